@@ -1,0 +1,329 @@
+"""Every exception of skyinfra: one class per cause, one tree.
+
+    SkyinfraError
+    ├── DeclarationError              what was declared cannot be (exit code 2)
+    │   ├── InvalidField              a field is unknown, missing or of the wrong kind
+    │   ├── UnknownAccelerator        no accelerator of that name
+    │   ├── InvalidAccelerator        a name that exists with a memory, form factor or count that does not
+    │   ├── LayoutError
+    │   │   ├── InvalidLayout         the layout cannot be read
+    │   │   ├── UnknownProfile        the GPU has no such profile
+    │   │   ├── LayoutDoesNotFit      the profiles exist but have no placement together
+    │   │   └── MigNotSupported       the accelerator cannot be partitioned
+    │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
+    │   ├── DuplicatePool             two pools of one name in one stack
+    │   ├── NotOffered                the provider has no machine for the declaration
+    │   └── NotSupported              the provider cannot do what is declared
+    ├── ProjectError
+    │   ├── ProjectNotFound           no cdktf.json here
+    │   ├── AppFailed                 the program that declares the stacks failed
+    │   ├── StackNotFound             no stack of that name
+    │   └── PoolNotFound              no pool of that name in the stack
+    ├── MissingDependency             an extra or a program is not installed
+    ├── TerraformError
+    │   ├── TerraformNotFound         no terraform program
+    │   ├── TerraformFailed           terraform ended with an error
+    │   └── DeployInterrupted         interrupted; the state is usable
+    ├── FleetError
+    │   ├── FleetNotDeployed          nothing deployed under that name
+    │   ├── FleetUnreachable          deployed, but its head does not answer
+    │   ├── CredentialsRefused        the head does not accept this fleet secret
+    │   └── InvalidManifest           a manifest that cannot be read
+    ├── NodeError
+    │   ├── InvalidNodeConfig         a node configuration that cannot be read
+    │   ├── AcceleratorMissing        declared, but not on this node
+    │   ├── PartitionFailed           NVML refused the layout
+    │   ├── PortTaken                 another process listens there
+    │   ├── StateDirectoryError       the node's directory is full or cannot be written
+    │   └── NodeFailed                a node did not come up; carries its log
+    └── TaskError
+        ├── TaskNotPicklable          the function or its arguments cannot be shipped
+        ├── TaskAttemptsExceeded      the task took its worker process down again and again
+        ├── SlotLost                  the slot is gone
+        └── NotInTask                 asked for the instance outside of a task
+
+A message says where, what was given, and what would work. This module travels to nodes with the runner:
+standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SkyinfraError(Exception):
+    """Base of every error that skyinfra raises on purpose.
+
+    message: what is wrong, in one sentence.
+    field: path of the declared field or the file it is about, such as ``pools[0].accelerator.mig``.
+    given: what was found there; shown with ``repr``. Never a secret.
+    hint: what would work.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, field: str | None = None, given: object = None, hint: str | None = None
+    ) -> None:
+        self.message = message
+        self.field = field
+        self.given = given
+        self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = f"{self.field}: {self.message}" if self.field else self.message
+        if self.given is not None:
+            text += f" (given: {self.given!r})"
+        if self.hint:
+            text += f"\n{self.hint}"
+        return text
+
+    def at(self, field: str) -> SkyinfraError:
+        """The same error with *field* in front of its path, for a caller that knows more of the way."""
+        separator = "" if not self.field or self.field.startswith("[") else "."
+        self.field = f"{field}{separator}{self.field or ''}"
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.field, self.given, self.hint, dict(self.__dict__))
+
+
+def _rebuild(
+    cls: type[SkyinfraError], message: str, field: str | None, given: object, hint: str | None, state: dict[str, object]
+) -> SkyinfraError:
+    error = cls.__new__(cls, message)
+    SkyinfraError.__init__(error, message, field=field, given=given, hint=hint)
+    error.__dict__.update(state)
+    return error
+
+
+def did_you_mean(given: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """A hint with the *known* names nearest to *given*, or the empty string where none is near."""
+    by_key = {name.lower(): name for name in known}
+    near = [by_key[key] for key in get_close_matches(given.lower(), by_key, n=limit, cutoff=0.5)]
+    if not near:
+        return ""
+    return f"Did you mean {' or '.join(near)}?"
+
+
+class DeclarationError(SkyinfraError):
+    """What was declared cannot be; nothing was created."""
+
+    exit_code = 2
+
+
+class InvalidField(DeclarationError):
+    """A declared field is unknown, missing, or holds the wrong kind of value."""
+
+
+class UnknownAccelerator(DeclarationError):
+    """No accelerator of that name is in the catalog."""
+
+
+class InvalidAccelerator(DeclarationError):
+    """The accelerator exists, but not with that memory, form factor, count or spelling."""
+
+
+class LayoutError(DeclarationError):
+    """Something is wrong with a MIG layout."""
+
+
+class InvalidLayout(LayoutError):
+    """The layout cannot be read."""
+
+
+class UnknownProfile(LayoutError):
+    """The GPU has no profile of that name."""
+
+
+class LayoutDoesNotFit(LayoutError):
+    """The profiles exist on this GPU but have no placement together."""
+
+
+class MigNotSupported(LayoutError):
+    """The accelerator cannot be partitioned, or its MIG geometry is not known."""
+
+
+class ConcurrencyMismatch(DeclarationError):
+    """Worker.concurrency disagrees with the number of slots that the layout gives."""
+
+
+class DuplicatePool(DeclarationError):
+    """Two pools of one stack have the same name."""
+
+
+class NotOffered(DeclarationError):
+    """The provider has no machine for what is declared."""
+
+
+class NotSupported(DeclarationError):
+    """The provider, or this version, cannot do what is declared."""
+
+
+class ProjectError(SkyinfraError):
+    """Something is wrong with the project folder or its program."""
+
+
+class ProjectNotFound(ProjectError):
+    """There is no cdktf.json here or above."""
+
+    exit_code = 2
+
+
+class AppFailed(ProjectError):
+    """The program that declares the stacks failed."""
+
+
+class StackNotFound(ProjectError):
+    """The project has no stack of that name."""
+
+    exit_code = 2
+
+
+class PoolNotFound(ProjectError):
+    """The stack has no pool of that name."""
+
+    exit_code = 2
+
+
+class MissingDependency(SkyinfraError):
+    """An extra or a program that is needed is not installed; the message holds the install command."""
+
+
+class TerraformError(SkyinfraError):
+    """Terraform could not do its work."""
+
+
+class TerraformNotFound(TerraformError):
+    """No terraform program was found."""
+
+
+class TerraformFailed(TerraformError):
+    """Terraform ended with an error; the message is Terraform's own."""
+
+
+class DeployInterrupted(TerraformError):
+    """A deploy or destroy was interrupted; the state is usable and the message says what to run next."""
+
+    exit_code = 130
+
+
+class FleetError(SkyinfraError):
+    """A fleet cannot be used."""
+
+
+class FleetNotDeployed(FleetError):
+    """No fleet is deployed under that name."""
+
+
+class FleetUnreachable(FleetError):
+    """The fleet is deployed, but its head does not answer."""
+
+
+class CredentialsRefused(FleetError):
+    """The head does not accept the fleet secret of this client."""
+
+
+class InvalidManifest(FleetError):
+    """A manifest that cannot be read."""
+
+
+class NodeError(SkyinfraError):
+    """A node cannot do what it was configured to do."""
+
+
+class InvalidNodeConfig(NodeError):
+    """A node configuration that cannot be read."""
+
+    exit_code = 2
+
+
+class AcceleratorMissing(NodeError):
+    """What was declared is not on this node."""
+
+
+class PartitionFailed(NodeError):
+    """NVML refused a step towards the layout."""
+
+
+class PortTaken(NodeError):
+    """Another process listens on the port."""
+
+
+class StateDirectoryError(NodeError):
+    """The node's directory is full or cannot be written."""
+
+
+class NodeFailed(NodeError):
+    """A node did not come up; the message carries its log."""
+
+
+class TaskError(SkyinfraError):
+    """A task could not be run. What a task itself raises arrives as it is."""
+
+
+class TaskNotPicklable(TaskError):
+    """The function, its arguments or its result cannot be shipped."""
+
+
+class TaskAttemptsExceeded(TaskError):
+    """The task ended its worker process several times and is not tried again."""
+
+
+class SlotLost(TaskError):
+    """The slot that the task was bound to is gone."""
+
+
+class NotInTask(TaskError):
+    """The instance was asked for outside of a task."""
+
+
+__all__ = [
+    "AcceleratorMissing",
+    "AppFailed",
+    "ConcurrencyMismatch",
+    "CredentialsRefused",
+    "DeclarationError",
+    "DeployInterrupted",
+    "DuplicatePool",
+    "FleetError",
+    "FleetNotDeployed",
+    "FleetUnreachable",
+    "InvalidAccelerator",
+    "InvalidField",
+    "InvalidLayout",
+    "InvalidManifest",
+    "InvalidNodeConfig",
+    "LayoutDoesNotFit",
+    "LayoutError",
+    "MigNotSupported",
+    "MissingDependency",
+    "NodeError",
+    "NodeFailed",
+    "NotInTask",
+    "NotOffered",
+    "NotSupported",
+    "PartitionFailed",
+    "PoolNotFound",
+    "PortTaken",
+    "ProjectError",
+    "ProjectNotFound",
+    "SkyinfraError",
+    "SlotLost",
+    "StackNotFound",
+    "StateDirectoryError",
+    "TaskAttemptsExceeded",
+    "TaskError",
+    "TaskNotPicklable",
+    "TerraformError",
+    "TerraformFailed",
+    "TerraformNotFound",
+    "UnknownAccelerator",
+    "UnknownProfile",
+]
+
+# Users see and pickle these as skyinfra.NAME.
+for _name in __all__:
+    globals()[_name].__module__ = "skyinfra"

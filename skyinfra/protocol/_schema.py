@@ -1,0 +1,89 @@
+"""Strict reading of the JSON documents that node and client exchange.
+
+A document is a tree of frozen dataclasses. ``read`` builds it from parsed JSON and refuses unknown keys, missing
+keys and wrong kinds with the path of the field; ``write`` is its inverse. Annotations understood: ``str``, ``int``,
+``float``, ``bool``, ``X | None``, ``tuple[X, ...]``, ``dict[str, X]``, ``Literal[...]`` and dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+from skyinfra._errors import SkyinfraError, did_you_mean
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], value: object, *, path: str, error: type[SkyinfraError]) -> T:
+    """*value* (parsed JSON) as an instance of the dataclass *kind*.
+
+    Raises *error* with the path of the offending field.
+    """
+    return typing.cast(T, _read(kind, value, path, error))
+
+
+def write(document: object) -> dict[str, Any]:
+    """The dataclass tree *document* as plain JSON values, fields in the order they are declared."""
+    return typing.cast(dict[str, Any], _write(document))
+
+
+def _write(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _write(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_write(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _write(item) for key, item in value.items()}
+    return value
+
+
+def _read(kind: Any, value: object, path: str, error: type[SkyinfraError]) -> object:
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(typing.cast(type, kind), value, path, error)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        inner = [option for option in typing.get_args(kind) if option is not type(None)]
+        return _read(inner[0], value, path, error)
+    if origin is tuple:
+        items = _expect(list, value, path, error)
+        inner_kind = typing.get_args(kind)[0]
+        return tuple(_read(inner_kind, item, f"{path}[{i}]", error) for i, item in enumerate(items))
+    if origin is dict:
+        mapping = _expect(dict, value, path, error)
+        inner_kind = typing.get_args(kind)[1]
+        return {key: _read(inner_kind, item, f"{path}.{key}", error) for key, item in mapping.items()}
+    if origin is typing.Literal:
+        allowed = typing.get_args(kind)
+        if value not in allowed:
+            raise error("not one of the allowed values", field=path, given=value, hint=f"Allowed: {allowed}")
+        return value
+    return _expect(kind, value, path, error)
+
+
+def _expect(kind: type[T], value: object, path: str, error: type[SkyinfraError]) -> T:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return typing.cast(T, float(value))
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise error(f"expected {kind.__name__}, found {type(value).__name__}", field=path, given=value)
+    return value
+
+
+def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraError]) -> object:
+    mapping = _expect(dict, value, path, error)
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for key in mapping:
+        if key not in fields:
+            raise error("unknown field", field=f"{path}.{key}", hint=did_you_mean(str(key), fields) or None)
+    arguments: dict[str, object] = {}
+    for name, field in fields.items():
+        if name in mapping:
+            arguments[name] = _read(hints[name], mapping[name], f"{path}.{name}", error)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise error("missing field", field=f"{path}.{name}")
+    return kind(**arguments)

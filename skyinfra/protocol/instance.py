@@ -1,0 +1,77 @@
+"""The instance: what a task can ask about the slot it runs on.
+
+The runner describes each slot in the environment variable ``SKYINFRA_SLOT`` of its worker process; ``instance_info``
+reads it inside a task. The same description reaches the scheduler with the worker's registration, so that client
+and `status` see what the task sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from skyinfra._errors import InvalidNodeConfig, NotInTask
+from skyinfra.protocol import _schema
+from skyinfra.protocol.manifest import SlotKind
+
+VARIABLE = "SKYINFRA_SLOT"
+# The key under which a worker's registration carries the same description.
+STARTUP_KEY = "skyinfra"
+
+
+@dataclass(frozen=True)
+class InstanceInfo:
+    """The slot a task runs on.
+
+    node: name of the node. worker: index of the slot on its node, from 0. slot: ``NODE/INDEX``, unique in the fleet.
+    kind: what the slot is. profile: MIG profile or None. accelerator: catalog name, such as ``H100``, or None.
+    gpu: index of the accelerator on the node, or None. uuid: of the partition or GPU, or None.
+    visible: the variable that confines the worker to its device, as ``(name, value)``, or None.
+    fleet: ``STACK/POOL``. memory_gb: of the slot, GB as the profile or the catalog names it, or None.
+    head: whether the node carries the scheduler. simulated: whether the accelerator is simulated.
+    """
+
+    node: str
+    worker: int
+    slot: str
+    kind: SlotKind
+    fleet: str
+    profile: str | None = None
+    accelerator: str | None = None
+    gpu: int | None = None
+    uuid: str | None = None
+    visible: tuple[str, ...] | None = None
+    memory_gb: float | None = None
+    head: bool = False
+    simulated: bool = False
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """The accelerators this task sees: one, or none on a CPU slot."""
+        return (self.accelerator,) if self.accelerator else ()
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return _schema.write(self)
+
+    @classmethod
+    def read(cls, value: object, *, source: str = VARIABLE) -> InstanceInfo:
+        """The inverse of `to_json`. Raises `InvalidNodeConfig`."""
+        return _schema.read(cls, value, path=source, error=InvalidNodeConfig)
+
+
+def instance_info() -> InstanceInfo:
+    """The slot this task runs on. Raises `NotInTask` outside of a task."""
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        raise NotInTask(
+            "instance_info() tells a task about its slot, and this is not a task",
+            hint="Call it inside a function that you ship with `task >> pool`.",
+        )
+    return InstanceInfo.read(json.loads(text))
+
+
+def current_accelerator() -> str | None:
+    """Name of the accelerator this task runs on, such as ``H100``; None on a CPU slot. Raises `NotInTask`."""
+    return instance_info().accelerator

@@ -1,0 +1,101 @@
+"""The manifest: what a pool became. A Terraform output, one per fleet, that the client reads.
+
+The modules build it in HCL; the fields here are its contract, version 1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from skyinfra._errors import InvalidManifest
+from skyinfra.protocol import _schema
+
+VERSION = 1
+
+SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a scheduler listens. ``port`` is 0 while it is not known."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"tls://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ManifestSlot:
+    """One slot that the declaration gives every node; ``gpu`` is the index of the accelerator it stands on."""
+
+    index: int
+    kind: SlotKind
+    accelerator: str | None = None
+    profile: str | None = None
+    gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class ManifestNode:
+    """One machine of the fleet. ``address`` is reachable by the other nodes, ``public_address`` by the client."""
+
+    name: str
+    id: str
+    address: str
+    public_address: str | None = None
+    zone: str | None = None
+    machine_type: str | None = None
+    head: bool = False
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One fleet. ``slots`` are those of each node, in slot order; ``secret`` is the fleet secret."""
+
+    version: int
+    stack: str
+    pool: str
+    provider: str
+    head: Endpoint
+    nodes: tuple[ManifestNode, ...]
+    slots: tuple[ManifestSlot, ...]
+    secret: str = field(repr=False)
+    simulated: bool = False
+
+    @property
+    def fleet(self) -> str:
+        """``STACK/POOL``, as the command line writes it."""
+        return f"{self.stack}/{self.pool}"
+
+    @classmethod
+    def read(cls, value: object, *, source: str = "manifest") -> Manifest:
+        """A manifest from parsed JSON. Raises `InvalidManifest` with the path of the field."""
+        if isinstance(value, dict) and value.get("version") != VERSION:
+            raise InvalidManifest(
+                "unknown manifest version",
+                field=f"{source}.version",
+                given=value.get("version"),
+                hint=f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet.",
+            )
+        return _schema.read(cls, value, path=source, error=InvalidManifest)
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """A manifest from a JSON file, for machines that have no Terraform."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidManifest(f"cannot be read: {error.strerror}", field=str(path)) from None
+        except ValueError as error:
+            raise InvalidManifest(f"is not JSON: {error}", field=str(path)) from None
+        return cls.read(value, source=str(path))
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values, the secret included."""
+        return _schema.write(self)

@@ -1,0 +1,130 @@
+"""The node configuration: one JSON file that tells the runner what this node is to be.
+
+The compiler writes it, Terraform fills the placeholders, cloud-init (or the local module) puts it on the node.
+It never holds the fleet secret: ``secret_file`` names the file that does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from skyinfra._errors import InvalidNodeConfig
+from skyinfra.protocol import _schema
+
+VERSION = 1
+
+# Terraform replaces these in the user data; see the modules' `user_data_head` and `user_data_worker`.
+HEAD_PLACEHOLDER = "@SKYINFRA_HEAD@"
+NODE_PLACEHOLDER = "@SKYINFRA_NODE@"
+
+Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
+
+
+@dataclass(frozen=True)
+class PlacedPartition:
+    """One partition of a layout: where it stands in memory slices. ``profile`` is resolved on the device by name."""
+
+    profile: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class NodeAccelerator:
+    """The accelerators the node is to have: ``count`` devices of ``memory_gb`` GB (decimal, nominal) each.
+
+    ``layouts`` holds one layout per GPU index; empty means whole GPUs, with MIG mode off.
+    ``mig_model`` is the key of the MIG geometry, such as ``h100_80gb``; None where the GPU has none.
+    """
+
+    name: str
+    vendor: Vendor
+    count: int
+    memory_gb: float | None = None
+    mig_model: str | None = None
+    layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What one node is to be.
+
+    ``node`` is its name, unique in the fleet. ``scheduler`` is ``HOST:PORT`` of the head as this node reaches it; on
+    the head it is where the scheduler listens, port 0 meaning any free one, kept once chosen. ``cpu_slots`` is the
+    number of CPU workers of a pool without accelerators. ``simulate`` gives the node simulated accelerators.
+    ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
+    ``secret_file`` is relative to the folder of the configuration file.
+    """
+
+    version: int
+    stack: str
+    pool: str
+    node: str
+    provider: str
+    head: bool
+    scheduler: str
+    accelerator: NodeAccelerator | None = None
+    cpu_slots: int = 0
+    simulate: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    pip: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    secret_file: str = "secret"  # noqa: S105 - the name of a file
+
+    @property
+    def fleet(self) -> str:
+        """``STACK/POOL``."""
+        return f"{self.stack}/{self.pool}"
+
+    @classmethod
+    def read(cls, value: object, *, source: str = "node.json") -> NodeConfig:
+        """A node configuration from parsed JSON. Raises `InvalidNodeConfig` with the path of the field."""
+        if isinstance(value, dict) and value.get("version") != VERSION:
+            raise InvalidNodeConfig(
+                "unknown version of the node configuration",
+                field=f"{source}.version",
+                given=value.get("version"),
+                hint=f"This runner reads version {VERSION}.",
+            )
+        config = _schema.read(cls, value, path=source, error=InvalidNodeConfig)
+        config._check(source)
+        return config
+
+    def _check(self, source: str) -> None:
+        accelerator = self.accelerator
+        if accelerator is None and self.cpu_slots < 1:
+            raise InvalidNodeConfig(
+                "a node without accelerators needs at least one CPU slot", field=f"{source}.cpu_slots"
+            )
+        if accelerator is not None and accelerator.count < 1:
+            raise InvalidNodeConfig("must be at least 1", field=f"{source}.accelerator.count", given=accelerator.count)
+        if accelerator is not None and accelerator.layouts and len(accelerator.layouts) != accelerator.count:
+            raise InvalidNodeConfig(
+                "one layout per accelerator is needed",
+                field=f"{source}.accelerator.layouts",
+                given=len(accelerator.layouts),
+                hint=f"This node has {accelerator.count} accelerators.",
+            )
+        host, _, port = self.scheduler.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)
+
+    @classmethod
+    def load(cls, path: Path) -> NodeConfig:
+        """The node configuration in the file *path*. Raises `InvalidNodeConfig`."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidNodeConfig(f"cannot be read: {error.strerror}", field=str(path)) from None
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise InvalidNodeConfig(f"is not JSON: {error}", field=str(path)) from None
+        return cls.read(value, source=str(path))
+
+    def dumps(self) -> str:
+        """One line of JSON, the same bytes for the same configuration."""
+        return json.dumps(_schema.write(self), separators=(",", ":"), ensure_ascii=True)
