@@ -1,0 +1,145 @@
+variable "name" {
+  description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,39}$", var.name))
+    error_message = "name: lower-case letters, digits and dashes, beginning with a letter, at most 40 characters."
+  }
+}
+
+variable "stack" {
+  description = "Name of the stack the pool belongs to; recorded in the manifest and part of the nodes' folder."
+  type        = string
+  default     = "default"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", var.stack))
+    error_message = "stack: letters, digits, dashes and underscores, at most 64 characters."
+  }
+}
+
+variable "node_count" {
+  description = "Number of nodes, the head included."
+  type        = number
+  default     = 1
+
+  validation {
+    condition     = var.node_count >= 1 && floor(var.node_count) == var.node_count
+    error_message = "node_count: a whole number of at least 1."
+  }
+}
+
+variable "machine_types" {
+  description = "Machine types in order of preference. A local node has none; the first one is recorded in the manifest."
+  type        = list(string)
+  default     = ["local"]
+}
+
+variable "image" {
+  description = "Machine image. A local node runs on this machine as it is, so only the empty string is allowed."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.image == ""
+    error_message = "image: a local node runs on this machine as it is; leave it empty."
+  }
+}
+
+variable "disk_gb" {
+  description = "Disk of a node in GB. A local node uses this machine's disk; 0, the default, says so."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.disk_gb == 0
+    error_message = "disk_gb: a local node uses this machine's disk; leave it 0."
+  }
+}
+
+variable "spot" {
+  description = "Whether to buy interruptible capacity. A local node is not bought, so only false is allowed."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.spot
+    error_message = "spot: a local node is not bought; leave it false."
+  }
+}
+
+variable "user_data_head" {
+  description = "Node configuration of the head, as JSON. @SKYINFRA_NODE@ becomes the node's name."
+  type        = string
+}
+
+variable "user_data_worker" {
+  description = "Node configuration of the other nodes, as JSON. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT."
+  type        = string
+  default     = ""
+}
+
+variable "ssh_public_key" {
+  description = "Key to log in with. There is nothing to log in to on a local node, so only the empty string is allowed."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.ssh_public_key == ""
+    error_message = "ssh_public_key: there is nothing to log in to on a local node; leave it empty."
+  }
+}
+
+variable "allow_cidrs" {
+  description = "Networks that may reach the head. A local head listens on the loopback interface, so only the empty list is allowed."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = length(var.allow_cidrs) == 0
+    error_message = "allow_cidrs: a local head listens on the loopback interface; leave it empty."
+  }
+}
+
+variable "labels" {
+  description = "Labels, recorded on every node."
+  type        = map(string)
+  default     = {}
+}
+
+variable "slots" {
+  description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, cpu), accelerator, profile, gpu."
+  type = list(object({
+    index       = number
+    kind        = string
+    accelerator = optional(string)
+    profile     = optional(string)
+    gpu         = optional(number)
+  }))
+  default = []
+}
+
+variable "simulate" {
+  description = "Whether the nodes have simulated accelerators; recorded in the manifest so that every place that shows the fleet can say so."
+  type        = bool
+  default     = false
+}
+
+variable "root" {
+  description = "Folder below which every node has its own: ROOT/STACK/NAME/NODE. A relative path counts from where Terraform runs."
+  type        = string
+  default     = ".skyinfra"
+}
+
+variable "runner" {
+  description = "The skyinfra-runner program: a path, or a name on PATH. The environment variable SKYINFRA_RUNNER goes before it."
+  type        = string
+  default     = "skyinfra-runner"
+}
+
+variable "wait_seconds" {
+  description = "How long a node may take, in seconds, from its start until every slot is ready."
+  type        = number
+  default     = 300
+}

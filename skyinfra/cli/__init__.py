@@ -1,0 +1,33 @@
+"""``skyinfra``: the command line. No command ends in a traceback; SKYINFRA_DEBUG=1 brings it back."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    from skyinfra._errors import SkyinfraError
+    from skyinfra.cli.app import app
+
+    try:
+        app()
+    except SkyinfraError as error:
+        _explain(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001 - the boundary to a person
+        _explain(error)
+        sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
+        sys.exit(1)
+
+
+def _explain(error: Exception) -> None:
+    if os.environ.get("SKYINFRA_DEBUG"):
+        raise error
+    name = "error" if hasattr(error, "exit_code") else f"unexpected {type(error).__name__}"
+    label = f"\x1b[1;31m{name}:\x1b[0m" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else f"{name}:"
+    sys.stderr.write(f"{label} {error}\n")

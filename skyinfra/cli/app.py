@@ -1,0 +1,165 @@
+"""The commands. Each imports what it needs when it runs, so that ``skyinfra --help`` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from skyinfra.project import SynthesizedStack
+    from skyinfra.terraform import Plan
+
+app = typer.Typer(
+    help="Infrastructure as code for accelerator fleets.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# typer reads these annotations at run time.
+StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
+Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        import skyinfra
+
+        typer.echo(f"skyinfra {skyinfra.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Infrastructure as code for accelerator fleets."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project.")] = Path(),
+    stack: Annotated[str, typer.Option(help="Name of its stack.")] = "quickstart",
+    library: Annotated[str, typer.Option(help="cdktf or cdktn.")] = "cdktf",
+) -> None:
+    """Make a project: cdktf.json, and a main.py with one pool."""
+    from skyinfra.cli.init import make_project
+
+    for file in make_project(folder, stack=stack, library=library):
+        typer.echo(f"made {file}")
+
+
+@app.command()
+def synth(as_json: Json = False) -> None:
+    """Compile the declared stacks to Terraform in cdktf.out."""
+    from skyinfra.cli import tables
+    from skyinfra.project import Project
+
+    stacks = Project.find().synth()
+    tables.show_choices(stacks, as_json=as_json)
+
+
+def _prepare(name: str | None) -> SynthesizedStack:
+    from skyinfra.cli import tables
+    from skyinfra.project import Project
+
+    project = Project.find()
+    stack = project.stack(name, stacks=project.synth())
+    tables.show_choices((stack,), to_stderr=True)
+    return stack
+
+
+@app.command()
+def plan(stack: StackName = None, as_json: Json = False) -> None:
+    """Show what a deploy would change."""
+    from skyinfra.cli import tables
+
+    chosen = _prepare(stack)
+    terraform = chosen.terraform()
+    terraform.prepare()
+    with terraform.planned(lambda event: None) as made:
+        tables.show_plan(chosen.name, made, as_json=as_json)
+
+
+@app.command()
+def deploy(
+    stack: StackName = None,
+    auto_approve: Yes = False,
+    replace: Annotated[Optional[list[str]], typer.Option(help="Address of a resource to make anew.")] = None,  # noqa: UP045
+) -> None:
+    """Create or change what is declared."""
+    from skyinfra.cli import tables
+    from skyinfra.deploy import carry_out
+
+    chosen = _prepare(stack)
+    done = carry_out(chosen, approve=_approval(chosen.name, "deploy", auto_approve), replace=replace or ())
+    if done is None:
+        raise typer.Exit(1)
+    if done.empty:
+        typer.echo(f"{chosen.name}: no changes, everything is as declared")
+        return
+    tables.show_fleets(chosen)
+
+
+@app.command()
+def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
+    """Remove everything a stack created."""
+    from skyinfra.deploy import carry_out
+    from skyinfra.project import Project
+
+    chosen = Project.find().stack(stack)
+    done = carry_out(chosen, approve=_approval(chosen.name, "destroy", auto_approve), destroy=True)
+    if done is None:
+        raise typer.Exit(1)
+    typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
+
+
+@app.command()
+def status(stack: StackName = None, as_json: Json = False) -> None:
+    """Show fleets, nodes and slots as they are."""
+    from skyinfra.cli.status import show_status
+
+    show_status(stack, as_json=as_json)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def run(
+    fleet: Annotated[str, typer.Argument(metavar="STACK/POOL", help="Where to run.")],
+    script: Annotated[Path, typer.Argument(help="A Python script.")],
+    arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
+) -> None:
+    """Run a Python script on one slot of a fleet; its output is streamed, its exit code is ours."""
+    from skyinfra.cli.run import run_on_slot
+
+    raise typer.Exit(run_on_slot(fleet, script, arguments or []))
+
+
+def _approval(name: str, verb: str, auto_approve: bool) -> _Approval:
+    return _Approval(name, verb, auto_approve)
+
+
+class _Approval:
+    """Shows a plan and asks whether to go on."""
+
+    def __init__(self, name: str, verb: str, auto_approve: bool) -> None:
+        self.name, self.verb, self.auto_approve = name, verb, auto_approve
+
+    def __call__(self, plan: Plan) -> bool:
+        from skyinfra.cli import tables
+
+        tables.show_plan(self.name, plan, to_stderr=True)
+        if self.auto_approve:
+            return True
+        if not sys.stdin.isatty():
+            typer.echo(f"error: nobody can be asked here; give --auto-approve to {self.verb}", err=True)
+            raise typer.Exit(2)
+        return typer.confirm(f"{self.verb.capitalize()} {self.name}?", err=True)

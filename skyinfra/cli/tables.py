@@ -1,0 +1,102 @@
+"""Tables for a person, JSON for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from skyinfra.progress import short
+from skyinfra.project import SynthesizedStack
+from skyinfra.terraform import Plan
+
+_SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
+
+
+def print_json(value: object) -> None:
+    """*value* on stdout, two spaces deep."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """A console that never cuts a line where nobody watches."""
+    made = Console(stderr=to_stderr, highlight=False)
+    if not made.is_terminal:
+        made = Console(stderr=to_stderr, highlight=False, width=200)
+    return made
+
+
+def table(*columns: str) -> Table:
+    """The look of every table."""
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def price(pool: dict[str, Any]) -> str:
+    """Price of a pool per hour, all nodes, with its region and date."""
+    if pool["hourly_cost"] is None:
+        return str(pool["price_note"])
+    return f"${pool['hourly_cost'] * pool['nodes']:.2f}/h ({pool['price_note']})"
+
+
+def simulated_mark(simulated: bool) -> str:
+    """What every place that shows a simulated fleet says."""
+    return " (simulated)" if simulated else ""
+
+
+def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:
+    """What was chosen for every pool of *stacks*."""
+    stacks = list(stacks)
+    if as_json:
+        print_json({"stacks": [{"name": s.name, "folder": str(s.folder), "pools": list(s.pools)} for s in stacks]})
+        return
+    made = table("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE")
+    for stack in stacks:
+        for pool in stack.pools:
+            accelerator = pool["accelerator"] or "none (CPU)"
+            made.add_row(
+                stack.name,
+                pool["name"],
+                pool["provider"],
+                str(pool["nodes"]),
+                ", ".join(pool["machine_types"]),
+                escape(f"{accelerator}{simulated_mark(pool['simulated'])}"),
+                str(pool["slots_per_node"]),
+                price(pool),
+            )
+    console(to_stderr=to_stderr).print(made)
+
+
+def show_plan(name: str, plan: Plan, *, as_json: bool = False, to_stderr: bool = False) -> None:
+    """The changes of *plan*."""
+    if as_json:
+        print_json({"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]})
+        return
+    out = console(to_stderr=to_stderr)
+    if plan.empty:
+        out.print(f"{name}: no changes, everything is as declared")
+        return
+    for action, address in plan.changes:
+        out.print(f"  {_SIGNS.get(action, escape(action))} {escape(short(address))}")
+    counts = {
+        action: sum(1 for a, _ in plan.changes if a == action) for action in ("create", "update", "replace", "delete")
+    }
+    out.print(f"{name}: " + ", ".join(f"{count} to {action}" for action, count in counts.items() if count))
+
+
+def show_fleets(stack: SynthesizedStack) -> None:
+    """One line for each deployed fleet, and what to do with it."""
+    out = console()
+    for manifest in stack.fleets().values():
+        slots = len(manifest.slots) * len(manifest.nodes)
+        out.print(
+            f"{manifest.fleet}: {len(manifest.nodes)} nodes, {slots} slots{simulated_mark(manifest.simulated)}, "
+            f"head {manifest.head}"
+        )

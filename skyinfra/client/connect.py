@@ -1,0 +1,41 @@
+"""Finding a fleet: from its stack's Terraform outputs, or from a manifest file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skyinfra._errors import PoolNotFound
+from skyinfra.client.pool import Pool, open_pool
+from skyinfra.project import Project
+from skyinfra.protocol.manifest import Manifest
+
+
+def connect(fleet: str | Path | Manifest, pool: str | None = None, *, timeout: float = 15) -> Pool:
+    """A connection to a deployed fleet; close it, or use it in a ``with`` block.
+
+    fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
+    the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
+    Terraform. timeout: seconds until the head must have answered.
+
+    Raises `ProjectNotFound`, `StackNotFound`, `PoolNotFound`, `FleetNotDeployed`, `FleetUnreachable`,
+    `CredentialsRefused`, `InvalidManifest`.
+    """
+    return open_pool(find_manifest(fleet, pool), timeout=timeout)
+
+
+def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:
+    """The manifest that `connect` would use."""
+    if isinstance(fleet, Manifest):
+        return fleet
+    if isinstance(fleet, Path) or fleet.endswith(".json"):
+        return Manifest.load(Path(fleet))
+    stack, _, name = fleet.partition("/")
+    synthesized = Project.find().stack(stack)
+    declared = [entry["name"] for entry in synthesized.pools]
+    name = pool or name
+    if not name:
+        if len(declared) != 1:
+            raise PoolNotFound(f"the stack {stack!r} has {len(declared)} pools", hint=f"Name one of: {',
+            '.join(declared)}.")
+        name = declared[0]
+    return synthesized.fleet(name)

@@ -1,0 +1,141 @@
+"""pool → Deployment. Pure: the same declaration gives the same Deployment, without network, clock or random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from skyinfra._errors import DuplicatePool, InvalidField, SkyinfraError
+from skyinfra.accelerators import Accelerator
+from skyinfra.pool import ComputePool, check_concurrency
+from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.protocol.nodeconfig import (
+    HEAD_PLACEHOLDER,
+    NODE_PLACEHOLDER,
+    VERSION,
+    NodeAccelerator,
+    NodeConfig,
+    PlacedPartition,
+)
+from skyinfra.providers import Request, Selection
+
+_GPU_VENDORS = ("nvidia", "amd")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One pool, compiled: what was chosen, the slots of each node, the node configurations with placeholders."""
+
+    stack: str
+    pool: ComputePool
+    selection: Selection
+    slots: tuple[ManifestSlot, ...]
+    head: NodeConfig
+    worker: NodeConfig
+
+    @property
+    def fleet(self) -> str:
+        """``STACK/POOL``."""
+        return f"{self.stack}/{self.pool.name}"
+
+
+def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment, ...]:
+    """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field."""
+    seen: set[str] = set()
+    deployments = []
+    for index, pool in enumerate(pools):
+        where = f"pools[{index}]"
+        if not isinstance(pool, ComputePool):
+            raise InvalidField("expected a ComputePool", field=where, given=type(pool).__name__)
+        if pool.name in seen:
+            raise DuplicatePool(
+                f"the stack {stack!r} has another pool of that name",
+                field=f"{where}.name",
+                given=pool.name,
+                hint="Pools of one stack have different names.",
+            )
+        seen.add(pool.name)
+        try:
+            deployments.append(compile_pool(pool, stack))
+        except SkyinfraError as error:
+            raise error.at(where) from None
+    return tuple(deployments)
+
+
+def compile_pool(pool: ComputePool, stack: str) -> Deployment:
+    """*pool* as part of the stack *stack*. Raises a `DeclarationError`."""
+    if pool.stack is not None and pool.stack != stack:
+        raise InvalidField(f"the pool is declared in the stack {stack!r}", field="stack", given=pool.stack)
+    selection = pool.provider.select(_request(pool))
+    accelerator = selection.accelerator
+    if accelerator is not None:
+        check_concurrency(pool, accelerator)
+    head = _node_config(pool, stack, selection, head=True)
+    return Deployment(
+        stack=stack,
+        pool=pool,
+        selection=selection,
+        slots=tuple(_slots(head)),
+        head=head,
+        worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER),
+    )
+
+
+def _request(pool: ComputePool) -> Request:
+    return Request(
+        accelerators=pool.accelerators,
+        nodes=pool.nodes,
+        spot=pool.spot,
+        vcpus=pool.vcpus,
+        memory_gb=pool.memory_gb,
+        disk_gb=pool.disk_gb,
+        max_hourly_cost=pool.max_hourly_cost,
+        python=pool.image.python,
+        apt=tuple(pool.image.apt),
+    )
+
+
+def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: bool) -> NodeConfig:
+    accelerator = selection.accelerator
+    return NodeConfig(
+        version=VERSION,
+        stack=stack,
+        pool=pool.name,
+        node=NODE_PLACEHOLDER,
+        provider=pool.provider.kind,
+        head=head,
+        scheduler=selection.scheduler,
+        accelerator=_node_accelerator(accelerator, selection.count) if accelerator else None,
+        cpu_slots=0 if accelerator else pool.worker.concurrency or 1,
+        simulate=selection.simulated,
+        env=dict(sorted(pool.image.env.items())),
+        pip=tuple(pool.image.pip),
+        run=tuple(pool.image.run),
+        secret_file="../secret",  # noqa: S106 - the name of a file
+    )
+
+
+def _node_accelerator(accelerator: Accelerator, count: int) -> NodeAccelerator:
+    layouts = accelerator.layouts(count)
+    return NodeAccelerator(
+        name=accelerator.name,
+        vendor=accelerator.vendor,
+        count=count,
+        memory_gb=accelerator.memory_gb,
+        mig_model=accelerator.mig_model,
+        layouts=tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in layouts),
+    )
+
+
+def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
+    accelerator = config.accelerator
+    if accelerator is None:
+        yield from (ManifestSlot(index=index, kind="cpu") for index in range(config.cpu_slots))
+    elif accelerator.layouts:
+        partitions = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in layout]
+        for index, (gpu, partition) in enumerate(partitions):
+            yield ManifestSlot(index, "partition", accelerator.name, partition.profile, gpu)
+    else:
+        kind = "gpu" if accelerator.vendor in _GPU_VENDORS else "chip"
+        for index in range(accelerator.count):
+            yield ManifestSlot(index, kind, accelerator.name, None, index)  # type: ignore[arg-type]

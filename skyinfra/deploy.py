@@ -1,0 +1,159 @@
+"""Carrying out a stack: plan, apply, destroy; and a pool that lives as long as a ``with`` block."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from skyinfra._errors import FleetError, SkyinfraError, TerraformFailed
+from skyinfra.backends import LocalState
+from skyinfra.compiler import compile_pools
+from skyinfra.progress import Reporter
+from skyinfra.project import Project, SynthesizedStack, node_environment
+from skyinfra.terraform import Listener, Plan, find_program
+
+if TYPE_CHECKING:
+    from skyinfra.client import Pool
+    from skyinfra.pool import ComputePool
+
+NODES = ".skyinfra"
+
+
+def carry_out(
+    stack: SynthesizedStack,
+    *,
+    approve: Callable[[Plan], bool] = lambda plan: True,
+    destroy: bool = False,
+    replace: Sequence[str] = (),
+    listener: Listener | None = None,
+) -> Plan | None:
+    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* said no.
+
+    An empty plan is returned without asking. Raises `TerraformFailed`, `DeployInterrupted`.
+    """
+    verb = "destroy" if destroy else "deploy"
+    terraform = stack.terraform()
+    terraform.prepare()
+    with terraform.planned(listener or (lambda event: None), destroy=destroy, replace=replace) as plan:
+        if plan.empty:
+            return plan
+        if not approve(plan):
+            return None
+        with Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
+            try:
+                terraform.apply_plan(plan, listener or reporter)
+            except TerraformFailed as error:
+                error.hint = (
+                    f"What exists is in the state. Mend the cause and run `skyinfra {verb} {stack.name}` again"
+                    + ("." if destroy else f", or `skyinfra destroy {stack.name}`.")
+                )
+                raise
+        return plan
+
+
+class Session:
+    """A pool that is deployed by `open` and destroyed by `close`, as a stack of its own.
+
+    Its state stands in ``.skyinfra/.sessions/STACK`` below the current folder until it is destroyed, so that a program
+    that was killed leaves something to destroy: the next session of that name takes the fleet over.
+    """
+
+    def __init__(self, pool: ComputePool) -> None:
+        self.pool = pool
+        self.stack = pool.stack or "session"
+        self.base = Path.cwd()
+        self.folder = self.base / NODES / ".sessions" / self.stack
+        self._synthesized: SynthesizedStack | None = None
+        self._client: Pool | None = None
+        self._lock: IO[str] | None = None
+        self._previous_handler: Any = None
+
+    def open(self) -> Pool:
+        """Deploys the pool and connects to it. Whatever stops it on the way, what was created is destroyed."""
+        from skyinfra.client import connect
+
+        compile_pools([self.pool], self.stack)
+        find_program()
+        self._acquire()
+        self._catch_termination()
+        try:
+            self._synthesized = self._synthesize()
+            carry_out(self._synthesized)
+            self._client = connect(self._synthesized.fleet(self.pool.name))
+        except BaseException:
+            self.close()
+            raise
+        return self._client
+
+    def close(self) -> None:
+        """Destroys the fleet and removes the session's folder. Raises `TerraformFailed`, with what to run next."""
+        try:
+            if self._client is not None:
+                self._client.close()
+            if self._synthesized is not None:
+                self._destroy(self._synthesized)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._remove_empty()
+        finally:
+            self._release()
+
+    def _destroy(self, stack: SynthesizedStack) -> None:
+        try:
+            carry_out(stack, destroy=True)
+        except SkyinfraError as error:
+            error.hint = f"The fleet still exists. Destroy it with: terraform -chdir={stack.folder} destroy"
+            raise
+
+    def _synthesize(self) -> SynthesizedStack:
+        os.environ.update(node_environment())
+        from skyinfra.stack import FleetStack, load_library
+
+        library = load_library()
+        output = self.folder / "cdktf.out"
+        app = library.App(outdir=str(output))
+        state = (self.folder / "terraform.tfstate").relative_to(self.base).as_posix()
+        FleetStack(app, self.stack, pools=[self.pool], backend=LocalState(path=state))
+        app.synth()
+        return Project(folder=self.base, app="", output=output).stack(self.stack)
+
+    def _acquire(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            raise FleetError(
+                "another program in this folder has a pool open under that name",
+                field="stack",
+                given=self.stack,
+                hint='Give this one a name of its own: sky.ComputePool(..., stack="...")',
+            ) from None
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
+
+    def _remove_empty(self) -> None:
+        for folder in (self.folder.parent, self.folder.parent.parent):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _catch_termination(self) -> None:
+        """SIGTERM leaves the block as an exception, so that the fleet is destroyed; a program's own handler stays."""
+
+        def leave(number: int, _frame: object) -> None:
+            raise SystemExit(128 + number)
+
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._previous_handler = signal.signal(signal.SIGTERM, leave)

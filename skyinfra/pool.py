@@ -1,0 +1,146 @@
+"""The declaration: N nodes of one accelerator at one provider, with image and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from skyinfra import accelerators as catalog
+from skyinfra._declared import Declared
+from skyinfra._errors import ConcurrencyMismatch, InvalidField, SkyinfraError
+from skyinfra.accelerators import Accelerator
+from skyinfra.plugins import Mig
+from skyinfra.providers import Provider
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from skyinfra.client import Pool
+
+_NAME = r"^[a-z][a-z0-9-]{0,39}$"
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def _strings(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(_strings)]
+Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], str]
+
+
+class Image(Declared):
+    """What a node needs besides the runner.
+
+    python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
+    packages. env: variables of every worker. run: shell commands, once, before the first slot starts.
+    """
+
+    python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$")
+    pip: Strings = ()
+    apt: Strings = ()
+    env: Variables = Field(default_factory=dict)
+    run: Strings = ()
+
+
+class Worker(Declared):
+    """The workers of a node.
+
+    concurrency: workers on one node. None is one for each slot the layout gives, or one on a CPU node; a number
+    that disagrees with the layout is an error. executor: each worker is a process of its own.
+    """
+
+    concurrency: int | None = Field(default=None, ge=1)
+    executor: Literal["process"] = "process"
+
+
+class ComputePool(Declared):
+    """N nodes of one accelerator at one provider.
+
+    provider: where the nodes come from, such as ``sky.Local(simulate=True)``. accelerator: a string such as
+    ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None for CPU nodes. name: of the
+    pool, unique in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
+    node. max_hourly_cost: USD per hour and node. labels: put on everything that is created. stack: the stack of a
+    pool that is used as ``with sky.ComputePool(...) as pool:``.
+
+    Raises a `DeclarationError`, with the path of the field, for what cannot be.
+    """
+
+    provider: Provider
+    accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
+    name: str = Field(default="pool", pattern=_NAME)
+    stack: str | None = Field(default=None, pattern=_NAME)
+    nodes: int = Field(default=1, ge=1)
+    image: Image = Field(default_factory=Image)
+    worker: Worker = Field(default_factory=Worker)
+    plugins: Annotated[tuple[Mig, ...] | list[Mig], BeforeValidator(_strings)] = ()
+    spot: bool = False
+    vcpus: int | None = Field(default=None, ge=1)
+    memory_gb: float | None = Field(default=None, gt=0)
+    disk_gb: int | None = Field(default=None, ge=1)
+    max_hourly_cost: float | None = Field(default=None, gt=0)
+    labels: Mapping[str, str] = Field(default_factory=dict)
+
+    @cached_property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """The declared accelerators in order of preference, with the plugins applied; empty for CPU nodes."""
+        parsed = catalog.parse_preferences(self.accelerator)
+        for plugin in self.plugins:
+            parsed = tuple(plugin.apply(accelerator) for accelerator in parsed)
+        return parsed
+
+    @model_validator(mode="after")
+    def _check(self) -> ComputePool:
+        try:
+            accelerators = self.accelerators
+        except SkyinfraError as error:
+            raise error.at(f"ComputePool({self.name!r}).accelerator") from None
+        if self.plugins and not accelerators:
+            raise InvalidField("a layout needs an accelerator", field=f"ComputePool({self.name!r}).plugins")
+        for accelerator in accelerators:
+            check_concurrency(self, accelerator)
+        return self
+
+    def __enter__(self) -> Pool:
+        """Deploys the pool as a stack of its own and connects to it; leaving the block destroys it."""
+        # The one import against the direction of the house: the declaration may be used as the whole program.
+        from skyinfra.deploy import Session
+
+        session = Session(self)
+        self.__dict__["_session"] = session
+        return session.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__dict__.pop("_session").close()
+
+
+def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:
+    """Raises `ConcurrencyMismatch` where ``worker.concurrency`` is not the number of slots of one node.
+
+    With no count declared, the node may carry several accelerators, so a multiple of one accelerator's slots passes;
+    the compiler, which knows the machine, checks again.
+    """
+    concurrency = pool.worker.concurrency
+    if concurrency is None:
+        return
+    count = accelerator.count or 1
+    slots = slot_count(accelerator, count)
+    if concurrency == slots or (accelerator.count is None and concurrency % slots == 0):
+        return
+    raise ConcurrencyMismatch(
+        f"{accelerator} gives {slots} slot{'s' if slots != 1 else ''} on each node, one worker each",
+        field=f"ComputePool({pool.name!r}).worker.concurrency",
+        given=concurrency,
+        hint=f"Leave concurrency out, or set it to {slots}.",
+    )
+
+
+def slot_count(accelerator: Accelerator, count: int) -> int:
+    """Slots of a node with *count* of *accelerator*: its partitions, or one for each accelerator."""
+    layouts = accelerator.layouts(count)
+    return sum(len(layout) for layout in layouts) if layouts else count

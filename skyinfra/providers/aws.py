@@ -1,0 +1,24 @@
+"""AWS: the declaration. This version does not compile it yet."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+from skyinfra._errors import NotSupported
+from skyinfra.providers.base import Provider, Request
+
+
+class AWS(Provider):
+    """Amazon EC2. region: such as ``us-east-1``. Can be declared; this version of skyinfra does not compile it yet."""
+
+    kind: ClassVar[str] = "aws"
+
+    region: str = "us-east-1"
+
+    def select(self, request: Request) -> NoReturn:
+        """Raises `NotSupported`: there are no offers and no module for AWS in this version."""
+        raise NotSupported(
+            "this version of skyinfra does not compile AWS yet",
+            field="provider",
+            hint="sky.Local(simulate=True) runs the same declaration on simulated accelerators of this machine.",
+        )

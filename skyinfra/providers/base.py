@@ -1,0 +1,69 @@
+"""What every provider answers: which machine carries the declared accelerators, and with which module inputs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from skyinfra._declared import Declared
+from skyinfra.accelerators import Accelerator
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a pool asks a provider for.
+
+    accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
+    nothing is asked. max_hourly_cost: USD per hour and node. python, apt: what the image needs beyond Python packages.
+    """
+
+    accelerators: tuple[Accelerator, ...]
+    nodes: int
+    spot: bool = False
+    vcpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: int | None = None
+    max_hourly_cost: float | None = None
+    python: str | None = None
+    apt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a provider chose for a pool.
+
+    accelerator: the one that was chosen, with its count on one node; None for CPU nodes. machine_types: in order of
+    preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
+    those of them that are paths, counted from the project folder. hourly_cost: USD per hour and node, None where
+    nothing is bought; price_note: region and date of that price. scheduler: where the head's scheduler listens.
+    simulated: whether the accelerators are simulated.
+    """
+
+    accelerator: Accelerator | None
+    machine_types: tuple[str, ...]
+    scheduler: str
+    image: str = ""
+    inputs: dict[str, object] = field(default_factory=dict)
+    project_paths: dict[str, str] = field(default_factory=dict)
+    hourly_cost: float | None = None
+    price_note: str = ""
+    simulated: bool = False
+
+    @property
+    def count(self) -> int:
+        """Accelerators on one node."""
+        return (self.accelerator.count or 1) if self.accelerator else 0
+
+
+class Provider(Declared):
+    """Where the nodes of a pool come from. ``kind`` names the provider and its folder below modules/."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def select(self, request: Request) -> Selection:
+        """The machines for *request*. Pure: looks at nothing but its arguments and shipped data.
+
+        Raises `NotOffered` or `NotSupported`.
+        """

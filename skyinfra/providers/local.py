@@ -1,0 +1,60 @@
+"""Local: nodes as processes on this machine."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from skyinfra._errors import NotSupported
+from skyinfra.providers.base import Provider, Request, Selection
+
+
+class Local(Provider):
+    """Nodes as processes on this machine, with the accelerators it has, or with simulated ones.
+
+    simulate: give every node simulated accelerators that keep NVML's rules; nothing is computed faster on them.
+    port: where the head's scheduler listens on the loopback interface; None takes a free one and keeps it.
+    wait_seconds: how long a node may take until every slot is ready.
+    """
+
+    kind: ClassVar[str] = "local"
+
+    simulate: bool = False
+    port: int | None = Field(default=None, ge=1, le=65535)
+    wait_seconds: int = Field(default=300, ge=1)
+
+    def select(self, request: Request) -> Selection:
+        """This machine, as it is. Raises `NotSupported` for what only a bought machine could promise."""
+        self._refuse(request)
+        accelerator = request.accelerators[0] if request.accelerators else None
+        if accelerator is not None:
+            accelerator = accelerator.with_(count=accelerator.count or 1)
+        return Selection(
+            accelerator=accelerator,
+            machine_types=("local",),
+            scheduler=f"127.0.0.1:{self.port or 0}",
+            inputs={"wait_seconds": self.wait_seconds, "simulate": self.simulate},
+            project_paths={"root": ".skyinfra"},
+            price_note="this machine",
+            simulated=self.simulate and accelerator is not None,
+        )
+
+    @staticmethod
+    def _refuse(request: Request) -> None:
+        asked = {
+            "spot": request.spot,
+            "vcpus": request.vcpus,
+            "memory_gb": request.memory_gb,
+            "disk_gb": request.disk_gb,
+            "image.apt": request.apt,
+            "image.python": request.python,
+        }
+        for field, value in asked.items():
+            if value:
+                raise NotSupported(
+                    "a local node is this machine as it is, with this Python",
+                    field=field,
+                    given=value,
+                    hint=f"Leave {field} out for sky.Local(), or declare a provider whose machines are bought.",
+                )

