@@ -110,14 +110,32 @@ class Project:
         return cls(folder=folder, app=app, output=folder / settings.get("output", "cdktf.out"))
 
     def synth(self) -> tuple[SynthesizedStack, ...]:
-        """Runs the app and returns its stacks. Raises `AppFailed` with what went wrong in it, or
-        `MissingDependency`.""" environment = { **os.environ, **node_environment(), "CDKTF_OUTDIR": str(self.output),
-        "CDKTF_CONTEXT_JSON": self._context(), "PATH":
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}", } result = subprocess.run(
-        # noqa: S602 - cdktf.json holds a shell command, and cdktf runs it as one self.app, shell=True,
-        cwd=self.folder, env=environment, capture_output=True, text=True, errors="replace" ) if result.returncode !=
-        0: raise _app_failure(self.app, result.returncode, result.stderr) if os.environ.get("SKYINFRA_DEBUG"):
-        sys.stderr.write(result.stderr) sys.stderr.write(result.stdout) return self.stacks()
+        """Runs the app and returns its stacks.
+
+        Raises `AppFailed` with what went wrong in it, or `MissingDependency`.
+        """
+        environment = {
+            **os.environ,
+            **node_environment(),
+            "CDKTF_OUTDIR": str(self.output),
+            "CDKTF_CONTEXT_JSON": self._context(),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
+        result = subprocess.run(  # noqa: S602 - cdktf.json holds a shell command, and cdktf runs it as one
+            self.app,
+            shell=True,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        if result.returncode != 0:
+            raise _app_failure(self.app, result.returncode, result.stderr)
+        if os.environ.get("SKYINFRA_DEBUG"):
+            sys.stderr.write(result.stderr)
+        sys.stderr.write(result.stdout)
+        return self.stacks()
 
     def _context(self) -> str:
         settings = json.loads((self.folder / "cdktf.json").read_text(encoding="utf-8"))

@@ -101,9 +101,10 @@ class FleetStack(metaclass=_BindingMeta):
         for deployment in self.deployments:
             kind = deployment.pool.provider.kind
             if kind not in modules:
-        modules[kind] = _module_asset(library, self, kind) _add_fleet(library, self, deployment, modules[kind],
-        project) self.add_override("//.skyinfra", {"pools": [describe(d) for d in self.deployments]})  # type:
-        ignore[attr-defined]
+                modules[kind] = _module_asset(library, self, kind)
+            _add_fleet(library, self, deployment, modules[kind], project)
+        choices = {"pools": [describe(d) for d in self.deployments]}
+        self.add_override("//.skyinfra", choices)  # type: ignore[attr-defined]
 
 
 def _path_to_project(scope: Any, id: str) -> str:

@@ -95,10 +95,8 @@ def _print_stack(status: dict[str, Any]) -> None:
             out.print(f"[bold]{pool['fleet']}[/] is not deployed")
             continue
         mark = tables.simulated_mark(pool["simulated"])
-        out.print(
-            f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head
-            {pool['head']['address']}:{pool['head']['port']}"
-        )
+        head = f"{pool['head']['address']}:{pool['head']['port']}"
+        out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {head}")
         if pool["problem"]:
             out.print(f"[red]{escape(pool['problem'])}[/]")
         made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE")

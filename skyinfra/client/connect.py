@@ -35,7 +35,7 @@ def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Mani
     name = pool or name
     if not name:
         if len(declared) != 1:
-            raise PoolNotFound(f"the stack {stack!r} has {len(declared)} pools", hint=f"Name one of: {',
-            '.join(declared)}.")
+            names = ", ".join(declared)
+            raise PoolNotFound(f"the stack {stack!r} has {len(declared)} pools", hint=f"Name one of: {names}.")
         name = declared[0]
     return synthesized.fleet(name)
