@@ -1,0 +1,133 @@
+"""``skyinfra-runner``: what runs on a node, and what an operator runs there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from skyinfra._errors import SkyinfraError
+from skyinfra.runner.state import NodeDirectory, Status
+
+_LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. 0 done, 1 failed, 2 wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except SkyinfraError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001 - the person gets one line, the log all of it
+        return _unknown(options.config, error)
+
+
+def _unknown(config: Path, error: Exception) -> int:
+    log = NodeDirectory(config.parent).log_file
+    text = "".join(traceback.format_exception(error))
+    place = f"; {log} has the details"
+    try:
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError:
+        place = ""
+    print(f"skyinfra-runner failed: {type(error).__name__}: {error}{place}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="skyinfra-runner", description="Partitions and serves one node of a fleet.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    boot = _command(commands, "boot", _boot, "partition, then serve; changes nothing where that is done already")
+    boot.add_argument("--detach", action="store_true", help="serve in the background; return once every slot is ready")
+    boot.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="with --detach: for how long (120)")
+    _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
+    status = _command(commands, "status", _status, "what the node is doing")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    stop = _command(commands, "stop", _stop, "end the runner and its workers")
+    stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
+    return parser
+
+
+def _command(commands: argparse._SubParsersAction, name: str, function: object, text: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
+    parser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the node configuration, node.json")
+    parser.set_defaults(command=function)
+    return parser  # type: ignore[no-any-return]
+
+
+def _boot(options: argparse.Namespace) -> int:
+    if not options.detach:
+        return _run_service(options.config, partitions=True)
+    from skyinfra.runner import detach
+
+    print(_text(detach.boot(options.config, wait_s=options.wait)))
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    return _run_service(options.config, partitions=False)
+
+
+def _run_service(config: Path, *, partitions: bool) -> int:
+    # A configuration that changes before the service listens to SIGHUP is read by its start.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    directory = NodeDirectory(config.absolute().parent)
+    with directory.held():
+        from skyinfra.runner.serve import Service
+
+        os.chdir(directory.path)
+
+        async def serve() -> None:
+            await Service(directory.path / config.name, directory, partitions=partitions).run()
+
+        asyncio.run(serve())
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    directory = NodeDirectory(options.config.parent)
+    status = directory.status()
+    if status is None:
+        print("No runner has served this node yet.", file=sys.stderr)
+        return 1
+    if directory.holder() is None and status.state not in ("failed", "stopped"):
+        gone = ("NodeFailed", "the runner ended without a word; its log may say why")
+        status = replace(status, state="failed", pid=None, error=gone)
+    print(status.dumps() if options.json else _text(status), end="" if options.json else "\n")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from skyinfra.runner import detach
+
+    with contextlib.suppress(ProcessLookupError):
+        stopped = detach.stop(NodeDirectory(options.config.parent), timeout_s=options.timeout)
+        print("stopped" if stopped else "no runner serves this node")
+    return 0
+
+
+def _text(status: Status) -> str:
+    lines = [f"{status.fleet} node {status.node}: {status.state}"]
+    if status.scheduler:
+        lines.append(f"scheduler {status.scheduler}")
+    for slot in status.slots:
+        what = " ".join(str(part) for part in (slot.accelerator, slot.profile, slot.uuid) if part)
+        lines.append(f"slot {slot.slot} {slot.kind} {what}".rstrip())
+    if status.error:
+        lines.append(": ".join(status.error))
+    return "\n".join(lines)

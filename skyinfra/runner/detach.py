@@ -1,0 +1,145 @@
+"""A runner in the background: starting one, telling a running one of a changed configuration, ending it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import skyinfra
+from skyinfra._errors import NodeFailed
+from skyinfra.runner import processes
+from skyinfra.runner.node import Node
+from skyinfra.runner.state import NodeDirectory, Status, writing
+
+_POLL_S = 0.05
+_KILL_PATIENCE_S = 10.0
+
+
+def boot(path: Path, *, wait_s: float) -> Status:
+    """Makes sure that a runner in the background serves the node *path* as its configuration says now.
+
+    A runner that serves it already is told to read its configuration again; else one is started. Returns once every
+    slot is ready. Raises `NodeFailed` with the node's error and the end of its log; a runner that was started here
+    does not outlive that.
+    """
+    node = Node.load(path)
+    directory = NodeDirectory(path.parent)
+    pid = directory.holder()
+    return _update(node, directory, pid, wait_s) if pid is not None else _start(node, directory, wait_s)
+
+
+def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
+    """Ends the runner that serves *directory*, and all its processes. False where none does.
+
+    It has *timeout_s* seconds to end by itself, then its process group is killed. Raises `NodeFailed` where that did
+    not help.
+    """
+    pid = directory.holder()
+    if pid is None:
+        return False
+    leads_group = os.getpgid(pid) == pid
+    os.kill(pid, signal.SIGTERM)
+    if not _poll(lambda: directory.holder() != pid, timeout_s):
+        os.kill(pid, signal.SIGKILL)
+        if not _poll(lambda: directory.holder() != pid, _KILL_PATIENCE_S):
+            raise NodeFailed(f"the runner (process {pid}) cannot be killed", field=str(directory.path))
+    if leads_group:
+        _end_group(pid)
+    status = directory.status()
+    if status is not None and status.state not in ("stopped", "failed"):
+        directory.write(directory.status_file, replace(status, state="stopped", pid=None, slots=()).dumps())
+    return True
+
+
+def _update(node: Node, directory: NodeDirectory, pid: int, wait_s: float) -> Status:
+    before = directory.status()
+    seen = before.generation if before is not None and before.pid == pid else 0
+    os.kill(pid, signal.SIGHUP)
+
+    def applied(status: Status) -> bool:
+        return status.pid == pid and status.config_sha256 == node.sha256 and status.generation > seen
+
+    return _wait(node, directory, wait_s, applied, lambda: directory.holder() == pid)
+
+
+def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
+    # Running `-m` puts the current folder on the import path, where any file could shadow a module.
+    safe = [] if Path(skyinfra.__file__).parents[1] == Path.cwd() else ["-P"]
+    command = [sys.executable, *safe, "-m", "skyinfra.runner", "boot", "--config", str(node.path.absolute())]
+    with writing(directory.log_file):
+        log = directory.log_file.open("ab")
+    with log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        return _wait(node, directory, wait_s, lambda status: status.pid == process.pid, lambda: process.poll() is None)
+    except BaseException:
+        _terminate(process)
+        raise
+
+
+def _wait(
+    node: Node,
+    directory: NodeDirectory,
+    wait_s: float,
+    concerns: Callable[[Status], bool],
+    alive: Callable[[], bool],
+) -> Status:
+    """Waits for a status that *concerns* the request and is final. Raises `NodeFailed`."""
+    status: Status | None = None
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        # Asked before the status is read: what the runner wrote last is seen.
+        living = alive()
+        current = directory.status()
+        status = current if current is not None and concerns(current) else None
+        if status is not None and status.state == "ready":
+            return status
+        if status is not None and status.state == "failed":
+            raise _failed(node, directory, status, "did not come up")
+        if not living:
+            raise _failed(node, directory, status, "ended")
+        time.sleep(_POLL_S)
+    raise _failed(node, directory, status, f"was not ready within {wait_s:g} s")
+
+
+def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: str) -> NodeFailed:
+    reason = ": ".join(status.error) if status is not None and status.error is not None else ""
+    message = f"node {node.name} {what}" + (f": {reason}" if reason else "")
+    tail = directory.log_tail()
+    return NodeFailed(message, hint=f"The end of {directory.log_file}:\n{tail}" if tail else None)
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_KILL_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    _end_group(process.pid)
+
+
+def _end_group(group: int) -> None:
+    """Kills what is left of the process group of a runner that has ended, and waits until nothing is."""
+    # Dask's helper processes end by themselves when the runner is gone.
+    if _poll(lambda: not processes.of_group(group), 1.0):
+        return
+    for process in processes.of_group(group):
+        process.kill()
+    _poll(lambda: not processes.of_group(group), _KILL_PATIENCE_S)
+
+
+def _poll(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,126 @@
+"""The fleet's scheduler, on the head; and finding out, on every node, whether it answers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+import dask
+from distributed import Scheduler
+from distributed.comm import connect
+from distributed.security import Security
+from distributed.utils import get_ip
+
+from skyinfra._errors import NodeError, NodeFailed, PortTaken
+from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.state import NodeDirectory
+
+# Dask's defaults lose tasks or trust the network; each of these was measured.
+_CONFIG = {
+    # A lost node makes its tasks hop over its dying workers, and each hop counts as a failure of the task.
+    "distributed.scheduler.allowed-failures": 60,
+    # A silent link is noticed after 12 s instead of 28-60 s.
+    "distributed.comm.timeouts.tcp": "15s",
+    "distributed.comm.timeouts.connect": "10s",
+    # Shorter, and a task that holds the GIL is started again for ever.
+    "distributed.scheduler.worker-ttl": "5 minutes",
+    # Scheduler and workers serve unauthenticated HTTP pages otherwise.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # Tasks may start processes of their own, which children of daemonic processes may not.
+    "distributed.worker.daemon": False,
+    # A worker is forked from a process that has Dask loaded: 0.1 s instead of 0.6 s of CPU for each slot.
+    "distributed.worker.multiprocessing-method": "forkserver",
+    "distributed.admin.low-level-log-length": 1000,
+}
+
+
+def configure(*, threads: int) -> None:
+    """Sets Dask up in this process and the workers it starts. *threads*: CPU threads of each worker's libraries."""
+    quiet()
+    numerical = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    dask.config.set({**_CONFIG, "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536, **numerical}})
+
+
+def quiet() -> None:
+    """Leaves Dask's warnings in the log: what it says about every connection would bury the node's own lines."""
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+
+
+def parse(text: str) -> Endpoint:
+    """``HOST:PORT`` as an `Endpoint`; an IPv6 host may stand in brackets."""
+    host, _, port = text.strip().rpartition(":")
+    return Endpoint(address=host.strip("[]"), port=int(port))
+
+
+def host_port(endpoint: Endpoint) -> str:
+    """The inverse of `parse`."""
+    return str(endpoint).removeprefix("tls://")
+
+
+def endpoint_to_listen(declared: Endpoint, directory: NodeDirectory) -> Endpoint:
+    """Where the head listens: as declared; for port 0 at the port that it had before, if it had one."""
+    if declared.port == 0 and directory.scheduler_file.exists():
+        kept = parse(directory.scheduler_file.read_text(encoding="utf-8"))
+        return Endpoint(declared.address, kept.port)
+    return declared
+
+
+async def start(endpoint: Endpoint, *, security: Security) -> Scheduler:
+    """A running scheduler at *endpoint*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's."""
+    _check_free(endpoint)
+    try:
+        return await Scheduler(
+            host=endpoint.address,
+            port=endpoint.port,
+            security=security,
+            dashboard=False,
+            dashboard_address="127.0.0.1:0",
+        )
+    except OSError as error:
+        raise _cannot_listen(endpoint, error) from error
+
+
+def reached_at(scheduler: Scheduler) -> Endpoint:
+    """The address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
+    return parse(scheduler.address.removeprefix("tls://"))
+
+
+def own_address(scheduler: Endpoint) -> str:
+    """The address of this node on the way to *scheduler*. Raises OSError where there is no way."""
+    address = socket.gethostbyname(scheduler.address) if ":" not in scheduler.address else scheduler.address
+    return str(get_ip(address, scheduler.port))
+
+
+async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
+    """Raises OSError where *scheduler* does not answer or refuses this node's certificate."""
+    comm = await connect(str(scheduler), timeout=5, **security.get_connection_args("worker"))
+    await comm.close()
+
+
+def _check_free(endpoint: Endpoint) -> None:
+    """A second socket on the port shows what stands there before Dask builds a scheduler around it."""
+    if endpoint.port == 0:
+        return
+    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise _cannot_listen(endpoint, error) from error
+
+
+def _cannot_listen(endpoint: Endpoint, error: OSError) -> NodeError:
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(
+            f"another process listens on port {endpoint.port} of {endpoint.address}",
+            field="scheduler",
+            hint=f"End it (`ss -ltnp sport = :{endpoint.port}` shows which), or declare another port.",
+        )
+    return NodeFailed(
+        f"cannot listen on {host_port(endpoint)}: {error.strerror or error}",
+        field="scheduler",
+        hint="On the head, `scheduler` names an address of this machine.",
+    )

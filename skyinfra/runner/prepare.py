@@ -1,0 +1,96 @@
+"""What a node does once before its first slot starts: install the image's packages, run its commands.
+
+``prepared.json`` remembers each by a digest of what was asked for, so that a boot that finds it done does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import logging
+import shutil
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+from skyinfra._errors import NodeFailed
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.runner.state import NodeDirectory
+
+logger = logging.getLogger("skyinfra.runner")
+
+_TAIL_LINES = 15
+_LINE_LIMIT = 2**20
+
+
+async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
+    """Installs ``config.pip`` and executes ``config.run``, each unless it is done already. Raises `NodeFailed`."""
+    done = _done(directory)
+    if config.pip:
+        await _once("pip", [sys.version.split()[0], *config.pip], done, directory, _pip_commands(config, directory))
+    if config.run:
+        await _once("run", config.run, done, directory, [["/bin/sh", "-c", command] for command in config.run])
+
+
+async def _once(
+    key: str, asked: Sequence[str], done: dict[str, str], directory: NodeDirectory, commands: Sequence[Sequence[str]]
+) -> None:
+    digest = hashlib.sha256(json.dumps(list(asked)).encode()).hexdigest()
+    if done.get(key) == digest:
+        return
+    for command in commands:
+        await _execute(command, directory)
+    done[key] = digest
+    directory.write(directory.prepared_file, json.dumps(done) + "\n")
+
+
+def _done(directory: NodeDirectory) -> dict[str, str]:
+    if not directory.prepared_file.exists():
+        return {}
+    return {str(k): str(v) for k, v in json.loads(directory.prepared_file.read_text(encoding="utf-8")).items()}
+
+
+def _pip_commands(config: NodeConfig, directory: NodeDirectory) -> list[list[str]]:
+    target = ["--target", str(directory.packages), "--upgrade", *config.pip]
+    if importlib.util.find_spec("pip") is not None:
+        return [[sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *target]]
+    uv = shutil.which("uv")
+    if uv is not None:
+        return [[uv, "pip", "install", "--python", sys.executable, *target]]
+    raise NodeFailed(
+        "the image asks for packages, but this Python has neither pip nor uv",
+        field="pip",
+        given=list(config.pip),
+        hint=f"Install one of them: `{sys.executable} -m ensurepip`.",
+    )
+
+
+async def _execute(command: Sequence[str], directory: NodeDirectory) -> None:
+    """Runs *command* in the node's directory. Its output goes to the log; the last lines into the error."""
+    shown = command[-1] if command[0] == "/bin/sh" else " ".join(command)
+    logger.info("running: %s", shown)
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=directory.path,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=_LINE_LIMIT,
+    )
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    try:
+        if process.stdout is not None:
+            async for line in process.stdout:
+                text = line.decode(errors="replace").rstrip()
+                tail.append(text)
+                logger.info("%s", text)
+        code = await process.wait()
+    except asyncio.CancelledError:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+    if code != 0:
+        raise NodeFailed(f"a command of the image ended with exit code {code}: {shown}", hint="\n".join(tail) or None)

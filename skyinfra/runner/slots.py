@@ -1,0 +1,133 @@
+"""From what a node has to the slots that run its tasks.
+
+The order is the manifest's: by accelerator, within it by placement; CPU slots by number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import SlotKind
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
+from skyinfra.runner.inventory import Device
+from skyinfra.runner.partitioner import Partition
+
+# The variables that confine a process to one device, by vendor. ROCm's runtime reads the first of its two and HIP
+# the second; `InstanceInfo.visible` names the first.
+_VARIABLES: dict[Vendor, tuple[str, ...]] = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "aws": ("NEURON_RT_VISIBLE_CORES",),
+    "google": ("TPU_VISIBLE_CHIPS",),
+    "intel": ("HABANA_VISIBLE_MODULES",),
+    "custom": (),
+}
+_KINDS: dict[Vendor, SlotKind] = {"nvidia": "gpu", "amd": "gpu", "aws": "cores"}
+_NUMBERLESS = -1
+
+
+def plan(
+    config: NodeConfig,
+    devices: Sequence[Device],
+    partitions: Sequence[Partition],
+    *,
+    running: Iterable[InstanceInfo] = (),
+) -> tuple[InstanceInfo, ...]:
+    """The slots of the node *config*, ordered by their index.
+
+    *devices*: the accelerators that were found. *partitions*: those that stand on them; a device with partitions gives
+    one slot per partition. *running*: slots that have a worker now; one whose device stays keeps its index where
+    the new number of slots allows it, so that its worker (and the task in it) never notices a change elsewhere.
+    """
+    accelerator = config.accelerator
+    if accelerator is None:
+        wanted = [_blank(config, "cpu") for _ in range(config.cpu_slots)]
+    else:
+        wanted = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
+    return _number(wanted, {_device_of(slot): slot.worker for slot in running})
+
+
+def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
+    """The variables that confine the processes of *slot* to its device; empty on a CPU slot."""
+    if slot.visible is None or vendor is None:
+        return {}
+    name, value = slot.visible
+    variables = {name: value}
+    # Inside the devices that ROCR leaves, HIP counts from 0 again.
+    variables.update(dict.fromkeys(_VARIABLES[vendor][1:], "0"))
+    return variables
+
+
+def resources(slot: InstanceInfo) -> dict[str, float]:
+    """What the scheduler may place on *slot*: 1 of each of its labels. Tasks ask for one of them."""
+    labels = ["slot", f"slot:{slot.slot}", f"node:{slot.node}"]
+    if slot.profile:
+        labels.append(f"profile:{slot.profile}")
+    if slot.accelerator:
+        labels.append(f"accel:{slot.accelerator}")
+    return dict.fromkeys(labels, 1.0)
+
+
+def _on_device(
+    config: NodeConfig, accelerator: NodeAccelerator, device: Device, partitions: Sequence[Partition]
+) -> list[InstanceInfo]:
+    variables = _VARIABLES[accelerator.vendor]
+    base = replace(
+        _blank(config, _KINDS.get(accelerator.vendor, "chip")),
+        accelerator=accelerator.name,
+        gpu=device.index,
+        uuid=device.uuid,
+        visible=(variables[0], device.visible) if variables else None,
+        memory_gb=accelerator.memory_gb,
+    )
+    mine = sorted((p for p in partitions if p.gpu == device.index), key=lambda p: p.start)
+    if not mine:
+        return [base]
+    return [
+        replace(
+            base,
+            kind="partition",
+            profile=partition.profile,
+            uuid=partition.uuid,
+            visible=(variables[0], partition.uuid),
+            memory_gb=_memory_gb(partition.profile),
+        )
+        for partition in mine
+    ]
+
+
+def _blank(config: NodeConfig, kind: SlotKind) -> InstanceInfo:
+    return InstanceInfo(
+        node=config.node,
+        worker=_NUMBERLESS,
+        slot="",
+        kind=kind,
+        fleet=config.fleet,
+        head=config.head,
+        simulated=config.simulate and kind != "cpu",
+    )
+
+
+def _memory_gb(profile: str) -> float | None:
+    match = re.search(r"\.(\d+)gb", profile)
+    return float(match.group(1)) if match else None
+
+
+def _device_of(slot: InstanceInfo) -> tuple[object, ...]:
+    return (slot.kind, slot.gpu, slot.uuid, slot.profile, slot.visible, slot.worker if slot.kind == "cpu" else None)
+
+
+def _number(wanted: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
+    """Gives every slot its index: the one it is running with, else the lowest that is free."""
+    indexes: list[int | None] = [kept.get(_device_of(slot)) for slot in wanted]
+    indexes = [index if index is not None and index < len(wanted) else None for index in indexes]
+    free = iter(sorted(set(range(len(wanted))) - {index for index in indexes if index is not None}))
+    numbered = [
+        replace(slot, worker=number, slot=f"{slot.node}/{number}")
+        for slot, index in zip(wanted, indexes, strict=True)
+        for number in [next(free) if index is None else index]
+    ]
+    return tuple(sorted(numbered, key=lambda slot: slot.worker))

@@ -1,0 +1,212 @@
+"""The node's directory: what the runner keeps there, and who holds it.
+
+The directory is the folder of the node configuration. The runner writes
+
+    status.json     what the node is doing (`Status`), replaced atomically
+    scheduler       on the head: ``HOST:PORT`` where the scheduler listens
+    runner.pid      process id of the runner that holds the directory
+    runner.lock     locked for as long as a runner serves the directory
+    runner.log      output of a detached runner
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from skyinfra._errors import NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra.protocol.instance import InstanceInfo
+
+VERSION = 1
+
+State = Literal["starting", "partitioning", "serving", "ready", "failed", "stopped"]
+
+_HINTS = {
+    errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
+    errno.EDQUOT: "The quota is used up: free some space, or raise the quota.",
+    errno.EROFS: "The file system is mounted read-only: remount it, or look in the kernel log for the reason.",
+    errno.EACCES: "The runner's user may not write there: change the owner of the directory to that user.",
+    errno.EPERM: "The runner's user may not write there: change the owner of the directory to that user.",
+    errno.ENOTDIR: "A part of the path is a file: choose a directory for the node configuration.",
+}
+# A probe (`holder`) takes the lock for an instant; a starting runner waits that long for it.
+_LOCK_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the node is doing, as ``status.json`` says it.
+
+    state: ``starting`` (installing), ``partitioning``, ``serving`` (slots are on their way), ``ready`` (every slot is
+    registered with the scheduler), ``failed`` (see ``error``), ``stopped``.
+    config_sha256: of the bytes of the node configuration that the state is about.
+    generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
+    error: class name and message of what stands in the way, also while the runner still tries.
+    """
+
+    fleet: str
+    node: str
+    state: State
+    config_sha256: str
+    pid: int | None = None
+    scheduler: str | None = None
+    simulated: bool = False
+    error: tuple[str, str] | None = None
+    slots: tuple[InstanceInfo, ...] = field(default=())
+    generation: int = 0
+
+    def dumps(self) -> str:
+        """The text of ``status.json``."""
+        error = {"class": self.error[0], "message": self.error[1]} if self.error else None
+        document = {
+            "version": VERSION,
+            "fleet": self.fleet,
+            "node": self.node,
+            "state": self.state,
+            "pid": self.pid,
+            "scheduler": self.scheduler,
+            "config_sha256": self.config_sha256,
+            "generation": self.generation,
+            "simulated": self.simulated,
+            "error": error,
+            "slots": [slot.to_json() for slot in self.slots],
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def loads(cls, text: str) -> Status:
+        """The inverse of `dumps`."""
+        document = json.loads(text)
+        error = document["error"]
+        return cls(
+            fleet=document["fleet"],
+            node=document["node"],
+            state=document["state"],
+            config_sha256=document["config_sha256"],
+            pid=document["pid"],
+            scheduler=document["scheduler"],
+            simulated=document["simulated"],
+            error=(error["class"], error["message"]) if error else None,
+            slots=tuple(InstanceInfo.read(slot, source="status.json") for slot in document["slots"]),
+            generation=document["generation"],
+        )
+
+
+class NodeDirectory:
+    """The directory *path* of one node. Every write that fails raises `StateDirectoryError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status_file = path / "status.json"
+        self.scheduler_file = path / "scheduler"
+        self.pid_file = path / "runner.pid"
+        self.lock_file = path / "runner.lock"
+        self.log_file = path / "runner.log"
+        self.prepared_file = path / "prepared.json"
+        self.simulated_file = path / "simulated.json"
+        self.packages = path / "site-packages"
+        self.scratch = path / "scratch"
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
+        with writing(file):
+            handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.path)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                Path(name).chmod(0o644)
+                Path(name).replace(file)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                raise
+
+    def status(self) -> Status | None:
+        """What ``status.json`` says, or None where no runner has served this directory yet."""
+        try:
+            return Status.loads(self.status_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the directory: no second runner can serve it meanwhile. Raises `NodeFailed` where one does."""
+        with writing(self.lock_file):
+            stream = self.lock_file.open("a")
+        with stream:
+            self._lock(stream.fileno())
+            self.write(self.pid_file, f"{os.getpid()}\n")
+            try:
+                yield
+            finally:
+                self.pid_file.unlink(missing_ok=True)
+
+    def _lock(self, handle: int) -> None:
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._taken() from None
+            time.sleep(0.02)
+
+    def _taken(self) -> SkyinfraError:
+        return NodeFailed(
+            f"another runner (process {self.holder()}) serves this node",
+            field=str(self.path),
+            hint="Run `skyinfra-runner boot --detach` to apply a changed configuration, or `skyinfra-runner stop`.",
+        )
+
+    def holder(self) -> int | None:
+        """Process id of the runner that serves this directory, or None. A stale ``runner.pid`` does not count."""
+        try:
+            stream = self.lock_file.open("r")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with stream:
+            try:
+                fcntl.flock(stream.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self._pid()
+        return None
+
+    def _pid(self) -> int | None:
+        """What ``runner.pid`` says. A runner writes it right after it has locked the directory."""
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                return int(self.pid_file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                time.sleep(0.02)
+        return None
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last *lines* of the log of a detached runner; empty where there is none."""
+        try:
+            text = self.log_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the body into a `StateDirectoryError` about *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise StateDirectoryError(
+            f"cannot be written: {error.strerror or error}",
+            field=str(path),
+            hint=_HINTS.get(error.errno or 0, "Look in the kernel log for the reason, then start the runner again."),
+        ) from error

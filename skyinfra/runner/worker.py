@@ -1,0 +1,92 @@
+"""The Dask worker of one slot, and the Nanny that keeps it alive.
+
+The Nanny runs in the runner's process and starts the worker in a process of its own, whose environment names the
+slot's device before anything is imported there. The runner itself never imports a library that opens a device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from distributed import Nanny, Worker
+from distributed.security import Security
+
+from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
+from skyinfra.runner import head, slots
+
+NODE_DIRECTORY_VARIABLE = "SKYINFRA_NODE_DIR"
+# A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
+_DEATH_TIMEOUT_S = 60
+
+
+class SlotWorker(Worker):  # type: ignore[misc]
+    """A worker that tells the scheduler which slot it is.
+
+    ``scheduler_info(n_workers=-1)["workers"][ADDRESS]["skyinfra"]`` of any client is the slot's `InstanceInfo`.
+    *packages* is the folder of what the node installed for tasks; it comes first on the import path.
+    """
+
+    def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
+        self.slot = slot
+        head.quiet()
+        if packages.is_dir():
+            sys.path.insert(0, str(packages))
+        super().__init__(*arguments, **keywords)
+
+    async def get_startup_information(self) -> dict[str, Any]:
+        """What travels with the registration."""
+        return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
+
+
+def environment(
+    slot: InstanceInfo, *, directory: Path, packages: Path, variables: dict[str, str], confine: dict[str, str]
+) -> dict[str, str]:
+    """The variables of the worker process of *slot*, which its tasks and their subprocesses inherit.
+
+    *variables*: those of the declared image; the device (*confine*) and the slot's description stand above them.
+    """
+    path = [str(packages)] if packages.is_dir() else []
+    inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    path.extend([inherited] if inherited else [])
+    return {
+        **variables,
+        **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
+        **confine,
+        VARIABLE: json.dumps(slot.to_json()),
+        NODE_DIRECTORY_VARIABLE: str(directory),
+    }
+
+
+def nanny(
+    slot: InstanceInfo,
+    *,
+    scheduler: str,
+    host: str,
+    security: Security,
+    env: dict[str, str],
+    packages: Path,
+    scratch: Path,
+) -> Nanny:
+    """A Nanny for *slot*, not started. *scheduler*: ``tls://HOST:PORT``. *host*: where this node is reached."""
+    return Nanny(
+        scheduler,
+        name=slot.slot,
+        nthreads=1,
+        host=host,
+        security=security,
+        resources=slots.resources(slot),
+        memory_limit=0,
+        # With dashboard=False the worker would still serve HTTP on every interface.
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+        death_timeout=_DEATH_TIMEOUT_S,
+        local_directory=str(scratch),
+        worker_class=SlotWorker,
+        env=env,
+        slot=slot,
+        packages=packages,
+    )
