@@ -7,29 +7,65 @@ Dask and no boto3.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyinfra import _errors
 from skyinfra._errors import *  # noqa: F403 - the exception tree is public as it stands
+
+if TYPE_CHECKING:
+    from skyinfra import accelerators, mig, plugins
+    from skyinfra.accelerators import (
+        NVIDIA,
+        Accelerator,
+        AcceleratorSpec,
+        is_amd,
+        is_nvidia,
+        is_tpu,
+        is_trainium,
+    )
+    from skyinfra.backends import S3, HCPTerraform, LocalState
+    from skyinfra.client import Pool, compute, connect, gather
+    from skyinfra.pool import ComputePool, Image, Worker
+    from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
+    from skyinfra.protocol.manifest import Manifest
+    from skyinfra.providers import AWS, Local, VastAI
+    from skyinfra.stack import FleetStack
 
 __version__ = "0.1.0"
 
 # public name -> module that defines it, or None where the name is a module itself
 _LAZY: dict[str, str | None] = {
+    "AWS": "skyinfra.providers",
     "Accelerator": "skyinfra.accelerators",
     "AcceleratorSpec": "skyinfra.accelerators",
+    "ComputePool": "skyinfra.pool",
+    "FleetStack": "skyinfra.stack",
+    "HCPTerraform": "skyinfra.backends",
+    "Image": "skyinfra.pool",
+    "InstanceInfo": "skyinfra.protocol.instance",
+    "Local": "skyinfra.providers",
+    "LocalState": "skyinfra.backends",
+    "Manifest": "skyinfra.protocol.manifest",
     "NVIDIA": "skyinfra.accelerators",
+    "Pool": "skyinfra.client",
+    "S3": "skyinfra.backends",
+    "VastAI": "skyinfra.providers",
+    "Worker": "skyinfra.pool",
     "accelerators": None,
+    "compute": "skyinfra.client",
+    "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
+    "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
     "is_amd": "skyinfra.accelerators",
     "is_nvidia": "skyinfra.accelerators",
     "is_tpu": "skyinfra.accelerators",
     "is_trainium": "skyinfra.accelerators",
     "mig": None,
+    "plugins": None,
 }
 
-__all__ = sorted(["__version__", *_errors.__all__, *_LAZY])
+__all__ = ["__version__", *_errors.__all__, *_LAZY]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,167 @@
+"""The declaration: what works in the spelling of the seeds, and what is refused with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import skyinfra as sky
+
+LOCAL = sky.Local(simulate=True)
+
+
+def pool(**fields: Any) -> sky.ComputePool:
+    return sky.ComputePool(**{"provider": LOCAL, **fields})
+
+
+# Every ComputePool of the seeds, in our spelling.
+SEEDS = {
+    "string T4": lambda: sky.ComputePool(provider=sky.AWS(), accelerator="T4"),
+    "string A100": lambda: sky.ComputePool(provider=sky.AWS(), accelerator="A100"),
+    "string H100": lambda: sky.ComputePool(provider=sky.AWS(), accelerator="H100"),
+    "spec H100": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.AcceleratorSpec.NVIDIA.H100()),
+    "spec count": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.AcceleratorSpec.NVIDIA.A100(count=4)),
+    "spec memory": lambda: sky.ComputePool(
+        provider=sky.AWS(), accelerator=sky.AcceleratorSpec.NVIDIA.A100(memory="40GB")
+    ),
+    "literal": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.NVIDIA.A100),
+    "spec mig": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.AcceleratorSpec.NVIDIA.H100(mig="3g.40gb")),
+    "spec mig list": lambda: sky.ComputePool(
+        provider=sky.AWS(), accelerator=sky.AcceleratorSpec.NVIDIA.A100(mig=["3g.40gb", "3g.40gb"])
+    ),
+    "trainium spec": lambda: sky.ComputePool(
+        provider=sky.AWS(),
+        accelerator=sky.AcceleratorSpec.AWS.Trainium(version=2),
+        image=sky.Image(pip=["torch-neuronx"]),
+    ),
+    "inferentia spec": lambda: sky.ComputePool(
+        provider=sky.AWS(),
+        accelerator=sky.AcceleratorSpec.AWS.Inferentia(version=2),
+        image=sky.Image(pip=["torch-neuronx"]),
+    ),
+    "factory": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.accelerators.A100()),
+    "factory count": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.accelerators.H100(count=4)),
+    "factory memory": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=sky.accelerators.A100(memory="40GB")),
+    "amd": lambda: sky.ComputePool(provider=sky.VastAI(), accelerator=sky.accelerators.MI300X()),
+    "trainium": lambda: sky.ComputePool(
+        provider=sky.AWS(), accelerator=sky.accelerators.Trainium2(), image=sky.Image(pip=["torch-neuronx"])
+    ),
+    "inferentia": lambda: sky.ComputePool(
+        provider=sky.AWS(), accelerator=sky.accelerators.Inferentia2(), image=sky.Image(pip=["torch-neuronx"])
+    ),
+    "mig plugin": lambda: sky.ComputePool(
+        provider=sky.AWS(),
+        accelerator="A100",
+        plugins=[sky.plugins.mig(profile="3g.40gb")],
+        worker=sky.Worker(concurrency=2, executor="process"),
+        image=sky.Image(pip=["torch"]),
+    ),
+    "fallbacks": lambda: sky.ComputePool(provider=sky.AWS(), accelerator=["H100", "A100-80GB", "A100-40GB:2"]),
+    "no upgrade": lambda: sky.ComputePool(provider=sky.AWS(), accelerator="H100!"),
+    "cpu and memory": lambda: sky.ComputePool(provider=sky.AWS(), accelerator="H100", vcpus=8, memory_gb=64),
+}
+
+
+@pytest.mark.parametrize("declare", SEEDS.values(), ids=SEEDS)
+def test_every_pool_of_the_seeds_can_be_declared(declare: Any) -> None:
+    made = declare()
+    assert made.accelerators
+    assert made.name == "pool"
+
+
+def test_fallbacks_keep_their_order() -> None:
+    made = pool(accelerator=["H100", "A100-80GB", "A100-40GB:2"])
+    assert [(a.name, a.memory_gb, a.count) for a in made.accelerators] == [
+        ("H100", 80, None),
+        ("A100", 80, None),
+        ("A100", 40, 2),
+    ]
+
+
+def test_no_accelerator_is_a_cpu_pool() -> None:
+    assert pool().accelerators == ()
+
+
+def test_the_plugin_says_what_the_accelerator_says() -> None:
+    plain = pool(accelerator="A100/3g.40gb").accelerators
+    assert pool(accelerator="A100", plugins=[sky.plugins.mig("3g.40gb")]).accelerators == plain
+    assert pool(accelerator="A100/3g.40gb", plugins=[sky.plugins.mig("3g.40gb")]).accelerators == plain
+    with pytest.raises(sky.InvalidField, match="declared twice"):
+        pool(accelerator="A100/2g.20gb", plugins=[sky.plugins.mig("3g.40gb")])
+    with pytest.raises(sky.InvalidField, match="needs an accelerator"):
+        pool(plugins=[sky.plugins.mig("3g.40gb")])
+
+
+def test_a_declaration_is_frozen() -> None:
+    made = pool()
+    with pytest.raises(Exception, match="frozen"):
+        made.nodes = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"accelerator": "H10O"}, sky.UnknownAccelerator, ["ComputePool('pool').accelerator", "H10O", "H100"]),
+        ({"accelerator": "H100/9g.99gb"}, sky.UnknownProfile, ["9g.99gb", "3g.40gb"]),
+        ({"accelerator": "H100/4g.40gb*2"}, sky.LayoutDoesNotFit, ["accelerator", "4g.40gb"]),
+        ({"accelerator": "T4/3g.40gb"}, sky.MigNotSupported, ["T4"]),
+        (
+            {"accelerator": "H100/3g.40gb", "worker": sky.Worker(concurrency=3)},
+            sky.ConcurrencyMismatch,
+            ["worker.concurrency", "given: 3", "2"],
+        ),
+        (
+            {"accelerator": "H100:8/3g.40gb", "worker": sky.Worker(concurrency=2)},
+            sky.ConcurrencyMismatch,
+            ["16", "given: 2"],
+        ),
+        ({"acelerator": "H100"}, sky.InvalidField, ["ComputePool.acelerator", "unknown field", "accelerator"]),
+        ({"nodes": 0}, sky.InvalidField, ["ComputePool.nodes", "given: 0"]),
+        ({"nodes": "2"}, sky.InvalidField, ["ComputePool.nodes", "given: '2'"]),
+        ({"nodes": True}, sky.InvalidField, ["ComputePool.nodes"]),
+        ({"name": "Bad Name"}, sky.InvalidField, ["ComputePool.name", "Bad Name"]),
+        ({"provider": "aws"}, sky.InvalidField, ["ComputePool.provider", "aws"]),
+        ({"max_hourly_cost": -1}, sky.InvalidField, ["max_hourly_cost"]),
+        ({"accelerator": 3}, sky.DeclarationError, ["accelerator", "3"]),
+        ({"accelerator": "H100:0"}, sky.InvalidAccelerator, ["accelerator", "0"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(fields: dict[str, Any], error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        pool(**fields)
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+
+
+def test_a_missing_provider() -> None:
+    with pytest.raises(sky.InvalidField, match=r"ComputePool\.provider: is needed"):
+        sky.ComputePool()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pip": "torch"}, "Image.pip"),
+        ({"python": "3"}, "Image.python"),
+        ({"env": {"A-B": "1"}}, "A-B"),
+        ({"env": {"A": 1}}, "Image.env.A"),
+        ({"pyp": ["x"]}, "Did you mean"),
+    ],
+)
+def test_images_that_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(sky.InvalidField, match=words):
+        sky.Image(**fields)
+
+
+def test_concurrency_of_an_open_count_may_be_a_multiple() -> None:
+    pool(accelerator="H100/3g.40gb", worker=sky.Worker(concurrency=2))
+    # The machine may carry eight; the compiler, which knows it, checks again.
+    pool(accelerator="H100/3g.40gb", worker=sky.Worker(concurrency=16))
+
+
+def test_threads_are_refused() -> None:
+    with pytest.raises(sky.InvalidField, match=r"Worker\.executor"):
+        sky.Worker(executor="thread")  # type: ignore[arg-type]
