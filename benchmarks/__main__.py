@@ -1,0 +1,32 @@
+"""``python -m benchmarks [NAME ...]``."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import imports, synth
+from benchmarks.measure import Result
+
+ALL = {"imports": imports.run, "synth": synth.run}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(ALL)
+    unknown = set(names) - set(ALL)
+    if unknown:
+        sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    print(f"{'what':<52} {'baseline':<34} {'ratio':>7}  {'median':>10}  aim")
+    for name in names:
+        for result in ALL[name]():
+            show(result)
+
+
+def show(result: Result) -> None:
+    print(
+        f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {result.seconds * 1000:>7.0f} ms  {result.aim}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

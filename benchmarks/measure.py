@@ -1,0 +1,57 @@
+"""Measuring whole processes, the candidate and its baseline in turn."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+QUIET = {"JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1", "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the runs: ``seconds`` of the candidate, ``ratio`` to the baseline, pair by pair."""
+
+    what: str
+    baseline: str
+    seconds: float
+    ratio: float
+    aim: str = ""
+
+
+def compare(
+    what: str,
+    candidate: Sequence[str],
+    baseline: str,
+    baseline_command: Sequence[str],
+    *,
+    runs: int = 7,
+    aim: str = "",
+    folder: Path | None = None,
+) -> Result:
+    """Runs both commands in turn, one uncounted pair first."""
+    pairs = [(_seconds(candidate, folder), _seconds(baseline_command, folder)) for _ in range(runs + 1)][1:]
+    return Result(
+        what=what,
+        baseline=baseline,
+        seconds=statistics.median(a for a, _ in pairs),
+        ratio=statistics.median(a / b for a, b in pairs),
+        aim=aim,
+    )
+
+
+def python(program: str) -> list[str]:
+    """The command that runs *program* with this Python."""
+    return [sys.executable, "-c", program]
+
+
+def _seconds(command: Sequence[str], folder: Path | None) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start

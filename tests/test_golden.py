@@ -1,0 +1,62 @@
+"""Golden files: the synthesized JSON and the user data, byte for byte. `make update-golden` writes them anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from test_stack import read, synth
+
+import skyinfra as sky
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import compile_pool
+
+GOLDEN = Path(__file__).parent / "golden"
+
+STACKS = {
+    "quickstart": """
+        sky.FleetStack(app, "quickstart", pools=[sky.ComputePool(
+            name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator=sky.accelerators.H100(mig="3g.40gb"))])
+        app.synth()
+        """,
+    "mixed": """
+        sky.FleetStack(app, "mixed", pools=[
+            sky.ComputePool(name="mig", provider=sky.Local(simulate=True), labels={"team": "ml"},
+                            accelerator="A100:2/3g.40gb+2g.20gb+1g.10gb*2", image=sky.Image(env={"A": "${x}"})),
+            sky.ComputePool(name="cpu", nodes=3, provider=sky.Local(port=8786), worker=sky.Worker(concurrency=2)),
+        ])
+        app.synth()
+        """,
+}
+
+POOLS = {
+    "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
+    "trainium": {"accelerator": "Trainium2:16"},
+    "image": {"image": sky.Image(pip=["torch==2.9"], env={"K": 'quote " colon: $X é\n'}, run=["echo 'a b'"])},
+}
+
+
+def compare(path: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; `make update-golden` writes it anew"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
+    synth(tmp_path, STACKS[name])
+    document = read(tmp_path, name)
+    for module in document["module"].values():
+        # The last part is a hash of the module's files.
+        module["source"] = module["source"].rpartition("/")[0] + "/HASH"
+    compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_user_data(name: str) -> None:
+    pool = sky.ComputePool(provider=sky.Local(simulate=True), nodes=2, **POOLS[name])  # type: ignore[arg-type]
+    data = user_data(compile_pool(pool, "golden"))
+    compare(GOLDEN / f"{name}.user-data.txt", f"{data.head}\n{data.worker}\n")

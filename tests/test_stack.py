@@ -1,0 +1,152 @@
+"""FleetStack in cdktf and in cdktn: one class, the same JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyinfra as sky
+
+LIBRARIES = ("cdktf", "cdktn")
+
+
+def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Runs a program that declares stacks in a process of its own, as cdktf does: jsii keeps one Node per process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = f"import skyinfra as sky\nfrom {library} import App\napp = App()\n"
+    (folder / "main.py").write_text(head + textwrap.dedent(program))
+    return subprocess.run([sys.executable, "main.py"], cwd=folder, capture_output=True, text=True, check=check)
+
+
+def read(folder: Path, stack: str) -> dict[str, Any]:
+    return json.loads((folder / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())
+
+
+ONE_POOL = """
+sky.FleetStack(app, "inference", pools=[
+    sky.ComputePool(name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator="H100/3g.40gb"),
+    sky.ComputePool(name="cpu", provider=sky.Local(), labels={"team": "ml"}),
+])
+app.synth()
+"""
+
+
+def test_both_libraries_give_the_same_stack(tmp_path: Path) -> None:
+    documents = []
+    for library in LIBRARIES:
+        synth(tmp_path / library, ONE_POOL, library)
+        document = read(tmp_path / library, "inference")
+        document["//"]["metadata"].pop("version")
+        documents.append(document)
+    assert documents[0] == documents[1]
+
+
+def test_a_stack_is_the_same_wherever_its_checkout_lies(tmp_path: Path) -> None:
+    folders = (tmp_path / "here", tmp_path / "some" / "where" / "else")
+    for folder in folders:
+        synth(folder, ONE_POOL)
+    texts = [(f / "cdktf.out" / "stacks" / "inference" / "cdk.tf.json").read_bytes() for f in folders]
+    assert texts[0] == texts[1]
+    assert str(tmp_path).encode() not in texts[0]
+
+
+def test_the_module_travels_with_the_stack(tmp_path: Path) -> None:
+    synth(tmp_path, ONE_POOL)
+    module = read(tmp_path, "inference")["module"]["mig"]
+    assert module["source"].startswith("./assets/")
+    asset = tmp_path / "cdktf.out" / "stacks" / "inference" / module["source"]
+    for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "node.sh"):
+        assert (asset / name).is_file()
+    assert read(tmp_path, "inference")["module"]["cpu"]["source"] == module["source"]
+
+
+def test_terraform_accepts_it(tmp_path: Path, terraform_program: str) -> None:
+    from skyinfra.terraform import Terraform
+
+    synth(tmp_path, ONE_POOL)
+    terraform = Terraform(tmp_path / "cdktf.out" / "stacks" / "inference")
+    terraform.prepare()
+    with terraform.planned(lambda event: None) as plan:
+        assert ("create", 'module.mig.terraform_data.worker["mig-1"]') in plan.changes
+
+
+def test_template_markers_in_a_declaration_stay_as_they_are(tmp_path: Path) -> None:
+    program = """
+    sky.FleetStack(app, "s", pools=[
+        sky.ComputePool(provider=sky.Local(), image=sky.Image(env={"A": "${HOME} %{if} $$"}), labels={"l": "${x}"})])
+    app.synth()
+    """
+    synth(tmp_path, program)
+    module = read(tmp_path, "s")["module"]["pool"]
+    assert "$${HOME} %%{if} $$" in module["user_data_head"]
+    assert module["labels"] == {"l": "$${x}"}
+
+
+def test_a_fleet_stack_can_be_subclassed_and_hold_other_constructs(tmp_path: Path) -> None:
+    program = """
+    from cdktf import TerraformOutput, TerraformStack
+
+    class Mine(sky.FleetStack):
+        def __init__(self, scope, id, nodes):
+            super().__init__(scope, id, pools=[sky.ComputePool(provider=sky.Local(), nodes=nodes)])
+            TerraformOutput(self, "extra", value="hello")
+
+    made = Mine(app, "mine", nodes=3)
+    assert isinstance(made, Mine) and isinstance(made, sky.FleetStack) and isinstance(made, TerraformStack)
+    assert made.deployments[0].fleet == "mine/pool"
+    app.synth()
+    """
+    synth(tmp_path, program)
+    document = read(tmp_path, "mine")
+    assert document["module"]["pool"]["node_count"] == 3
+    assert document["output"]["extra"]["value"] == "hello"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_backends(tmp_path: Path, library: str) -> None:
+    program = """
+    sky.FleetStack(app, "local", backend=sky.LocalState(path="state/x.tfstate"))
+    sky.FleetStack(app, "s3", backend=sky.S3(bucket="b", key="k", region="eu-west-1"))
+    sky.FleetStack(app, "hcp", backend=sky.HCPTerraform(organization="acme", workspace="gpu"))
+    app.synth()
+    """
+    synth(tmp_path, program, library)
+    assert read(tmp_path, "local")["terraform"]["backend"]["local"]["path"] == "../../../state/x.tfstate"
+    assert read(tmp_path, "s3")["terraform"]["backend"]["s3"] == {
+        "bucket": "b",
+        "encrypt": True,
+        "key": "k",
+        "region": "eu-west-1",
+        "use_lockfile": True,
+    }
+    cloud = read(tmp_path, "hcp")["terraform"]["cloud"]
+    assert cloud == {"organization": "acme", "workspaces": {"name": "gpu"}}
+
+
+def test_what_is_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = """
+    pool = sky.ComputePool(provider=sky.Local())
+    sky.FleetStack(app, "s", pools=[pool, pool])
+    app.synth()
+    """
+    result = synth(tmp_path, program, check=False)
+    assert result.returncode != 0
+    assert "skyinfra.DuplicatePool: pools[1].name: " in result.stderr
+    assert not (tmp_path / "cdktf.out").exists()
+
+
+def test_a_scope_of_neither_library() -> None:
+    with pytest.raises(sky.InvalidField, match="App of cdktf or cdktn"):
+        sky.FleetStack(object(), "s", pools=[])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "x" * 65])
+def test_a_stack_name_that_cannot_be(tmp_path: Path, name: str) -> None:
+    result = synth(tmp_path, f"sky.FleetStack(app, {name!r})", check=False)
+    assert "FleetStack.id" in result.stderr
