@@ -22,9 +22,9 @@ def main() -> None:
 
 
 def show(result: Result) -> None:
+    milliseconds = f"{result.seconds * 1000:.0f} ms"
     print(
-        f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {result.seconds * 1000:>7.0f} ms  {result.aim}",
-        flush=True,
+        f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {milliseconds:>10}  {result.aim}", flush=True
     )
 
 

@@ -1,0 +1,186 @@
+"""Bad input through the command line: a message with path, given and what would work; the right exit code; nothing created."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+from fleet import copy_quickstart, processes, skyinfra, status, until
+
+import skyinfra as sky
+
+HEAD = "import skyinfra as sky\nfrom cdktf import App\napp = App()\n"
+
+
+def project_with(folder: Path, program: str) -> Path:
+    project = copy_quickstart(folder)
+    (project / "main.py").write_text(HEAD + textwrap.dedent(program) + "\napp.synth()\n")
+    return project
+
+
+def stack_of(*pools: str) -> str:
+    return f"sky.FleetStack(app, 'quickstart', pools=[{', '.join(pools)}])"
+
+
+def pool(fields: str) -> str:
+    return f"sky.ComputePool(provider=sky.Local(simulate=True), {fields})"
+
+
+DECLARATIONS = {
+    "unknown accelerator": (pool("accelerator='H10O'"), ["accelerator", "H10O", "H100"]),
+    "layout that does not fit": (pool("accelerator='H100/4g.40gb*2'"), ["accelerator", "4g.40gb"]),
+    "concurrency": (
+        pool("accelerator='H100/3g.40gb', worker=sky.Worker(concurrency=3)"),
+        ["worker.concurrency", "given: 3", "set it to 2"],
+    ),
+    "unknown field": (pool("accelarator='H100'"), ["ComputePool.accelarator", "Did you mean accelerator?"]),
+    "two pools of one name": (f"{pool('nodes=1')}, {pool('nodes=2')}", ["pools[1].name", "given: 'pool'"]),
+    "provider that does not compile yet": (
+        "sky.ComputePool(provider=sky.AWS(), accelerator='H100')",
+        ["pools[0].provider", "sky.Local(simulate=True)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_declaration_that_cannot_be(name: str, tmp_path: Path) -> None:
+    pools, words = DECLARATIONS[name]
+    project = project_with(tmp_path, stack_of(pools))
+    result = skyinfra(project, "deploy", "--auto-approve", check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ")
+    for word in words:
+        assert word in result.stderr
+    assert not (project / "cdktf.out").exists()
+    assert not (project / ".skyinfra").exists()
+
+
+def test_a_program_that_raises(tmp_path: Path) -> None:
+    project = project_with(tmp_path, "def declare():\n    raise ValueError('no such thing')\ndeclare()")
+    result = skyinfra(project, "synth", check=False)
+    assert result.returncode == 1
+    assert "`python main.py` failed: ValueError: no such thing" in result.stderr
+    assert "main.py" in result.stderr and "line 5" in result.stderr
+
+
+def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    (project / "main.py").unlink()
+    result = skyinfra(project, "synth", check=False)
+    assert result.returncode == 1
+    assert "main.py" in result.stderr
+
+
+def test_no_project(tmp_path: Path) -> None:
+    result = skyinfra(tmp_path, "deploy", check=False)
+    assert result.returncode == 2
+    assert "cdktf.json" in result.stderr and "skyinfra init" in result.stderr
+
+
+def test_a_stack_that_does_not_exist(tmp_path: Path) -> None:
+    result = skyinfra(copy_quickstart(tmp_path), "deploy", "quickstrat", "--auto-approve", check=False)
+    assert result.returncode == 2
+    assert "Did you mean quickstart?" in result.stderr
+
+
+def test_a_fleet_that_is_not_deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = copy_quickstart(tmp_path)
+    skyinfra(project, "synth")
+    monkeypatch.chdir(project)
+    with pytest.raises(sky.FleetNotDeployed, match="skyinfra deploy quickstart"):
+        sky.connect("quickstart", "mig")
+    assert "not deployed" in skyinfra(project, "status").stdout
+    assert "nothing to destroy" in skyinfra(project, "destroy", "--auto-approve").stdout
+
+
+def test_nobody_to_ask(tmp_path: Path) -> None:
+    result = skyinfra(copy_quickstart(tmp_path), "deploy", check=False)
+    assert result.returncode == 2
+    assert "--auto-approve" in result.stderr
+
+
+def test_no_terraform_program(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    result = skyinfra(project, "deploy", "--auto-approve", check=False, TERRAFORM_BINARY_NAME="no-such-terraform")
+    assert result.returncode == 1
+    assert "TERRAFORM_BINARY_NAME" in result.stderr
+    assert not (project / ".skyinfra").exists()
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    assert skyinfra(tmp_path, "deploi", check=False).returncode == 2
+    assert skyinfra(tmp_path, "run", "a/b", "no-such.py", check=False).returncode == 2
+
+
+def test_a_declared_accelerator_that_is_not_there(tmp_path: Path) -> None:
+    project = project_with(tmp_path, stack_of("sky.ComputePool(provider=sky.Local(), accelerator='H100')"))
+    result = skyinfra(project, "deploy", "--auto-approve", check=False)
+    try:
+        assert result.returncode == 1
+        assert "H100" in result.stderr and "NVIDIA" in result.stderr
+        assert "skyinfra destroy" in result.stderr
+        assert not [p for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())]
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    assert not (project / ".skyinfra").exists()
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        project = project_with(tmp_path, stack_of(f"sky.ComputePool(provider=sky.Local(port={port}))"))
+        result = skyinfra(project, "deploy", "--auto-approve", check=False)
+        assert result.returncode == 1
+        assert str(port) in result.stderr
+    # With the port free again the same command finishes what the first one began.
+    skyinfra(project, "deploy", "--auto-approve")
+    assert status(project)["pools"][0]["head"]["port"] == port
+    skyinfra(project, "destroy", "--auto-approve")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    project = project_with(tmp_path, stack_of("sky.ComputePool(provider=sky.Local())"))
+    (project / ".skyinfra").write_text("in the way")
+    result = skyinfra(project, "deploy", "--auto-approve", check=False)
+    assert result.returncode == 1
+    assert "cannot be made" in result.stderr
+    (project / ".skyinfra").unlink()
+    skyinfra(project, "destroy", "--auto-approve")
+
+
+def test_a_failed_command_of_the_image_shows_its_last_words(tmp_path: Path) -> None:
+    image = "sky.Image(run=['echo the reason >&2; exit 3'])"
+    project = project_with(tmp_path, stack_of(f"sky.ComputePool(provider=sky.Local(), image={image})"))
+    result = skyinfra(project, "deploy", "--auto-approve", check=False)
+    assert result.returncode == 1
+    assert "the reason" in result.stderr
+    skyinfra(project, "destroy", "--auto-approve")
+    assert not processes(project)
+
+
+def test_a_dead_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = project_with(tmp_path, stack_of("sky.ComputePool(provider=sky.Local())"))
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        pid = int((project / ".skyinfra" / "quickstart" / "pool" / "pool-0" / "runner.pid").read_text())
+        os.killpg(pid, signal.SIGKILL)
+        until(lambda: not [p for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())])
+        monkeypatch.chdir(project)
+        with pytest.raises(sky.FleetUnreachable) as caught:
+            sky.connect("quickstart", timeout=5)
+        assert "127.0.0.1" in str(caught.value)
+        found = status(project)
+        assert found["pools"][0]["problem"]
+        assert found["pools"][0]["nodes"][0]["state"] == "not reachable"
+        result = skyinfra(project, "run", "quickstart", "main.py", check=False)
+        assert result.returncode == 1
+        # A deploy starts local nodes that died, after a reboot of this machine for instance.
+        skyinfra(project, "deploy", "--auto-approve")
+        assert status(project)["pools"][0]["nodes"][0]["state"] == "ready"
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    assert not (project / ".skyinfra").exists()

