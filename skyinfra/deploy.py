@@ -40,7 +40,8 @@ def carry_out(
     verb = "destroy" if destroy else "deploy"
     terraform = stack.terraform()
     terraform.prepare()
-    with terraform.planned(listener or (lambda event: None), destroy=destroy, replace=replace) as plan:
+    again = [*replace, *([] if destroy else lost_local_nodes(stack))]
+    with terraform.planned(listener or (lambda event: None), destroy=destroy, replace=again) as plan:
         if plan.empty:
             return plan
         if not approve(plan):
@@ -55,6 +56,35 @@ def carry_out(
                 )
                 raise
         return plan
+
+
+def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
+    """Addresses to replace so that local nodes that died are started again, after a reboot of this machine for instance.
+
+    Terraform cannot see that a process is gone. A cloud restarts its machines; here a deploy does.
+    """
+    lost = []
+    for name, manifest in stack.fleets().items():
+        root = stack.modules.get(name, {}).get("root")
+        if manifest.provider != "local" or root is None:
+            continue
+        for node in manifest.nodes:
+            if not _is_served(stack.folder / root / manifest.stack / manifest.pool / node.name):
+                resource = "head" if node.head else f'worker["{node.name}"]'
+                lost.append(f"module.{name}.terraform_data.{resource}")
+    return lost
+
+
+def _is_served(folder: Path) -> bool:
+    """Whether a runner holds the lock of the node's *folder*."""
+    try:
+        with (folder / "runner.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 class Session:

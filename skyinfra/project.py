@@ -34,11 +34,15 @@ OUTPUT_PREFIX = "fleet_"
 
 @dataclass(frozen=True)
 class SynthesizedStack:
-    """One stack as it was synthesized: its name, where Terraform runs, and what was chosen for each pool."""
+    """One stack as it was synthesized.
+
+    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
+    """
 
     name: str
     folder: Path
     pools: tuple[dict[str, Any], ...]
+    modules: dict[str, dict[str, Any]]
 
     def terraform(self) -> Terraform:
         """Terraform in the stack's folder. Raises `TerraformNotFound`."""
@@ -148,10 +152,8 @@ class Project:
         except FileNotFoundError:
             return ()
         return tuple(
-            SynthesizedStack(
-                name=entry["name"],
-                folder=self.output / entry["workingDirectory"],
-                pools=_pools(self.output / entry["synthesizedStackPath"]),
+            _read_stack(
+                entry["name"], self.output / entry["workingDirectory"], self.output / entry["synthesizedStackPath"]
             )
             for entry in manifest["stacks"].values()
         )
@@ -175,9 +177,10 @@ class Project:
         )
 
 
-def _pools(file: Path) -> tuple[dict[str, Any], ...]:
+def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
     document = json.loads(file.read_text(encoding="utf-8"))
-    return tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
+    pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
+    return SynthesizedStack(name=name, folder=folder, pools=pools, modules=document.get("module", {}))
 
 
 def node_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Bad input through the command line: a message with path, given and what would work; the right exit code; nothing created."""
+"""Bad input through the command line: a message that says what would work, the exit code, and nothing created."""
 
 from __future__ import annotations
 
