@@ -59,7 +59,7 @@ def carry_out(
 
 
 def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
-    """Addresses to replace so that local nodes that died are started again, after a reboot of this machine for instance.
+    """Addresses to replace so that local nodes that died are started again, such as after a reboot of this machine.
 
     Terraform cannot see that a process is gone. A cloud restarts its machines; here a deploy does.
     """
