@@ -1,0 +1,125 @@
+"""The modules as HCL: formatted, typed, described, the same core everywhere, usable without Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fleet import SCRIPTS, environment, processes, until
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.terraform import Terraform, find_program
+
+MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
+CORE = {
+    "name",
+    "node_count",
+    "machine_types",
+    "image",
+    "disk_gb",
+    "spot",
+    "user_data_head",
+    "user_data_worker",
+    "ssh_public_key",
+    "allow_cidrs",
+    "labels",
+}
+
+
+def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*find_program(), *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
+    for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
+        assert (module / name).is_file()
+    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    text = (module / "variables.tf").read_text()
+    blocks = dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
+    assert set(blocks) >= CORE
+    for name, body in blocks.items():
+        assert re.search(r"^  description = ", body, re.MULTILINE), f"{name} has no description"
+        kind = re.search(r"^  type += (.*)", body, re.MULTILINE)
+        assert kind and kind.group(1) != "any", f"{name} has no type"
+        assert re.search(rf"`{name}`", (module / "README.md").read_text()), f"{name} is not in the README"
+    outputs = (module / "outputs.tf").read_text()
+    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("spot = true", "a local node is not bought"),
+        ('image = "ami-1"', "runs on this machine"),
+        ("disk_gb = 10", "this machine's disk"),
+        ('allow_cidrs = ["0.0.0.0/0"]', "loopback"),
+        ('ssh_public_key = "ssh-ed25519 x"', "nothing to log in to"),
+        ("node_count = 0", "at least 1"),
+    ],
+)
+def test_core_inputs_that_make_no_sense_locally_are_refused(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "main.tf").write_text(
+        f'module "x" {{\n source = "{ROOT}/modules/local"\n name = "x"\n user_data_head = "{{}}"\n {line}\n}}\n'
+    )
+    assert terraform(tmp_path, "init").returncode == 0
+    result = terraform(tmp_path, "plan", "-no-color")
+    assert result.returncode == 1
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_the_example_of_its_readme_works_without_python(tmp_path: Path) -> None:
+    readme = (ROOT / "modules" / "local" / "README.md").read_text()
+    example = re.search(r"```hcl\n(.*?)```", readme, re.DOTALL)
+    assert example
+    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/local", f"{ROOT}/modules/local"))
+    made = Terraform(tmp_path)
+    made.prepare()
+    with made.planned(lambda event: None) as plan:
+        made.apply_plan(plan, lambda event: None)
+    try:
+        manifest = Manifest.read(made.outputs()["fleet_cpu"])
+        with open_pool(manifest) as pool:
+            assert [slot.slot for slot in pool.slots()] == ["cpu-0/0", "cpu-0/1", "cpu-1/0", "cpu-1/1"]
+            assert sky.compute(sum)([1, 2]) @ pool == [3, 3, 3, 3]
+        with made.planned(lambda event: None) as plan:
+            assert plan.empty
+    finally:
+        with made.planned(lambda event: None, destroy=True) as plan:
+            made.apply_plan(plan, lambda event: None)
+    until(lambda: not processes(tmp_path))
+    assert not (tmp_path / ".skyinfra").exists()
+
+
+def test_destroying_needs_neither_python_nor_the_runner(tmp_path: Path) -> None:
+    """node.sh alone stops a node whose environment is gone, and never a process that only has its number."""
+    folder = tmp_path / "fleet" / "pool" / "node"
+    folder.mkdir(parents=True)
+    (folder / "node.json").write_text(json.dumps({}))
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (folder / "runner.pid").write_text(str(stranger.pid))
+    script = ROOT / "modules" / "local" / "node.sh"
+    for _ in range(2):
+        subprocess.run(["sh", script, "down"], env={"PATH": "/usr/bin:/bin", "FOLDER": str(folder)}, check=True)
+        assert not folder.exists()
+    assert stranger.poll() is None, "a process of somebody else was killed"
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_missing_runner_is_named(tmp_path: Path) -> None:
+    script = ROOT / "modules" / "local" / "node.sh"
+    env = {"PATH": "/usr/bin:/bin", "FOLDER": str(tmp_path / "n"), "RUNNER": "no-such-runner", "CONFIGURATION": "{}"}
+    result = subprocess.run(["sh", script, "up"], env={**env, "WAIT": "5"}, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "no-such-runner was not found" in result.stderr and "SKYINFRA_RUNNER" in result.stderr
+    assert not (tmp_path / "n").exists()
+    assert (SCRIPTS / "skyinfra-runner").exists()
