@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from skyinfra._errors import NotSupported
+import pynvml
+
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
+from skyinfra.runner import inventory, partitioner
 from skyinfra.runner.inventory import Device
-from skyinfra.runner.node import Node
-from skyinfra.runner.partitioner import Partition
+from skyinfra.runner.nvml import Nvml
+from skyinfra.runner.partitioner import Emit, Partition, Step
 from skyinfra.runner.state import NodeDirectory
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `Hardware.apply` will do: UUIDs of the partitions that go, indexes of the GPUs whose MIG mode changes."""
-
-    removed: frozenset[str] = frozenset()
-    toggled: frozenset[int] = frozenset()
-
-
 class Hardware:
-    """The accelerators that *node* declares."""
+    """The accelerators that *config* declares, on this node. *root*: where device files are looked for.
 
-    def __init__(self, node: Node, directory: NodeDirectory) -> None:
-        self.devices: tuple[Device, ...] = ()
-        if node.config.accelerator is not None:
-            raise NotSupported("accelerators are not served yet")
+    Its methods raise `AcceleratorMissing` where they are not there, `PartitionFailed` where NVML refuses.
+    """
 
-    def plan(self, *, partitions: bool) -> Plan:
-        """What has to change."""
-        return Plan()
+    def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
+        self._config = config
+        self._directory = directory
+        self._root = root
+        accelerator = config.accelerator
+        self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
 
-    def apply(self, plan: Plan) -> tuple[Partition, ...]:
-        """Changes it."""
-        return ()
+    def devices(self) -> tuple[Device, ...]:
+        """The accelerators by index; empty on a node that declares none."""
+        if self._gpus is not None:
+            with self._nvml(self._gpus) as nvml:
+                return inventory.nvidia(nvml, self._gpus)
+        accelerator = self._config.accelerator
+        if accelerator is None:
+            return ()
+        if self._config.simulate:
+            return inventory.simulated(accelerator)
+        return inventory.by_device_files(accelerator, root=self._root)
+
+    def plan(self) -> list[Step]:
+        """What `partition` would do; empty where the GPUs stand as declared."""
+        if self._gpus is None:
+            return []
+        with self._nvml(self._gpus) as nvml:
+            return partitioner.plan(nvml, self._gpus)
+
+    def partition(self, emit: Emit) -> tuple[Partition, ...]:
+        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done."""
+        if self._gpus is None:
+            return ()
+        with self._nvml(self._gpus) as nvml:
+            return partitioner.apply(nvml, self._gpus, emit=emit)
+
+    def standing(self) -> tuple[Partition, ...]:
+        """The partitions of GPUs that stand as declared already; changes nothing."""
+        if self._gpus is None:
+            return ()
+        with self._nvml(self._gpus) as nvml:
+            return partitioner.standing(nvml, self._gpus)
+
+    @contextlib.contextmanager
+    def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:
+        nvml = Nvml(self._driver(gpus))
+        try:
+            nvml.open()
+        except pynvml.NVMLError as error:
+            raise inventory.no_driver(error) from error
+        with contextlib.closing(nvml):
+            yield nvml
+
+    def _driver(self, gpus: NodeAccelerator) -> Any:
+        if not self._config.simulate:
+            return pynvml
+        from skyinfra.runner.simulated import SimulatedDriver
+
+        seed = f"{self._config.fleet}/{self._config.node}"
+        return SimulatedDriver(gpus, path=self._directory.simulated_file, seed=seed)

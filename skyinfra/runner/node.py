@@ -26,11 +26,6 @@ class Node:
         """The node's name, unique in the fleet."""
         return self.config.node
 
-    @property
-    def seed(self) -> str:
-        """What makes this node's simulated hardware its own."""
-        return f"{self.config.fleet}/{self.config.node}"
-
     @classmethod
     def load(cls, path: Path) -> Node:
         """The node that the file *path* and its secret file describe. Raises `InvalidNodeConfig`."""

@@ -7,12 +7,14 @@ at the start, on SIGHUP, and when something ended by itself.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from distributed import Nanny, Scheduler
 from distributed.core import Status as DaskStatus
@@ -25,6 +27,7 @@ from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import head, slots, worker
 from skyinfra.runner.hardware import Hardware
 from skyinfra.runner.node import Node
+from skyinfra.runner.partitioner import Step
 from skyinfra.runner.prepare import prepare
 from skyinfra.runner.state import NodeDirectory, State, Status
 from skyinfra.runner.supervisor import SlotSupervisor
@@ -130,13 +133,16 @@ class Service:
 
     async def _slots(self, node: Node) -> tuple[InstanceInfo, ...]:
         """The slots that the node is to have, after its accelerators were brought to the wanted layout."""
-        hardware = Hardware(node, self._directory)
-        plan = await asyncio.to_thread(hardware.plan, partitions=self._partitions)
-        doomed = [key for key in self._running if key.slot.uuid in plan.removed or key.slot.gpu in plan.toggled]
-        await self._stop_slots(doomed)
-        partitions = await asyncio.to_thread(hardware.apply, plan)
+        hardware = Hardware(node.config, self._directory)
+        devices = await asyncio.to_thread(hardware.devices)
+        if self._partitions:
+            steps = await asyncio.to_thread(hardware.plan)
+            await self._stop_slots([key for key in self._running if _is_touched(key.slot, steps)])
+            partitions = await asyncio.to_thread(hardware.partition, _log_event)
+        else:
+            partitions = await asyncio.to_thread(hardware.standing)
         running = [key.slot for key in self._running]
-        return slots.plan(node.config, hardware.devices, partitions, running=running)
+        return slots.plan(node.config, devices, partitions, running=running)
 
     async def _head(self, node: Node) -> Endpoint | None:
         """The scheduler's address, once it answers; None where a new configuration came before that."""
@@ -250,6 +256,16 @@ class Service:
             slots=tuple(sorted((key.slot for key in self._running), key=lambda slot: slot.worker)),
             generation=self._generation,
         )
+
+
+def _is_touched(slot: InstanceInfo, steps: Sequence[Step]) -> bool:
+    """Whether the device of *slot* goes, or its GPU changes its MIG mode, which nothing on it survives."""
+    goes = slot.uuid is not None and slot.uuid in {step.uuid for step in steps if step.action == "destroy"}
+    return goes or slot.gpu in {step.gpu for step in steps if step.action == "mode"}
+
+
+def _log_event(event: dict[str, Any]) -> None:
+    logger.info("%s", json.dumps({"event": "partition", **event}))
 
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:

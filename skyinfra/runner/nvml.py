@@ -1,0 +1,220 @@
+"""NVML, typed: the part of it that an inventory and a MIG life cycle need.
+
+``Nvml`` stands over a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
+simulated one. It takes care of what pynvml leaves to its caller:
+
+- a placement must go by reference: by value the process dies with a segmentation fault
+- functions that fill an array trust its size: it is sized for any GPU, because some drivers understate their counts
+- a MIG mode that was accepted but is not active is reported by a value, not raised
+- older drivers lack the versioned profile query, and with it the profile's name
+- handles die when the MIG mode changes: `Gpu` objects are not to be kept across `Gpu.set_mig_mode`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+# No GPU carries more instances than this of a profile, nor an instance more compute instances.
+_MAX_INSTANCES = 32
+_ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+_MIB = 2**20
+
+# code -> name as nvml.h has it, such as 23 -> "INSUFFICIENT_RESOURCES"
+ERROR_NAMES: dict[int, str] = {
+    value: name.removeprefix("NVML_ERROR_") for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")
+}
+
+
+def error_name(code: int) -> str:
+    """The name of an NVML error code with its number: ``IN_USE (19)``."""
+    return f"{ERROR_NAMES.get(code, 'error')} ({code})"
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """A GPU instance profile as this device has it. ``name`` is without the driver's ``MIG`` in front."""
+
+    name: str
+    profile_id: int
+    compute_slices: int
+
+
+@dataclass(frozen=True)
+class ComputeInstance:
+    """A compute instance. ``uuid`` is that of the MIG device it makes."""
+
+    handle: Any
+    compute_slices: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class GpuInstance:
+    """A GPU instance that exists: where it stands in memory slices, and the compute instances in it."""
+
+    handle: Any
+    profile: ProfileInfo
+    start: int
+    size: int
+    compute: tuple[ComputeInstance, ...]
+
+    @property
+    def uuid(self) -> str | None:
+        """UUID of its MIG device; None unless one compute instance fills the GPU instance."""
+        whole = len(self.compute) == 1 and self.compute[0].compute_slices == self.profile.compute_slices
+        return self.compute[0].uuid if whole else None
+
+
+class Nvml:
+    """NVML between `open` and `close`. Everything raises ``pynvml.NVMLError``."""
+
+    def __init__(self, api: Any = pynvml) -> None:
+        self.api = api
+
+    def open(self) -> None:
+        """Initializes the library."""
+        self.api.nvmlInit()
+
+    def close(self) -> None:
+        """Shuts it down; with `contextlib.closing` at the end of a block."""
+        self.api.nvmlShutdown()
+
+    def driver_version(self) -> str:
+        """Such as ``550.90.07``."""
+        return str(self.api.nvmlSystemGetDriverVersion())
+
+    def gpus(self) -> list[Gpu]:
+        """The GPUs by index."""
+        return [Gpu(self.api, index) for index in range(self.api.nvmlDeviceGetCount())]
+
+
+class Gpu:
+    """One GPU. See `Nvml` for what its methods raise."""
+
+    def __init__(self, api: Any, index: int) -> None:
+        self._api = api
+        self._handle = api.nvmlDeviceGetHandleByIndex(index)
+        self.index = index
+        self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
+        self.name = str(api.nvmlDeviceGetName(self._handle))
+
+    def memory_bytes(self) -> int:
+        """All of its memory, as the driver counts it."""
+        return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
+
+    def mig_mode(self) -> tuple[bool, bool] | None:
+        """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
+        try:
+            current, pending = self._api.nvmlDeviceGetMigMode(self._handle)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise
+        return bool(current), bool(pending)
+
+    def set_mig_mode(self, on: bool) -> int:
+        """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
+        mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
+        return int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
+
+    def profiles(self) -> list[ProfileInfo]:
+        """The GPU instance profiles of this device, in the order of NVML's enumeration."""
+        found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
+        return [profile for profile in found if profile is not None]
+
+    def instances(self) -> list[GpuInstance]:
+        """The GPU instances that exist, by start. MIG must be on."""
+        found = [instance for profile in self.profiles() for instance in self._instances_of(profile)]
+        return sorted(found, key=lambda instance: instance.start)
+
+    def create(self, profile: ProfileInfo, *, start: int, size: int) -> Any:
+        """Creates a GPU instance at this place, without compute instances; returns its handle."""
+        placement = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
+        return self._api.nvmlDeviceCreateGpuInstanceWithPlacement(
+            self._handle, profile.profile_id, ctypes.byref(placement)
+        )
+
+    def fill(self, handle: Any, profile: ProfileInfo) -> ComputeInstance:
+        """Creates the one compute instance that fills the GPU instance *handle* of *profile*."""
+        for info in self._compute_profiles(handle):
+            if info.sliceCount == profile.compute_slices:
+                created = self._api.nvmlGpuInstanceCreateComputeInstance(handle, info.id)
+                return self._compute_instance(created, int(info.sliceCount))
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def empty(self, instance: GpuInstance) -> None:
+        """Destroys the compute instances of *instance*."""
+        for compute in instance.compute:
+            self._api.nvmlComputeInstanceDestroy(compute.handle)
+
+    def destroy(self, instance: GpuInstance) -> None:
+        """Destroys *instance*, which must be empty."""
+        self._api.nvmlGpuInstanceDestroy(instance.handle)
+
+    def _profile(self, number: int) -> ProfileInfo | None:
+        info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)
+        if info is None:
+            return None
+        name = getattr(info, "name", "") or self._name_of(number, info)
+        return ProfileInfo(str(name).removeprefix("MIG "), int(info.id), int(info.sliceCount))
+
+    def _name_of(self, number: int, info: Any) -> str:
+        """The name as NVIDIA builds it, for drivers that give none: memory in eighths of the GPU's whole GiB."""
+        total = self.memory_bytes()
+        eighths = math.ceil(info.memorySizeMB * _MIB / total * 8)
+        memory = round(eighths / 8 * math.ceil(total / 2**30))
+        media = number in (pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
+        return f"{info.sliceCount}g.{memory}gb{'+me' if media else ''}"
+
+    def _instances_of(self, profile: ProfileInfo) -> Iterator[GpuInstance]:
+        handles = self._filled(
+            pynvml.c_nvmlGpuInstance_t, self._api.nvmlDeviceGetGpuInstances, self._handle, profile.profile_id
+        )
+        for handle in handles:
+            placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
+            compute = tuple(self._compute_instances(handle))
+            yield GpuInstance(handle, profile, int(placement.start), int(placement.size), compute)
+
+    def _compute_instances(self, handle: Any) -> Iterator[ComputeInstance]:
+        for info in self._compute_profiles(handle):
+            function = self._api.nvmlGpuInstanceGetComputeInstances
+            for compute in self._filled(pynvml.c_nvmlComputeInstance_t, function, handle, info.id):
+                yield self._compute_instance(compute, int(info.sliceCount))
+
+    def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
+        device = self._api.nvmlComputeInstanceGetInfo_v2(handle).device
+        return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)))
+
+    def _compute_profiles(self, handle: Any) -> Iterator[Any]:
+        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+            function = self._api.nvmlGpuInstanceGetComputeInstanceProfileInfo
+            info = self._versioned(function, handle, number, _SHARED)
+            if info is not None:
+                yield info
+
+    @classmethod
+    def _versioned(cls, function: Any, *arguments: Any, version: int = 2) -> Any:
+        """Asks for version 2, then 1; None where the device has no such profile."""
+        try:
+            return function(*arguments, version=version)
+        except pynvml.NVMLError as error:
+            if error.value in _ABSENT:
+                return None
+            if version == 2 and error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                return cls._versioned(function, *arguments, version=1)
+            raise
+
+    @staticmethod
+    def _filled(kind: Any, function: Any, *arguments: Any) -> list[Any]:
+        """What *function* writes into an array of *kind*. The count is an output only."""
+        array = (kind * _MAX_INSTANCES)()
+        count = ctypes.c_uint(_MAX_INSTANCES)
+        function(*arguments, array, ctypes.byref(count))
+        return [array[i] for i in range(count.value)]

@@ -1,0 +1,103 @@
+"""What the simulated driver remembers: a file that every process of the node shares, under a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skyinfra.runner.state import writing
+
+
+@dataclass
+class ComputeState:
+    """One compute instance."""
+
+    id: int
+    slices: int
+
+
+@dataclass
+class InstanceState:
+    """One GPU instance, at ``start`` for ``size`` memory slices."""
+
+    id: int
+    profile: str
+    start: int
+    size: int
+    compute: list[ComputeState] = field(default_factory=list)
+
+    def overlaps(self, start: int, size: int) -> bool:
+        """Whether a memory slice of ``start`` to ``start + size`` is its own."""
+        return self.start < start + size and start < self.start + self.size
+
+
+@dataclass
+class GpuState:
+    """One GPU: its MIG mode (0 or 1) now and after a reset, and its instances.
+
+    held: a process holds the GPU, which nothing can be reset under. guest: it is passed through to a virtual
+    machine, whose driver cannot reset it.
+    """
+
+    current: int = 0
+    pending: int = 0
+    held: bool = False
+    guest: bool = False
+    instances: list[InstanceState] = field(default_factory=list)
+
+
+class StateFile:
+    """The states of *count* GPUs in the file *path*; a new file says that MIG is off everywhere."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+
+    def read(self) -> list[GpuState]:
+        """The state of each GPU now."""
+        with self._locked():
+            return self._load()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[list[GpuState]]:
+        """The states, for changing; nothing is kept of a change whose body raises."""
+        with self._locked():
+            gpus = self._load()
+            yield gpus
+            self._store(gpus)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._path.with_suffix(".lock")
+        with writing(lock):
+            stream = lock.open("a")
+        with stream:
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _load(self) -> list[GpuState]:
+        gpus: list[GpuState] = []
+        if self._path.exists():
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            gpus = [_gpu(value) for value in document["gpus"][: self._count]]
+        return gpus + [GpuState() for _ in range(self._count - len(gpus))]
+
+    def _store(self, gpus: list[GpuState]) -> None:
+        text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
+        new = self._path.with_suffix(".new")
+        with writing(self._path):
+            new.write_text(text, encoding="utf-8")
+            new.replace(self._path)
+
+
+def _gpu(value: dict[str, object]) -> GpuState:
+    gpu = GpuState(**value)  # type: ignore[arg-type]
+    gpu.instances = [InstanceState(**instance) for instance in gpu.instances]  # type: ignore[arg-type]
+    for instance in gpu.instances:
+        instance.compute = [ComputeState(**compute) for compute in instance.compute]  # type: ignore[arg-type]
+    return gpu
