@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from skyinfra._errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
 from skyinfra.pool import ComputePool, check_concurrency
-from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.protocol.manifest import ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
@@ -18,8 +18,6 @@ from skyinfra.protocol.nodeconfig import (
     PlacedPartition,
 )
 from skyinfra.providers import Request, Selection
-
-_GPU_VENDORS = ("nvidia", "amd")
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,6 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
         for index, (gpu, partition) in enumerate(partitions):
             yield ManifestSlot(index, "partition", accelerator.name, partition.profile, gpu)
     else:
-        kind = "gpu" if accelerator.vendor in _GPU_VENDORS else "chip"
+        kind = slot_kind(accelerator.vendor)
         for index in range(accelerator.count):
-            yield ManifestSlot(index, kind, accelerator.name, None, index)  # type: ignore[arg-type]
+            yield ManifestSlot(index, kind, accelerator.name, None, index)

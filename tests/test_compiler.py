@@ -39,7 +39,7 @@ def test_whole_accelerators_chips_and_cpus_are_slots() -> None:
     assert [(s.kind, s.profile, s.gpu) for s in gpus.slots] == [("gpu", None, i) for i in range(4)]
     assert gpus.head.accelerator is not None and gpus.head.accelerator.layouts == ()
     chips = compile_pool(pool(accelerator="Trainium2:2"), "s")
-    assert [s.kind for s in chips.slots] == ["chip", "chip"]
+    assert [s.kind for s in chips.slots] == ["cores", "cores"]
     cpus = compile_pool(pool(worker=sky.Worker(concurrency=3)), "s")
     assert [s.kind for s in cpus.slots] == ["cpu"] * 3
     assert cpus.head.cpu_slots == 3

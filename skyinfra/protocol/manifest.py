@@ -17,6 +17,15 @@ VERSION = 1
 
 SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
 
+# What a whole accelerator of a vendor is as a slot; of any other vendor it is a chip. One chip of AWS is a group of
+# NeuronCores.
+_KINDS: dict[str, SlotKind] = {"nvidia": "gpu", "amd": "gpu", "aws": "cores"}
+
+
+def slot_kind(vendor: str) -> SlotKind:
+    """The kind of the slot that one whole accelerator of *vendor* makes."""
+    return _KINDS.get(vendor, "chip")
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.manifest import SlotKind
+from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
 from skyinfra.runner.inventory import Device
 from skyinfra.runner.partitioner import Partition
@@ -25,7 +25,6 @@ _VARIABLES: dict[Vendor, tuple[str, ...]] = {
     "intel": ("HABANA_VISIBLE_MODULES",),
     "custom": (),
 }
-_KINDS: dict[Vendor, SlotKind] = {"nvidia": "gpu", "amd": "gpu", "aws": "cores"}
 _NUMBERLESS = -1
 
 
@@ -76,7 +75,7 @@ def _on_device(
 ) -> list[InstanceInfo]:
     variables = _VARIABLES[accelerator.vendor]
     base = replace(
-        _blank(config, _KINDS.get(accelerator.vendor, "chip")),
+        _blank(config, slot_kind(accelerator.vendor)),
         accelerator=accelerator.name,
         gpu=device.index,
         uuid=device.uuid,
