@@ -1,0 +1,32 @@
+"""The wheel: it carries the modules and templates, and works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from conftest import ROOT
+
+
+def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    for kind in ("modules", "templates"):
+        wanted = {path.relative_to(ROOT / kind) for path in (ROOT / kind).rglob("*") if path.is_file()}
+        there = installed / "skyinfra" / "_bundled" / kind
+        assert {path.relative_to(there) for path in there.rglob("*") if path.is_file()} == wanted
+    assert not {path.parts[0] for path in (p.relative_to(installed) for p in installed.iterdir())} & {"tests", "stacks"}
+    project = tmp_path / "project"
+    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
+    init = [sys.executable, "-m", "skyinfra.cli", "init", str(project)]
+    subprocess.run(init, check=True, env=environment, capture_output=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "main.py"], check=True, env=environment, capture_output=True, cwd=project)
+    (module,) = (project / "cdktf.out" / "stacks" / "quickstart" / "assets").glob("*/*/main.tf")
+    assert module.read_bytes() == (ROOT / "modules" / "local" / "main.tf").read_bytes()
