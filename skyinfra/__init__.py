@@ -7,10 +7,14 @@ Dask and no boto3.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyinfra import _errors
 from skyinfra._errors import *  # noqa: F403 - the exception tree is public as it stands
+
+if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
+    from skyinfra import accelerators as accelerators
+    from skyinfra import mig as mig
 
 __version__ = "0.1.0"
 
