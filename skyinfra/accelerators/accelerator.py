@@ -135,6 +135,12 @@ class Accelerator:
         """An accelerator that is not in the catalog; see Custom."""
         if not isinstance(name, str) or not name.strip():
             raise InvalidAccelerator("a custom accelerator needs a name", field="name", given=name)
+        if mig_model is not None:
+            try:
+                _mig.geometry(mig_model)
+            except MigNotSupported as error:
+                error.at("mig_model")
+                raise
         made = object.__new__(cls)
         made._set(
             name=name.strip(),

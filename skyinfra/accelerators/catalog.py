@@ -148,7 +148,7 @@ def _with_ending(found: Spelling, words: list[str], text: str) -> Spelling:
     """The spelling with what the words after the name add to it."""
     sizes = {found.memory_gb} if found.memory_gb else set()
     rest = ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         if re.fullmatch(r"\d{1,5}GB?", word, re.I | re.A) or (word.isdigit() and following.lower() == "gb"):
             sizes.add(read_memory(word))
         elif word.lower() != "gb":
