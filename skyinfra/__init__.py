@@ -72,6 +72,10 @@ if TYPE_CHECKING:
     from skyinfra.providers import AWS, Local, VastAI
     from skyinfra.stack import FleetStack
 
+if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
+    from skyinfra import accelerators as accelerators
+    from skyinfra import mig as mig
+
 __version__ = "0.1.0"
 
 # public name -> module that defines it, or None where the name is a module itself

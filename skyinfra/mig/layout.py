@@ -79,7 +79,7 @@ def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
         profile = geometry.profile(name)
         if geometry.compute_slices is not None and count > geometry.compute_slices:
             limit = profile.max_count or geometry.compute_slices
-            raise LayoutDoesNotFit(f"{geometry.model} holds {profile.name} {limit} times at most", given=count)
+            raise LayoutDoesNotFit(f"at most {limit} of {profile.name} on one {geometry.model}", given=count)
         profiles += [profile] * count
     return tuple(profile.name for profile in sorted(profiles, key=largest_first))
 

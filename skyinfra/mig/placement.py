@@ -108,7 +108,7 @@ class _Grid:
         """Why one more instance of *profile* is refused wherever it starts; empty where it is not."""
         others = [other for other, _ in self.placed]
         if profile.max_count is not None and others.count(profile) >= profile.max_count:
-            return f"{profile.name} stands on this GPU {profile.max_count} times at most"
+            return f"at most {profile.max_count} of {profile.name} on one GPU"
         used = sum(other.compute_slices for other in others)
         total = self.geometry.compute_slices or 0
         if used + profile.compute_slices > total:

@@ -73,7 +73,7 @@ def test_a_profile_of_another_gpu() -> None:
 
 
 def test_counts_beyond_any_gpu_cost_nothing() -> None:
-    with pytest.raises(LayoutDoesNotFit, match="7 times at most"):
+    with pytest.raises(LayoutDoesNotFit, match="at most 7 of"):
         mig.parse("1g.10gb*999999999", H100)
     with pytest.raises(LayoutDoesNotFit):
         mig.parse({"1g.10gb": 10**12}, H100)

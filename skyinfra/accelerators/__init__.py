@@ -1,0 +1,64 @@
+"""What hardware exists, and how to ask for it.
+
+    accelerators.H100(count=4, memory="80GB", form_factor="SXM", mig="3g.40gb")
+    accelerators.parse("H100:4/3g.40gb")
+    accelerators.Custom("My-GPU", memory="48GB")
+
+There is a factory for every name of the catalog; dir() lists them. The string form is
+NAME[-MEMORY][-FORM FACTOR][!][:COUNT][/LAYOUT]: "H100", "A100-40GB:4", "H100!" (no other may stand in),
+"H100:8/3g.40gb+2g.20gb+1g.10gb*2", and "H100:2/3g.40gb|7g.80gb" with a layout for each GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skyinfra.accelerators.accelerator import Accelerator, Options, parse, parse_preferences
+from skyinfra.accelerators.catalog import Variant, aliases, names, sources, variants
+from skyinfra.accelerators.factories import (
+    NVIDIA,
+    AcceleratorSpec,
+    Custom,
+    Factory,
+    factory,
+    identifiers,
+    is_amd,
+    is_nvidia,
+    is_tpu,
+    is_trainium,
+)
+
+if TYPE_CHECKING:
+    # The factories, for editors and type checkers; written by tools/build_stubs.py.
+    from skyinfra.accelerators._names import *  # noqa: F403
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - only at run time, so that a wrong name stays a type error
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return factory(name)
+
+
+__all__ = [
+    "Accelerator",
+    "AcceleratorSpec",
+    "Custom",
+    "Factory",
+    "NVIDIA",
+    "Options",
+    "Variant",
+    "aliases",
+    "is_amd",
+    "is_nvidia",
+    "is_tpu",
+    "is_trainium",
+    "names",
+    "parse",
+    "parse_preferences",
+    "sources",
+    "variants",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *identifiers()})
