@@ -28,7 +28,7 @@ from skyinfra.runner.simulated_state import ComputeState, GpuState, InstanceStat
 DRIVER_VERSION = "580.82.07"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.skyinfra")
 _BYTES_PER_GB = 10**9
-_REFERENCE = type(ctypes.byref(ctypes.c_uint()))
+_REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
 # Compute instance profiles, NVML's enumeration -> compute slices; 7 is the one of the double-memory GPU instance.
 _COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
 _DOUBLE_MEMORY_COMPUTE = 7
