@@ -1,0 +1,163 @@
+"""What each MIG-capable GPU model can be divided into: geometry.json, read once."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skyinfra._errors import MigNotSupported, UnknownProfile, did_you_mean
+
+_DATA = Path(__file__).with_name("geometry.json")
+
+_PROFILE_NAME = re.compile(
+    r"(?P<compute>\d{1,2})g\.(?P<memory>\d{1,4})gb(?P<attributes>(?:[+-][a-z.]+(?:,[a-z.]+)*)*)", re.A
+)
+
+# Drivers and early boards name one profile by slightly different sizes (A100-80: 3g.40gb or 3g.39gb; GB200: 1g.23gb
+# or 1g.24gb, 7g.186gb or 7g.189gb), because the name follows the memory they report.
+_DRIFT_GB = 3
+_DRIFT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One MIG instance kind of one GPU model.
+
+    name: NVIDIA's name, such as "3g.40gb" or "1g.10gb+me".
+    compute_slices: of the GPU's; memory_gb: the number in the name.
+    memory_slices: of the GPU's (eighths or quarters); None where unknown.
+    size: what a placement takes, in placement units; None where unknown.
+    starts: where an instance may start, in placement units; None where unknown.
+    expected: the starts follow from the driver's source and were not seen on this part.
+    max_count: how many stand on one GPU at most; None where unknown.
+    nvml_enum: the argument of nvmlDeviceGetGpuInstanceProfileInfo; None where unknown.
+    profile_id: what creates an instance. Differs between GPUs for one name: on a node, ask the device.
+    sm: streaming multiprocessors of an instance; varies with the board, None where unknown.
+    sources: where the name, the id and the starts come from (None where the value itself is unknown).
+    """
+
+    name: str
+    compute_slices: int
+    memory_slices: int | None
+    size: int | None
+    memory_gb: int
+    max_count: int | None
+    nvml_enum: int | None
+    profile_id: int | None
+    sm: int | None
+    starts: tuple[int, ...] | None
+    expected: bool
+    sources: tuple[str | None, str | None, str | None]
+
+    @property
+    def attributes(self) -> str:
+        """What follows the size in the name: "+me", "+gfx", "+me.all", "-me" or nothing."""
+        return self.name.partition("gb")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """One GPU model: its profiles, and the grid on which they are placed.
+
+    model: the key, such as "h100_80gb".
+    placement_units, compute_slices: how many the GPU has; None where unknown.
+    memory_gib: what the GPU reports, in GiB; None where unknown.
+    resetless: MIG mode is switched without a GPU reset (Hopper and later).
+    min_driver: the oldest driver that offers MIG on this part, such as "525.85.12"; None where unknown.
+    min_driver_detail: where single profiles need a newer one.
+    profiles: empty where none are known.
+    """
+
+    model: str
+    products: tuple[str, ...]
+    pci_device_ids: tuple[str, ...]
+    architecture: str
+    memory_gib: int | None
+    memory_slices: int | None
+    compute_slices: int | None
+    placement_units: int | None
+    resetless: bool
+    min_driver: str | None
+    min_driver_detail: str | None
+    notes: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+
+    def profile(self, name: str) -> Profile:
+        """The profile of that name on this GPU; also by the name that other drivers give it.
+
+        A name counts as another driver's where slices and attributes are the same and the memory differs by at most
+        3 GB and 5 %. Raises UnknownProfile otherwise, with the profiles that this GPU has, and MigNotSupported where
+        none of them are known.
+        """
+        if not self.profiles:
+            raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
+        wanted = name.strip().lower()
+        drifted = []
+        form = _PROFILE_NAME.fullmatch(wanted)
+        for profile in self.profiles:
+            if profile.name == wanted:
+                return profile
+            if form and _same_but_drifted(form, profile):
+                drifted.append(profile)
+        if len(drifted) == 1:
+            return drifted[0]
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnknownProfile:
+        known = [profile.name for profile in self.profiles]
+        hint = f"{did_you_mean(name, known)} Profiles of {self.model}: {', '.join(known)}.".lstrip()
+        return UnknownProfile(f"{self.model} has no profile of that name", given=name, hint=hint)
+
+
+def is_profile_name(text: str) -> bool:
+    """Whether *text* has the form of a profile name, on whatever GPU."""
+    return _PROFILE_NAME.fullmatch(text.strip().lower()) is not None
+
+
+def _same_but_drifted(form: re.Match[str], profile: Profile) -> bool:
+    drift = abs(int(form["memory"]) - profile.memory_gb)
+    return (
+        int(form["compute"]) == profile.compute_slices
+        and form["attributes"] == profile.attributes
+        and drift <= min(_DRIFT_GB, _DRIFT * profile.memory_gb)
+    )
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return data
+
+
+@cache
+def models() -> tuple[str, ...]:
+    """The keys of every GPU model with MIG, such as "h100_80gb"."""
+    return tuple(_data()["gpus"])
+
+
+def sources() -> dict[str, str]:
+    """What the keys in Profile.sources stand for."""
+    return dict(_data()["sources"])
+
+
+@cache
+def geometry(model: str) -> Geometry:
+    """The geometry of one GPU model. Raises MigNotSupported for a model without MIG, with the nearest keys."""
+    entry = _data()["gpus"].get(model)
+    if entry is None:
+        hint = did_you_mean(model, models()) or f"Models with MIG: {', '.join(models())}."
+        raise MigNotSupported("no GPU model of that name has MIG", given=model, hint=hint)
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    fields["profiles"] = tuple(_profile(row) for row in entry["profiles"])
+    return Geometry(model=model, **fields)
+
+
+def _profile(row: list[Any]) -> Profile:
+    values = dict(zip(_data()["columns"], row, strict=True))
+    starts = values.pop("starts")
+    named = tuple(values.pop(key) for key in ("source", "id_source", "placement_source"))
+    return Profile(starts=None if starts is None else tuple(starts), sources=named, **values)
