@@ -37,20 +37,20 @@ def boot(path: Path, *, wait_s: float) -> Status:
 def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
     """Ends the runner that serves *directory*, and all its processes. False where none does.
 
-    It has *timeout_s* seconds to end by itself, then its process group is killed. Raises `NodeFailed` where that did
+    It has *timeout_s* seconds to end by itself, then its session is killed. Raises `NodeFailed` where that did
     not help.
     """
     pid = directory.holder()
     if pid is None:
         return False
-    leads_group = os.getpgid(pid) == pid
+    leads_session = os.getsid(pid) == pid
     os.kill(pid, signal.SIGTERM)
     if not _poll(lambda: directory.holder() != pid, timeout_s):
         os.kill(pid, signal.SIGKILL)
         if not _poll(lambda: directory.holder() != pid, _KILL_PATIENCE_S):
             raise NodeFailed(f"the runner (process {pid}) cannot be killed", field=str(directory.path))
-    if leads_group:
-        _end_group(pid)
+    if leads_session:
+        _end_session(pid)
     status = directory.status()
     if status is not None and status.state not in ("stopped", "failed"):
         directory.write(directory.status_file, replace(status, state="stopped", pid=None, slots=()).dumps())
@@ -123,17 +123,17 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    _end_group(process.pid)
+    _end_session(process.pid)
 
 
-def _end_group(group: int) -> None:
-    """Kills what is left of the process group of a runner that has ended, and waits until nothing is."""
+def _end_session(session: int) -> None:
+    """Kills what is left of the session of a detached runner that has ended, and waits until nothing is."""
     # Dask's helper processes end by themselves when the runner is gone.
-    if _poll(lambda: not processes.of_group(group), 1.0):
+    if _poll(lambda: not processes.of_session(session), 1.0):
         return
-    for process in processes.of_group(group):
+    for process in processes.of_session(session):
         process.kill()
-    _poll(lambda: not processes.of_group(group), _KILL_PATIENCE_S)
+    _poll(lambda: not processes.of_session(session), _KILL_PATIENCE_S)
 
 
 def _poll(condition: Callable[[], bool], seconds: float) -> bool:

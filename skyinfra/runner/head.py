@@ -10,7 +10,7 @@ import dask
 from distributed import Scheduler
 from distributed.comm import connect
 from distributed.security import Security
-from distributed.utils import get_ip
+from distributed.utils import get_ip, get_mp_context
 
 from skyinfra._errors import NodeError, NodeFailed, PortTaken
 from skyinfra.protocol.manifest import Endpoint
@@ -22,7 +22,6 @@ _CONFIG = {
     "distributed.scheduler.allowed-failures": 60,
     # A silent link is noticed after 12 s instead of 28-60 s.
     "distributed.comm.timeouts.tcp": "15s",
-    "distributed.comm.timeouts.connect": "10s",
     # Shorter, and a task that holds the GIL is started again for ever.
     "distributed.scheduler.worker-ttl": "5 minutes",
     # Scheduler and workers serve unauthenticated HTTP pages otherwise.
@@ -32,15 +31,17 @@ _CONFIG = {
     "distributed.worker.daemon": False,
     # A worker is forked from a process that has Dask loaded: 0.1 s instead of 0.6 s of CPU for each slot.
     "distributed.worker.multiprocessing-method": "forkserver",
-    "distributed.admin.low-level-log-length": 1000,
+    # Returns the memory that a task gave back to the system; has to be set before a process starts.
+    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
 
 
-def configure(*, threads: int) -> None:
-    """Sets Dask up in this process and the workers it starts. *threads*: CPU threads of each worker's libraries."""
+def configure() -> None:
+    """Sets Dask up in this process and the workers that it will start."""
     quiet()
-    numerical = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-    dask.config.set({**_CONFIG, "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536, **numerical}})
+    dask.config.set(_CONFIG)
+    # Dask would load numpy and pandas there, before the worker's own import path and variables are set.
+    get_mp_context().set_forkserver_preload(["skyinfra.runner.worker"])
 
 
 def quiet() -> None:
@@ -59,19 +60,18 @@ def host_port(endpoint: Endpoint) -> str:
     return str(endpoint).removeprefix("tls://")
 
 
-def endpoint_to_listen(declared: Endpoint, directory: NodeDirectory) -> Endpoint:
-    """Where the head listens: as declared; for port 0 at the port that it had before, if it had one."""
-    if declared.port == 0 and directory.scheduler_file.exists():
-        kept = parse(directory.scheduler_file.read_text(encoding="utf-8"))
-        return Endpoint(declared.address, kept.port)
-    return declared
+async def start(declared: Endpoint, *, directory: NodeDirectory, security: Security) -> Scheduler:
+    """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-
-async def start(endpoint: Endpoint, *, security: Security) -> Scheduler:
-    """A running scheduler at *endpoint*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's."""
-    _check_free(endpoint)
+    Writes ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
+    """
+    kept = declared.port == 0 and directory.scheduler_file.exists()
+    port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
+    endpoint = Endpoint(declared.address, port)
+    choose = f"remove {directory.scheduler_file} to have another chosen" if kept else "declare another port"
     try:
-        return await Scheduler(
+        _check_free(endpoint)
+        scheduler = await Scheduler(
             host=endpoint.address,
             port=endpoint.port,
             security=security,
@@ -79,7 +79,9 @@ async def start(endpoint: Endpoint, *, security: Security) -> Scheduler:
             dashboard_address="127.0.0.1:0",
         )
     except OSError as error:
-        raise _cannot_listen(endpoint, error) from error
+        raise _cannot_listen(endpoint, error, choose) from error
+    directory.write(directory.scheduler_file, host_port(reached_at(scheduler)) + "\n")
+    return scheduler
 
 
 def reached_at(scheduler: Scheduler) -> Endpoint:
@@ -100,24 +102,19 @@ async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
 
 
 def _check_free(endpoint: Endpoint) -> None:
-    """A second socket on the port shows what stands there before Dask builds a scheduler around it."""
-    if endpoint.port == 0:
-        return
+    """A socket of our own on the port shows what stands there before Dask builds a scheduler around it."""
     family, kind, protocol, _, address = socket.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise _cannot_listen(endpoint, error) from error
+        probe.bind(address)
 
 
-def _cannot_listen(endpoint: Endpoint, error: OSError) -> NodeError:
+def _cannot_listen(endpoint: Endpoint, error: OSError, choose: str) -> NodeError:
     if error.errno == errno.EADDRINUSE:
         return PortTaken(
             f"another process listens on port {endpoint.port} of {endpoint.address}",
             field="scheduler",
-            hint=f"End it (`ss -ltnp sport = :{endpoint.port}` shows which), or declare another port.",
+            hint=f"End it (`ss -ltnp sport = :{endpoint.port}` shows which), or {choose}.",
         )
     return NodeFailed(
         f"cannot listen on {host_port(endpoint)}: {error.strerror or error}",

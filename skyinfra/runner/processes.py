@@ -1,4 +1,4 @@
-"""The processes of this machine, from /proc: finding what a runner or a worker leaves behind."""
+"""The processes of this machine, from /proc: finding what a runner leaves behind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ class Process:
     """One process that runs (a zombie does not). ``started``: in clock ticks since boot, unique with ``pid``."""
 
     pid: int
-    parent: int
-    group: int
+    session: int
     started: int
 
     def kill(self) -> None:
@@ -32,23 +31,9 @@ def running() -> list[Process]:
     return [process for process in map(_read, numbers) if process is not None]
 
 
-def descendants(pid: int) -> list[Process]:
-    """The children of *pid*, their children, and so on."""
-    children: dict[int, list[Process]] = {}
-    for process in running():
-        children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
-    parents = [pid]
-    while parents:
-        below = children.get(parents.pop(), [])
-        found.extend(below)
-        parents.extend(process.pid for process in below)
-    return found
-
-
-def of_group(group: int) -> list[Process]:
-    """The processes of the process group *group*."""
-    return [process for process in running() if process.group == group]
+def of_session(session: int) -> list[Process]:
+    """The processes of *session*: what a detached runner and its tasks started, unless it started a session."""
+    return [process for process in running() if process.session == session]
 
 
 def _read(pid: int) -> Process | None:
@@ -60,4 +45,4 @@ def _read(pid: int) -> Process | None:
     fields = text.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None
-    return Process(pid=pid, parent=int(fields[1]), group=int(fields[2]), started=int(fields[19]))
+    return Process(pid=pid, session=int(fields[3]), started=int(fields[19]))

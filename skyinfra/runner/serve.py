@@ -20,7 +20,7 @@ from distributed import Nanny, Scheduler
 from distributed.core import Status as DaskStatus
 from distributed.security import Security
 
-from skyinfra._errors import SkyinfraError
+from skyinfra._errors import NodeFailed, SkyinfraError, StateDirectoryError
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
@@ -67,11 +67,13 @@ class Service:
         self._error: SkyinfraError | None = None
         self._obstacle: tuple[str, str] | None = None
         self._generation = 0
+        self._threads = 1
         self._published: Status | None = None
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start."""
         self._handle_signals()
+        head.configure()
         applying = asyncio.create_task(self._apply())
         try:
             while not self._stop.is_set():
@@ -80,6 +82,8 @@ class Service:
                     if self._reload.is_set() or self._scheduler_ended():
                         self._reload.clear()
                         applying = asyncio.create_task(self._apply())
+                for supervisor in self._running.values():
+                    supervisor.check()
                 self._publish()
                 await _pause(self._stop, _POLL_S)
         finally:
@@ -116,7 +120,7 @@ class Service:
         await prepare(node.config, self._directory)
         self._phase = "partitioning"
         wanted_slots = await self._slots(node)
-        head.configure(threads=max(1, (os.cpu_count() or 1) // len(wanted_slots)))
+        self._threads = max(1, (os.cpu_count() or 1) // len(wanted_slots))
         self._phase = "serving"
         endpoint = await self._head(node)
         if endpoint is None:
@@ -167,12 +171,10 @@ class Service:
         made_from = (declared, node.secret)
         if self._scheduler is None or self._scheduler_made_from != made_from or self._scheduler_ended():
             await self._stop_scheduler()
-            listen = head.endpoint_to_listen(declared, self._directory)
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
-            self._scheduler = await head.start(listen, security=security)
+            self._scheduler = await head.start(declared, directory=self._directory, security=security)
             self._scheduler_made_from = made_from
         self._endpoint = head.reached_at(self._scheduler)
-        self._directory.write(self._directory.scheduler_file, head.host_port(self._endpoint) + "\n")
         return self._endpoint
 
     async def _stop_scheduler(self) -> None:
@@ -200,6 +202,7 @@ class Service:
             packages=directory.packages,
             variables=dict(wanted.env),
             confine=confine,
+            threads=self._threads,
         )
         return worker.nanny(
             wanted.slot,
@@ -217,8 +220,9 @@ class Service:
     async def _end(self, applying: asyncio.Task[None]) -> None:
         applying.cancel()
         await asyncio.wait({applying})
-        if not applying.cancelled() and isinstance(applying.exception(), SkyinfraError):
-            self._error = applying.exception()  # type: ignore[assignment]
+        if not applying.cancelled() and (error := applying.exception()) is not None:
+            unknown = NodeFailed(f"{type(error).__name__}: {error}")
+            self._error = error if isinstance(error, SkyinfraError) else unknown
         await self._stop_slots(list(self._running))
         await self._stop_scheduler()
         self._phase = "failed" if self._error else "stopped"
@@ -229,8 +233,14 @@ class Service:
         status = self._status()
         if status is None or status == self._published:
             return
-        self._directory.write(self._directory.status_file, status.dumps())
         self._published = status
+        try:
+            self._directory.write(self._directory.status_file, status.dumps())
+        except StateDirectoryError as error:
+            if self._generation == 0:
+                raise
+            # Tasks go on; what reads the status sees the old one.
+            logger.warning("%s", error)
 
     def _status(self) -> Status | None:
         if self._node is None:

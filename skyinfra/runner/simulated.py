@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from skyinfra.runner.simulated_state import ComputeState, GpuState, InstanceStat
 
 DRIVER_VERSION = "580.82.07"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.skyinfra")
-_BYTES_PER_GB = 10**9
-_REFERENCE = type(ctypes.byref(ctypes.c_uint()))
+_BYTES_PER_GIB = 2**30
+_REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
 # Compute instance profiles, NVML's enumeration -> compute slices; 7 is the one of the double-memory GPU instance.
 _COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
 _DOUBLE_MEMORY_COMPUTE = 7
@@ -43,6 +44,19 @@ class _Kind(IntEnum):
     DEVICE = 4
 
 
+@dataclass(frozen=True)
+class _Profile:
+    """What the driver knows of a GPU instance profile; ``number`` is NVML's enumeration, ``id`` what creates it."""
+
+    name: str
+    number: int
+    id: int
+    compute_slices: int
+    size: int
+    starts: tuple[int, ...]
+    max_count: int
+
+
 class SimulatedDriver:
     """The driver of a node with the accelerators *accelerator*, in the state that the file *path* keeps.
 
@@ -52,8 +66,10 @@ class SimulatedDriver:
     def __init__(self, accelerator: NodeAccelerator, *, path: Path, seed: str) -> None:
         self._accelerator = accelerator
         self._geometry = mig.geometry(accelerator.mig_model) if accelerator.mig_model else None
-        self._by_enum = _numbered(self._geometry.profiles) if self._geometry else {}
-        self._ids = {profile.name: _profile_id(number, profile) for number, profile in self._by_enum.items()}
+        profiles = _known(self._geometry) if self._geometry else []
+        self._by_number = {profile.number: profile for profile in profiles}
+        self._by_id = {profile.id: profile for profile in profiles}
+        self._by_name = {profile.name: profile for profile in profiles}
         self._state = StateFile(path, accelerator.count)
         self._seed = seed
         self._users = 0
@@ -124,7 +140,7 @@ class SimulatedDriver:
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
         self._read(device)
-        total = int((self._accelerator.memory_gb or 0) * _BYTES_PER_GB)
+        total = self._total_memory()
         return pynvml.c_nvmlMemory_t(total=total, free=total, used=0)
 
     # NVML: MIG mode.
@@ -152,14 +168,14 @@ class SimulatedDriver:
         self._mig_gpu(device, self._state.read())
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if profile not in self._by_enum:
+        if profile not in self._by_number:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        known = self._by_enum[profile]
+        known = self._by_number[profile]
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
-        info.id = self._ids[known.name]
+        info.id = known.id
         info.sliceCount = known.compute_slices
         info.instanceCount = known.max_count
-        info.memorySizeMB = int(known.memory_gb * _BYTES_PER_GB / 2**20)
+        info.memorySizeMB = self._total_memory() * known.size // self._units() // 2**20
         if version == 2:
             info.name = f"MIG {known.name}".encode()
         return info
@@ -167,7 +183,7 @@ class SimulatedDriver:
     def nvmlDeviceGetGpuInstancePossiblePlacements(self, device: Any, profile: int, array: Any, count: Any) -> None:
         self._mig_gpu(device, self._state.read())
         known = self._profile(profile)
-        starts = self._starts(known)
+        starts = known.starts
         if array is not None:
             for i, start in enumerate(starts):
                 array[i].start, array[i].size = start, known.size
@@ -178,7 +194,7 @@ class SimulatedDriver:
         with self._state.change() as gpus:
             gpu = self._mig_on(device, gpus)
             known = self._profile(profile)
-            if place.size != known.size or place.start not in self._starts(known):
+            if place.size != known.size or place.start not in known.starts:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             if not self._has_room(gpu, known, place.start):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
@@ -199,7 +215,7 @@ class SimulatedDriver:
         return pynvml.c_nvmlGpuInstanceInfo_t(
             device=_handle(pynvml.c_nvmlDevice_t, _Kind.GPU, gpu),
             id=instance.id,
-            profileId=self._ids[instance.profile],
+            profileId=self._by_name[instance.profile].id,
             placement=pynvml.c_nvmlGpuInstancePlacement_t(start=instance.start, size=instance.size),
         )
 
@@ -222,7 +238,7 @@ class SimulatedDriver:
         kinds = (pynvml.c_nvmlComputeInstanceProfileInfo_t, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
         info = kinds[version - 1]()
         info.id, info.sliceCount = profile, slices
-        info.instanceCount = self._named(instance.profile).compute_slices // slices
+        info.instanceCount = self._by_name[instance.profile].compute_slices // slices
         return info
 
     def nvmlGpuInstanceCreateComputeInstance(self, handle: Any, profile: int) -> Any:
@@ -232,7 +248,7 @@ class SimulatedDriver:
             if slices is None:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             used = sum(compute.slices for compute in instance.compute)
-            if used + slices > self._named(instance.profile).compute_slices:
+            if used + slices > self._by_name[instance.profile].compute_slices:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             taken = {compute.id for compute in instance.compute}
             number = next(i for i in range(len(taken) + 1) if i not in taken)
@@ -266,7 +282,7 @@ class SimulatedDriver:
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         self._mig_gpu(device, self._state.read())
-        return self._geometry.compute_slices if self._geometry else 0
+        return (self._geometry.compute_slices if self._geometry else None) or 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
         gpu = self._mig_on(device, self._state.read())
@@ -286,6 +302,13 @@ class SimulatedDriver:
         number = ctypes.cast(handle, ctypes.c_void_p).value or 0
         return _Kind(number >> 48), number >> 32 & 0xFFFF, number >> 16 & 0xFFFF, number & 0xFFFF
 
+    def _total_memory(self) -> int:
+        """In bytes. A GPU of 80 GB has nearly 80 GiB."""
+        return int((self._accelerator.memory_gb or 0) * _BYTES_PER_GIB)
+
+    def _units(self) -> int:
+        return (self._geometry.placement_units if self._geometry else None) or 1
+
     def _mig_gpu(self, device: Any, gpus: list[GpuState]) -> GpuState:
         _, index, _, _ = self._read(device)
         if self._geometry is None:
@@ -298,32 +321,21 @@ class SimulatedDriver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return gpu
 
-    def _profile(self, profile_id: int) -> mig.Profile:
-        for profile in self._by_enum.values():
-            if self._ids[profile.name] == profile_id:
-                return profile
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    def _profile(self, profile_id: int) -> _Profile:
+        if profile_id not in self._by_id:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._by_id[profile_id]
 
-    def _named(self, name: str) -> mig.Profile:
-        return next(profile for profile in self._by_enum.values() if profile.name == name)
-
-    def _starts(self, profile: mig.Profile) -> tuple[int, ...]:
-        if profile.starts is not None:
-            return profile.starts
-        units = self._geometry.placement_units if self._geometry else 0
-        return tuple(range(0, units - profile.size + 1, profile.size))
-
-    def _has_room(self, gpu: GpuState, profile: mig.Profile, start: int) -> bool:
+    def _has_room(self, gpu: GpuState, profile: _Profile, start: int) -> bool:
         same = sum(instance.profile == profile.name for instance in gpu.instances)
-        used = sum(self._named(instance.profile).compute_slices for instance in gpu.instances)
-        slices = self._geometry.compute_slices if self._geometry else 0
+        used = sum(self._by_name[instance.profile].compute_slices for instance in gpu.instances)
+        slices = (self._geometry.compute_slices if self._geometry else None) or 0
         free = not any(instance.overlaps(start, profile.size) for instance in gpu.instances)
         return free and same < profile.max_count and used + profile.compute_slices <= slices
 
     def _instance_id(self, start: int, size: int) -> int:
         """As the current driver numbers them: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
-        units = self._geometry.placement_units if self._geometry else 0
-        return units // size - 1 + start // size
+        return self._units() // size - 1 + start // size
 
     def _instance_of(self, handle: Any, gpus: list[GpuState]) -> tuple[int, InstanceState]:
         _, gpu, instance_id, _ = self._read(handle)
@@ -346,24 +358,29 @@ class SimulatedDriver:
 
     def _compute_slices(self, instance: InstanceState, profile: int) -> int | None:
         """Compute slices of the compute instance profile *profile* in *instance*; None where it has no such."""
-        known = self._named(instance.profile)
-        double = known.nvml_enum == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
+        known = self._by_name[instance.profile]
+        double = known.number == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
         if double != (profile == _DOUBLE_MEMORY_COMPUTE):
             return None
         slices = _COMPUTE_SLICES.get(profile)
         return slices if slices is not None and slices <= known.compute_slices else None
 
 
-def _numbered(profiles: tuple[mig.Profile, ...]) -> dict[int, mig.Profile]:
-    """The profiles by NVML's enumeration; those whose number is not known get one that no other has."""
-    known = {profile.nvml_enum: profile for profile in profiles if profile.nvml_enum is not None}
-    free = iter(number for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT) if number not in known)
-    return known | {next(free): profile for profile in profiles if profile.nvml_enum is None}
-
-
-def _profile_id(number: int, profile: mig.Profile) -> int:
-    """Its id on hardware; where that is not known, one that no known id has."""
-    return 1000 + number if profile.profile_id is None else profile.profile_id
+def _known(geometry: mig.Geometry) -> list[_Profile]:
+    """The profiles of which everything is known; an id that is not known becomes one that no known id is."""
+    return [
+        _Profile(
+            p.name,
+            p.nvml_enum,
+            1000 + p.nvml_enum if p.profile_id is None else p.profile_id,
+            p.compute_slices,
+            p.size,
+            p.starts,
+            p.max_count,
+        )
+        for p in geometry.profiles
+        if p.nvml_enum is not None and p.size and p.starts and p.max_count
+    ]
 
 
 def _handle(kind: Any, what: _Kind, gpu: int, instance: int = 0, compute: int = 0) -> Any:

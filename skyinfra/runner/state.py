@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from skyinfra._errors import NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra._errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
 from skyinfra.protocol.instance import InstanceInfo
 
 VERSION = 1
@@ -130,10 +130,10 @@ class NodeDirectory:
                 raise
 
     def status(self) -> Status | None:
-        """What ``status.json`` says, or None where no runner has served this directory yet."""
+        """What ``status.json`` says; None where no runner, or only one of another version, has served here."""
         try:
             return Status.loads(self.status_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, InvalidNodeConfig):
             return None
 
     @contextlib.contextmanager

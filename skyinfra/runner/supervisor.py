@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -13,7 +14,6 @@ from distributed import Nanny
 from distributed.core import Status
 
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.runner import processes
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -36,6 +36,7 @@ class SlotSupervisor:
         self.error: str | None = None
         self._make = make
         self._nanny: Nanny | None = None
+        self._pid: int | None = None
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"slot {slot.slot}")
 
@@ -51,37 +52,57 @@ class SlotSupervisor:
         self._stopping.set()
         await self._task
 
+    def check(self) -> None:
+        """Raises what ended the supervision, which only an error of the runner itself does."""
+        if self._task.done():
+            self._task.result()
+
     async def _run(self) -> None:
         attempts = 0
         while not self._stopping.is_set():
             started = time.monotonic()
             await self._one_nanny()
-            attempts = 0 if time.monotonic() - started > _GIVE_UP_S else attempts + 1
-            delay = _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1]
-            await _wait(self._stopping, delay)
+            attempts = 1 if time.monotonic() - started > _GIVE_UP_S else attempts + 1
+            await _wait(self._stopping, _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1])
 
     async def _one_nanny(self) -> None:
         """Runs one Nanny until it ends or `stop` is called; returns when nothing of it is left."""
-        nanny = self._nanny = self._make()
+        try:
+            nanny = self._make()
+        except OSError as error:
+            self._failed(error)
+            return
+        self._nanny = nanny
         starting = asyncio.ensure_future(nanny)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and not starting.cancelled() and starting.exception() is None:
-                self.error = None
-                logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
-                await self._until_it_ends(nanny)
-            elif starting.done() and not starting.cancelled():
-                self.error = _reason(starting.exception())
-                logger.warning("slot %s: the worker did not start: %s", self.slot.slot, self.error)
+            if starting.done():
+                await self._started(nanny, starting.exception())
         finally:
             stopping.cancel()
-            await _end(nanny, starting)
+            await self._end(nanny, starting)
             self._nanny = None
+
+    async def _started(self, nanny: Nanny, error: BaseException | None) -> None:
+        if error is not None:
+            self._failed(error)
+            return
+        self.error = None
+        logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
+        await self._until_it_ends(nanny)
+
+    def _failed(self, error: BaseException) -> None:
+        while error.__cause__ is not None:
+            # Dask wraps what happened several times.
+            error = error.__cause__
+        self.error = f"{type(error).__name__}: {error}"
+        logger.warning("slot %s: the worker did not start: %s", self.slot.slot, self.error)
 
     async def _until_it_ends(self, nanny: Nanny) -> None:
         gone_since: float | None = None
         while nanny.status == Status.running and not self._stopping.is_set():
+            self._sweep(nanny.pid)
             if _serving(nanny):
                 gone_since = None
             elif gone_since is None:
@@ -92,31 +113,35 @@ class SlotSupervisor:
                 return
             await _wait(self._stopping, _POLL_S)
 
+    def _sweep(self, pid: int | None) -> None:
+        """Kills what the tasks of a worker that is gone have left; *pid* is that of the worker now."""
+        if pid == self._pid:
+            return
+        if self._pid is not None:
+            # The worker leads a process group, see SlotWorker.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+        self._pid = pid
+
+    async def _end(self, nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
+        while not starting.done():
+            # A worker that has not reported yet reads no stop message; a Nanny without one waits for the network.
+            if nanny.process is None:
+                starting.cancel()
+            elif nanny.process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(nanny.process.pid, signal.SIGKILL)
+            await asyncio.wait({starting}, timeout=_POLL_S)
+        self._sweep(nanny.pid)
+        try:
+            await nanny.close(timeout=_CLOSE_S, reason="skyinfra-runner stops the slot")
+        except TimeoutError:
+            logger.warning("slot %s: the worker process cannot be killed", self.slot.slot)
+        self._sweep(None)
+
 
 def _serving(nanny: Nanny) -> bool:
     return nanny.process is not None and nanny.process.status == Status.running
-
-
-def _reason(error: BaseException | None) -> str:
-    """The innermost cause: Dask wraps what happened several times."""
-    while error is not None and error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}"
-
-
-async def _end(nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
-    pid = nanny.process.pid if nanny.process is not None else None
-    left = processes.descendants(pid) if pid is not None else []
-    if not starting.done():
-        # A worker that has not reported yet reads no stop message; a Nanny without one waits for the network.
-        if pid is None:
-            starting.cancel()
-        else:
-            os.kill(pid, signal.SIGKILL)
-        await asyncio.wait({starting})
-    await nanny.close(timeout=_CLOSE_S, reason="skyinfra-runner stops the slot")
-    for process in left:
-        process.kill()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -21,18 +21,21 @@ from skyinfra.runner import head, slots
 NODE_DIRECTORY_VARIABLE = "SKYINFRA_NODE_DIR"
 # A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
 _DEATH_TIMEOUT_S = 60
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class SlotWorker(Worker):  # type: ignore[misc]
     """A worker that tells the scheduler which slot it is.
 
     ``scheduler_info(n_workers=-1)["workers"][ADDRESS]["skyinfra"]`` of any client is the slot's `InstanceInfo`.
-    *packages* is the folder of what the node installed for tasks; it comes first on the import path.
+    *packages* is the folder of what the node installed for tasks; it comes first on the import path. The process
+    becomes the leader of a process group, so that what its tasks start can be ended with it, however it ends.
     """
 
     def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
         self.slot = slot
         head.quiet()
+        os.setpgrp()
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, **keywords)
@@ -43,16 +46,24 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
 
 def environment(
-    slot: InstanceInfo, *, directory: Path, packages: Path, variables: dict[str, str], confine: dict[str, str]
+    slot: InstanceInfo,
+    *,
+    directory: Path,
+    packages: Path,
+    variables: dict[str, str],
+    confine: dict[str, str],
+    threads: int,
 ) -> dict[str, str]:
     """The variables of the worker process of *slot*, which its tasks and their subprocesses inherit.
 
     *variables*: those of the declared image; the device (*confine*) and the slot's description stand above them.
+    *threads*: how many CPU threads numerical libraries start, unless the image says otherwise.
     """
     path = [str(packages)] if packages.is_dir() else []
     inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     path.extend([inherited] if inherited else [])
     return {
+        **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
         **variables,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,

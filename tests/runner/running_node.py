@@ -1,0 +1,91 @@
+"""Nodes in a temporary directory, with simulated accelerators, run by the real program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.runner.state import NodeDirectory, Status
+
+SECRET = "0123456789abcdef" * 4
+OTHER_SECRET = "fedcba9876543210" * 4
+PATIENCE_S = 60.0
+
+
+def until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE_S) -> Any:
+    """Polls until *condition* is true, and gives its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def h100(*layouts: tuple[tuple[str, int, int], ...]) -> NodeAccelerator:
+    """As many simulated H100 as there are *layouts*, each of (profile, start, size)."""
+    placed = tuple(tuple(PlacedPartition(*place) for place in layout) for layout in layouts)
+    return NodeAccelerator("H100", "nvidia", len(layouts), 80.0, "h100_80gb", placed)
+
+
+class RunningNode:
+    """A node in *path*. Its runner is ended by the fixture."""
+
+    def __init__(self, path: Path, config: NodeConfig, secret: str = SECRET) -> None:
+        path.mkdir(parents=True)
+        self.path = path
+        self.file = path / "node.json"
+        self.directory = NodeDirectory(path)
+        (path / "secret").write_text(secret)
+        self.configure(config)
+
+    def configure(self, config: NodeConfig | None = None, **changes: Any) -> None:
+        self.config = dataclasses.replace(config or self.config, **changes)
+        self.file.write_text(self.config.dumps())
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "skyinfra.runner", arguments[0], "--config", str(self.file), *arguments[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def boot(self) -> Status:
+        self.run("boot", "--detach", "--wait", str(PATIENCE_S - 5))
+        return self.status()
+
+    def status(self) -> Status:
+        status = self.directory.status()
+        assert status is not None
+        return status
+
+    def until(self, state: str) -> Status:
+        return until(lambda: (s := self.directory.status()) and s.state == state and s, f"{self.path.name} is {state}")
+
+    def client(self, secret: str = SECRET) -> Client:
+        address = self.directory.scheduler_file.read_text().strip()
+        security = Credentials.derive(secret, role="client", name="test").security()
+        return Client(f"tls://{address}", security=security, timeout=10)
+
+    def workers(self, client: Client) -> dict[str, dict[str, Any]]:
+        """What the scheduler knows of each slot, by slot."""
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        return {worker["skyinfra"]["slot"]: worker for worker in workers}
+
+    def pids(self, client: Client) -> dict[str, int]:
+        """The process of each slot's worker."""
+        return {slot: on_slot(client, slot, os.getpid) for slot in self.workers(client)}
+
+
+def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a task that runs on *slot*."""
+    future = client.submit(function, *arguments, resources={f"slot:{slot}": 1}, pure=False)
+    return future.result(timeout=PATIENCE_S)
