@@ -7,10 +7,20 @@ Dask and no boto3.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyinfra import _errors
 from skyinfra._errors import *  # noqa: F403 - the exception tree is public as it stands
+
+if TYPE_CHECKING:
+    from skyinfra.client.futures import Future as Future
+    from skyinfra.client.pool import Pool as Pool
+    from skyinfra.client.task import Gather as Gather
+    from skyinfra.client.task import Task as Task
+    from skyinfra.client.task import compute as compute
+    from skyinfra.client.task import gather as gather
+    from skyinfra.protocol.instance import current_accelerator as current_accelerator
+    from skyinfra.protocol.instance import instance_info as instance_info
 
 __version__ = "0.1.0"
 
@@ -19,8 +29,14 @@ _LAZY: dict[str, str | None] = {
     "Accelerator": "skyinfra.accelerators",
     "AcceleratorSpec": "skyinfra.accelerators",
     "NVIDIA": "skyinfra.accelerators",
+    "Future": "skyinfra.client.futures",
+    "Gather": "skyinfra.client.task",
+    "Pool": "skyinfra.client.pool",
+    "Task": "skyinfra.client.task",
     "accelerators": None,
+    "compute": "skyinfra.client.task",
     "current_accelerator": "skyinfra.protocol.instance",
+    "gather": "skyinfra.client.task",
     "instance_info": "skyinfra.protocol.instance",
     "is_amd": "skyinfra.accelerators",
     "is_nvidia": "skyinfra.accelerators",
