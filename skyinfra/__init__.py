@@ -45,36 +45,26 @@ from skyinfra._errors import (
     StateDirectoryError,
     TaskAttemptsExceeded,
     TaskError,
+    TaskFailed,
     TaskNotPicklable,
     TerraformError,
     TerraformFailed,
     TerraformNotFound,
     UnknownAccelerator,
     UnknownProfile,
+    VersionMismatch,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, plugins
-    from skyinfra.accelerators import (
-        NVIDIA,
-        Accelerator,
-        AcceleratorSpec,
-        is_amd,
-        is_nvidia,
-        is_tpu,
-        is_trainium,
-    )
+    from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import Pool, compute, connect, gather
+    from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.providers import AWS, Local, VastAI
     from skyinfra.stack import FleetStack
-
-if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
-    from skyinfra import accelerators as accelerators
-    from skyinfra import mig as mig
 
 __version__ = "0.1.0"
 
@@ -85,6 +75,8 @@ _LAZY: dict[str, str | None] = {
     "AcceleratorSpec": "skyinfra.accelerators",
     "ComputePool": "skyinfra.pool",
     "FleetStack": "skyinfra.stack",
+    "Future": "skyinfra.client",
+    "Gather": "skyinfra.client",
     "HCPTerraform": "skyinfra.backends",
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
@@ -94,6 +86,7 @@ _LAZY: dict[str, str | None] = {
     "NVIDIA": "skyinfra.accelerators",
     "Pool": "skyinfra.client",
     "S3": "skyinfra.backends",
+    "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
     "accelerators": None,
@@ -126,6 +119,8 @@ __all__ = [
     "FleetNotDeployed",
     "FleetStack",
     "FleetUnreachable",
+    "Future",
+    "Gather",
     "HCPTerraform",
     "Image",
     "InstanceInfo",
@@ -158,8 +153,10 @@ __all__ = [
     "SlotLost",
     "StackNotFound",
     "StateDirectoryError",
+    "Task",
     "TaskAttemptsExceeded",
     "TaskError",
+    "TaskFailed",
     "TaskNotPicklable",
     "TerraformError",
     "TerraformFailed",
@@ -167,6 +164,7 @@ __all__ = [
     "UnknownAccelerator",
     "UnknownProfile",
     "VastAI",
+    "VersionMismatch",
     "Worker",
     "__version__",
     "accelerators",
@@ -188,11 +186,10 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'skyinfra' has no attribute {name!r}")
     module = _LAZY[name]
-    value = (
-        importlib.import_module(f"skyinfra.{name}")
-        if module is None
-        else getattr(importlib.import_module(module), name)
-    )
+    if module is None:
+        value: Any = importlib.import_module(f"skyinfra.{name}")
+    else:
+        value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -28,6 +28,7 @@
     │   ├── FleetNotDeployed          nothing deployed under that name
     │   ├── FleetUnreachable          deployed, but its head does not answer
     │   ├── CredentialsRefused        the head does not accept this fleet secret
+    │   ├── VersionMismatch           the fleet runs another Python or Dask than the client
     │   └── InvalidManifest           a manifest that cannot be read
     ├── NodeError
     │   ├── InvalidNodeConfig         a node configuration that cannot be read
@@ -37,6 +38,7 @@
     │   ├── StateDirectoryError       the node's directory is full or cannot be written
     │   └── NodeFailed                a node did not come up; carries its log
     └── TaskError
+        ├── TaskFailed                the task raised an exception that cannot be shipped
         ├── TaskNotPicklable          the function or its arguments cannot be shipped
         ├── TaskAttemptsExceeded      the task took its worker process down again and again
         ├── SlotLost                  the slot is gone
@@ -226,6 +228,10 @@ class CredentialsRefused(FleetError):
     """The head does not accept the fleet secret of this client."""
 
 
+class VersionMismatch(FleetError):
+    """The fleet runs another Python or another version of Dask than the client; tasks would not survive the way."""
+
+
 class InvalidManifest(FleetError):
     """A manifest that cannot be read."""
 
@@ -262,6 +268,10 @@ class NodeFailed(NodeError):
 
 class TaskError(SkyinfraError):
     """A task could not be run. What a task itself raises arrives as it is."""
+
+
+class TaskFailed(TaskError):
+    """The task raised an exception that cannot be shipped; the message carries its text and traceback."""
 
 
 class TaskNotPicklable(TaskError):
@@ -316,12 +326,14 @@ __all__ = [
     "StateDirectoryError",
     "TaskAttemptsExceeded",
     "TaskError",
+    "TaskFailed",
     "TaskNotPicklable",
     "TerraformError",
     "TerraformFailed",
     "TerraformNotFound",
     "UnknownAccelerator",
     "UnknownProfile",
+    "VersionMismatch",
 ]
 
 # Users see and pickle these as skyinfra.NAME.

@@ -1,0 +1,35 @@
+"""The client: ships tasks to the slots of a fleet.
+
+Importing this package imports no Dask; the parts that need it are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from skyinfra.client.task import Compute, Gather, Task, compute, gather
+
+if TYPE_CHECKING:
+    from skyinfra.client.futures import Future
+    from skyinfra.client.lookup import connect
+    from skyinfra.client.pool import Pool, open_pool
+    from skyinfra.client.script import run_script
+
+_LAZY = {
+    "Future": "skyinfra.client.futures",
+    "Pool": "skyinfra.client.pool",
+    "connect": "skyinfra.client.lookup",
+    "open_pool": "skyinfra.client.pool",
+    "run_script": "skyinfra.client.script",
+}
+
+__all__ = ["Compute", "Future", "Gather", "Pool", "Task", "compute", "connect", "gather", "open_pool", "run_script"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'skyinfra.client' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

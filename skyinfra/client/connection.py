@@ -1,0 +1,184 @@
+"""The connection to the head of a fleet: opening it, noticing that it is gone, opening it again.
+
+Everything here runs in the event loop of a `LoopThread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import socket
+import ssl
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import distributed
+from distributed.versions import VersionMismatchWarning
+
+from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
+from skyinfra.protocol.manifest import Manifest
+
+# One question to the head may take that long.
+_ANSWER_S = 10.0
+# Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
+_SEND_INTERVAL_S = 0.001
+
+
+class Connection:
+    """A Dask client of one fleet.
+
+    timeout: seconds for the first connection. patience: seconds for which the head may be gone before everybody who
+    waits for it hears `FleetUnreachable`. topic: the scheduler's topic whose events go to *on_event*.
+    """
+
+    def __init__(
+        self, manifest: Manifest, *, timeout: float, patience: float, topic: str, on_event: Callable[[Any], None]
+    ) -> None:
+        self.manifest = manifest
+        self.patience = patience
+        self._timeout = timeout
+        self._topic = topic
+        self._on_event = on_event
+        self._client: Any = None
+        self._reopening = asyncio.Lock()
+        try:
+            credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
+        except ValueError as error:
+            raise InvalidManifest(str(error), field="manifest.secret") from None
+        self._security = credentials.security()
+
+    async def open(self) -> None:
+        """Raises `FleetUnreachable`, `CredentialsRefused` or `VersionMismatch`."""
+        if self.manifest.head.port == 0:
+            raise FleetUnreachable(
+                f"the head of {self.manifest.fleet} has no port yet",
+                hint="Deploy the fleet again, and connect with the manifest that it gives then.",
+            )
+        with self._explained():
+            await self._check_versions()
+            await self._connect(self._timeout)
+
+    async def _check_versions(self) -> None:
+        arguments = self._security.get_connection_args("client")
+        async with distributed.rpc(
+            str(self.manifest.head), connection_args=arguments, timeout=self._timeout
+        ) as scheduler:
+            versions = await asyncio.wait_for(scheduler.versions(), self._timeout)
+        ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
+        theirs = {
+            "Python": _minor(versions["host"]["python"]),
+            "distributed": versions["packages"]["distributed"],
+        }
+        for what, version in theirs.items():
+            if version != ours[what]:
+                raise VersionMismatch(
+                    f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
+                    hint=f"Use {what} {version} here, or declare {ours[what]} in the pool's image.",
+                )
+
+    async def _connect(self, timeout: float) -> None:
+        # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.
+        warnings.filterwarnings("ignore", category=VersionMismatchWarning)
+        self._client = await distributed.Client(
+            str(self.manifest.head),
+            security=self._security,
+            asynchronous=True,
+            set_as_default=False,
+            timeout=timeout,
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._client.scheduler_comm.interval = _SEND_INTERVAL_S
+        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns what Dask and TLS say about a failed connection into what a person can act on."""
+        try:
+            yield
+        except OSError as error:  # TimeoutError and Dask's CommClosedError are OSErrors
+            reason = _root(error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise CredentialsRefused(
+                    f"the head of {self.manifest.fleet} at {self.manifest.head} has another fleet secret",
+                    hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
+                ) from None
+            if isinstance(reason, ssl.SSLError):
+                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does"
+            else:
+                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}"
+            said = str(reason) or type(reason).__name__
+            raise FleetUnreachable(
+                f"{text}: {said}",
+                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
+            ) from None
+
+    @property
+    def client(self) -> Any:
+        """The Dask client. Its ``status`` is ``running`` unless the head is gone."""
+        return self._client
+
+    @property
+    def alive(self) -> bool:
+        """Whether the head is connected, as far as anybody has noticed."""
+        return bool(self._client.status == "running")
+
+    async def restored(self) -> None:
+        """Waits until the head is connected again. Raises `FleetUnreachable` after the patience."""
+        async with self._reopening:
+            deadline = time.monotonic() + self.patience
+            while not self.alive:
+                if self._client.status == "closed":
+                    with self._explained():
+                        await self._connect(max(1.0, deadline - time.monotonic()))
+                    return
+                if time.monotonic() > deadline:
+                    raise self.gone()
+                await asyncio.sleep(0.1)
+            self._prepare()
+
+    def gone(self) -> FleetUnreachable:
+        """The error for a head that was there and is not any more."""
+        return FleetUnreachable(
+            f"the head of {self.manifest.fleet} at {self.manifest.head} is gone for more than {self.patience:g} s",
+            hint="Its machine ended or cannot be reached; what ran on the fleet has to be started again.",
+        )
+
+    async def slots(self) -> list[InstanceInfo]:
+        """The slots that are registered, in slot order. Raises OSError where the head does not answer."""
+        identity = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
+        # Dask's wire format turns lists into tuples; as JSON they are lists again.
+        descriptions = json.loads(
+            json.dumps([w[STARTUP_KEY] for w in identity["workers"].values() if STARTUP_KEY in w])
+        )
+        order = {node.name: index for index, node in enumerate(self.manifest.nodes)}
+        slots = [InstanceInfo.read(description, source="worker") for description in descriptions]
+        return sorted(slots, key=lambda slot: (order.get(slot.node, len(order)), slot.node, slot.worker))
+
+    async def close(self) -> None:
+        """Leaves the fleet. A head that is gone is not waited for."""
+        if self._client is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.wait_for(self._client.close(), _ANSWER_S)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _root(error: BaseException) -> BaseException:
+    """The exception that tells most: the innermost one that says something."""
+    best: BaseException = error
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and str(cause):
+            best = cause
+        cause = cause.__cause__
+    return best

@@ -1,0 +1,242 @@
+"""Getting a task executed: through worker processes that die, slots that leave and a head that restarts.
+
+Everything here runs in the event loop of a `LoopThread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+import distributed
+from distributed.client import FutureCancelledError
+
+from skyinfra._errors import SlotLost, TaskAttemptsExceeded
+from skyinfra.client.connection import Connection
+from skyinfra.client.pickling import Shipment
+from skyinfra.protocol import calls
+from skyinfra.protocol.calls import Outcome
+
+# How often the head is asked which slots there are, while somebody waits for a task.
+_LOOK_S = 2.0
+# Results are released together that often: each release delays the next task of its slot by some milliseconds.
+_RELEASE_S = 0.1
+# Dask warns about calls above 10 MB, in words about its own collections.
+_LARGE_CALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a task may run: on the slot ``NODE/INDEX``, on any slot of a node, or anywhere."""
+
+    slot: str | None = None
+    node: str | None = None
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Dask resources. Names of workers do not do: Dask resolves them once, to an address that may be gone."""
+        resources = {"slot": 1}
+        if self.slot:
+            resources[f"slot:{self.slot}"] = 1
+        if self.node:
+            resources[f"node:{self.node}"] = 1
+        return resources
+
+    def among(self, slots: set[str]) -> bool:
+        """Whether one of *slots* is such a place."""
+        if self.slot:
+            return self.slot in slots
+        return any(self.node is None or slot.rpartition("/")[0] == self.node for slot in slots)
+
+    def __str__(self) -> str:
+        return self.slot or self.node or "any slot"
+
+
+ANYWHERE = Target()
+
+
+@dataclass
+class _Waiting:
+    """Somebody who waits for a task: woken with ``failure`` when its target is gone."""
+
+    name: str
+    target: Target
+    waiter: asyncio.Task[Any]
+    missing_since: float | None = None
+    failure: Exception | None = None
+
+
+@dataclass
+class Window:
+    """Lets as many tasks to the fleet at once as it has slots: each one on a dying worker is blamed for its death."""
+
+    limit: int
+    _inside: int = 0
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Waits for a place and holds it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._inside < self.limit)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._inside -= 1
+                self._changed.notify()
+
+    async def resize(self, limit: int) -> None:
+        """At least one place is always there."""
+        async with self._changed:
+            self.limit = max(1, limit)
+            self._changed.notify_all()
+
+
+class Dispatcher:
+    """Executes shipments on a fleet; knows who waits for what."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.window = Window(max(1, len(connection.manifest.nodes) * len(connection.manifest.slots)))
+        self._waiting: dict[str, _Waiting] = {}
+        self._done: list[Any] = []
+        self._background: set[asyncio.Task[Any]] = set()
+        self._answered = time.monotonic()
+
+    def start(self) -> None:
+        """Begins to look after the tasks that will come."""
+        for routine in (self._watch(), self._release()):
+            task = asyncio.create_task(routine)
+            self._background.add(task)
+
+    async def close(self) -> None:
+        """Stops every task that somebody still waits for, also where it runs."""
+        for task in self._background:
+            task.cancel()
+        waiters = [waiting.waiter for waiting in self._waiting.values()]
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, *self._background, return_exceptions=True)
+        self._done.clear()
+
+    async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
+        """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
+        waiter = asyncio.current_task()
+        assert waiter is not None  # noqa: S101 - a coroutine runs in a task
+        waiting = _Waiting(shipment.name, target, waiter)
+        self._waiting[shipment.key] = waiting
+        try:
+            async with self.window.place() if windowed else contextlib.nullcontext():
+                return await self._until_done(shipment, target)
+        except asyncio.CancelledError:
+            if waiting.failure is not None:
+                raise waiting.failure from None
+            raise
+        finally:
+            del self._waiting[shipment.key]
+
+    async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
+        """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life."""
+        while True:
+            if not self.connection.alive:
+                await self.connection.restored()
+            future = self._submit(shipment, target)
+            try:
+                outcome: Outcome = await future
+                self._done.append(future)
+                return outcome
+            except asyncio.CancelledError:
+                await self._stop(future)
+                raise
+            except distributed.KilledWorker:
+                raise TaskAttemptsExceeded(
+                    f"{shipment.name} lost its worker process too often, on several nodes, and is not tried again"
+                ) from None
+            except (FutureCancelledError, OSError):
+                # OSErrors of the task itself are in its outcome: this is the connection. Give Dask time to notice.
+                await asyncio.sleep(0.1)
+
+    def _submit(self, shipment: Shipment, target: Target) -> Any:
+        quiet: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if len(shipment.call) > _LARGE_CALL:
+            quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"})
+        with quiet:
+            return self.connection.client.submit(
+                calls.run,
+                shipment.header,
+                shipment.call,
+                key=shipment.key,
+                resources=target.resources,
+                pure=False,
+            )
+
+    async def _stop(self, future: Any) -> None:
+        """Takes the task back, and ends it where it runs already, which Dask does not do."""
+        client, key = self.connection.client, future.key
+        if not self.connection.alive:
+            return
+        with contextlib.suppress(OSError, FutureCancelledError):
+            where = await client.processing()
+            await client.cancel([future], force=True)
+            workers = [worker for worker, keys in where.items() if key in keys]
+            if workers:
+                await client.run(calls.stop, key, workers=workers, on_error="ignore")
+
+    async def _release(self) -> None:
+        while True:
+            await asyncio.sleep(_RELEASE_S)
+            self._done.clear()
+
+    async def _watch(self) -> None:
+        """Wakes those who wait for a slot or a head that is gone."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._waiting:
+                self._answered = time.monotonic()
+                continue
+            try:
+                present = {slot.slot for slot in await self.connection.slots()} if self.connection.alive else None
+            except OSError:
+                present = None
+            if present is None:
+                self._look_for_head()
+            else:
+                self._answered = time.monotonic()
+                await self.window.resize(len(present))
+                self._look_for_slots(present)
+
+    def _look_for_head(self) -> None:
+        if time.monotonic() - self._answered > self.connection.patience:
+            for waiting in self._waiting.values():
+                self._wake(waiting, self.connection.gone())
+
+    def _look_for_slots(self, present: set[str]) -> None:
+        now = time.monotonic()
+        for waiting in self._waiting.values():
+            if waiting.target.among(present):
+                waiting.missing_since = None
+            elif waiting.missing_since is None:
+                waiting.missing_since = now
+            elif now - waiting.missing_since > self.connection.patience:
+                self._wake(waiting, self._lost(waiting))
+
+    def _lost(self, waiting: _Waiting) -> SlotLost:
+        what = f"slot {waiting.target}" if waiting.target.slot else f"every slot of {waiting.target}"
+        if waiting.target == ANYWHERE:
+            what = f"every slot of {self.connection.manifest.fleet}"
+        return SlotLost(
+            f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
+            hint="pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
+        )
+
+    def _wake(self, waiting: _Waiting, failure: Exception) -> None:
+        if waiting.failure is None:
+            waiting.failure = failure
+            waiting.waiter.cancel()

@@ -1,0 +1,76 @@
+"""A task that is on its way."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import types
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from skyinfra.client import pickling
+from skyinfra.protocol.calls import Outcome
+
+T = TypeVar("T")
+
+
+class Future(Generic[T]):
+    """The result of a task that was submitted. Made by `Pool.submit`."""
+
+    def __init__(self, name: str, inner: concurrent.futures.Future[Outcome]) -> None:
+        self._name = name
+        self._inner = inner
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the result; raises what the task raised.
+
+        timeout: seconds, None for ever. Raises TimeoutError after it; the task runs on. An interrupt of the waiting
+        thread (Ctrl-C) cancels the task. Raises ``concurrent.futures.CancelledError`` where it was cancelled, and
+        `SlotLost`, `FleetUnreachable` or `TaskAttemptsExceeded`.
+        """
+        value: T = pickling.result(self._wait(timeout), self._name)
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end of the task; the exception that `result` would raise, or None."""
+        try:
+            outcome = self._wait(timeout)
+        except (concurrent.futures.CancelledError, TimeoutError):
+            raise
+        except Exception as error:  # noqa: BLE001 - to hand it over is what this method does
+            return error
+        return pickling.exception(outcome, self._name)
+
+    def traceback(self, timeout: float | None = None) -> types.TracebackType | None:
+        """Waits for the end of the task; the traceback of its exception, from the task's first frame, or None."""
+        error = self.exception(timeout)
+        return error.__traceback__ if error is not None else None
+
+    def done(self) -> bool:
+        """Whether the task has ended: with a result, an exception, or cancelled."""
+        return self._inner.done()
+
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled."""
+        return self._inner.cancelled()
+
+    def cancel(self) -> bool:
+        """Takes the task back; False where it has ended already.
+
+        A task that runs gets KeyboardInterrupt on its slot; if it has not ended 5 s later, its process is killed.
+        """
+        return self._inner.cancel()
+
+    def when_done(self, callback: Callable[[Future[T]], object]) -> None:
+        """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
+        self._inner.add_done_callback(lambda _: callback(self))
+
+    def _wait(self, timeout: float | None) -> Outcome:
+        try:
+            return self._inner.result(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
+        return f"<Future {self._name}: {state}>"

@@ -1,0 +1,67 @@
+"""A thread with an event loop of its own, in which everything of Dask happens."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_THREAD = "skyinfra-client"
+# Dask reports here what a user sees as an exception anyway, or what closing looks like from inside.
+_NOISY = (
+    "distributed.batched",
+    "distributed.client",
+    "distributed.comm",
+    "distributed.comm.core",
+    "distributed.comm.tcp",
+    "distributed.core",
+    "distributed.utils",
+    "distributed.utils_comm",
+    "tornado.application",
+)
+
+
+def _foreign(record: logging.LogRecord) -> bool:
+    """Whether *record* comes from another thread than ours: the user's own Dask clients keep their messages."""
+    return record.threadName != _THREAD
+
+
+class LoopThread:
+    """Runs coroutines in a daemon thread. `close` cancels what still runs and ends the thread."""
+
+    def __init__(self) -> None:
+        for name in _NOISY:
+            logging.getLogger(name).addFilter(_foreign)  # a filter that is there already is not added again
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=_THREAD, daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+        self._ready.set()
+        await self._end.wait()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts *coroutine*; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs *coroutine* and waits for it; an interrupt of the waiting thread cancels it."""
+        future = self.start(coroutine)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Ends the thread. May be called again."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join()

@@ -1,0 +1,244 @@
+"""A fleet that tasks can be shipped to."""
+
+from __future__ import annotations
+
+import queue
+import types
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, TypeVar, overload
+
+from skyinfra._errors import FleetError, FleetUnreachable
+from skyinfra.client import pickling
+from skyinfra.client.connection import Connection
+from skyinfra.client.dispatch import ANYWHERE, Dispatcher, Target
+from skyinfra.client.futures import Future
+from skyinfra.client.loop import LoopThread
+from skyinfra.client.task import Compute, Task
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest, ManifestNode
+
+T = TypeVar("T")
+
+_PATIENCE_S = 30.0
+
+
+def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
+    """Connects to the fleet of *manifest*.
+
+    timeout: seconds for the connection. patience: seconds for which the head or a slot may be gone before those who
+    wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that restart are back before.
+    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
+    """
+    return Pool(manifest, timeout=timeout, patience=patience)
+
+
+class Pool:
+    """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
+
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+        self.manifest = manifest
+        self._closed = False
+        self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
+        self.topic = f"skyinfra-{uuid.uuid4().hex}"
+        self._loop = LoopThread()
+        try:
+            self._dispatcher = self._loop.run(self._open(timeout, patience))
+        except BaseException:
+            self._loop.close()
+            raise
+
+    async def _open(self, timeout: float, patience: float) -> Dispatcher:
+        connection = Connection(
+            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
+        )
+        await connection.open()
+        dispatcher = Dispatcher(connection)
+        dispatcher.start()
+        return dispatcher
+
+    # The fleet ------------------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[InstanceInfo]:
+        """The slots that are there now, in slot order: by node as in the manifest, then by index.
+
+        Raises `FleetUnreachable` where the head does not answer.
+        """
+        self._check_open()
+        try:
+            return self._loop.run(self._dispatcher.connection.slots())
+        except OSError as error:
+            raise FleetUnreachable(
+                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
+                f"{error or type(error).__name__}"
+            ) from None
+
+    def nodes(self) -> list[ManifestNode]:
+        """The nodes of the fleet, as its manifest names them."""
+        return list(self.manifest.nodes)
+
+    # Tasks ----------------------------------------------------------------------------------------------------------
+
+    @overload
+    def submit(self, task: Task[T], /) -> Future[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T] | Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
+        """Ships a task, or a function with its arguments, to one slot, and returns at once.
+
+        As many tasks as the fleet has slots are sent to it; others wait here. Raises `TaskNotPicklable`.
+        """
+        if isinstance(task, Task):
+            if args or kwargs:
+                raise TypeError("a task has its arguments already; submit the function to give others")
+        else:
+            task = pickling.as_task(task, args, kwargs)
+        return self.send(task, ANYWHERE)
+
+    def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
+        """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
+
+        slots: only on these; by default on all that the manifest promises or that are there. A slot that is not there
+        is waited for: `SlotLost` is raised when it stays away. The first task that raises ends it; its exception is
+        raised, the others are cancelled.
+        """
+        names = [slot.slot for slot in slots] if slots is not None else self._all_slots()
+        shipment_of = [(task, Target(slot=name)) for name in names]
+        futures: list[Future[T]] = []
+        try:
+            for each, target in shipment_of:
+                futures.append(self.send(each, target, windowed=False))
+            self._raise_first(futures)
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def map(
+        self,
+        function: Callable[..., T] | Compute[..., T],
+        *iterables: Iterable[Any],
+        window: int | None = None,
+        ordered: bool = True,
+    ) -> Iterator[T]:
+        """The results of *function* for the items of *iterables*, which may be infinite.
+
+        window: how many tasks are in flight at most, by default one per slot. Besides, as many finished results are
+        kept when they are asked for slowly. ordered=False gives results in the order in which tasks complete.
+        Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
+        raised, the rest is cancelled, as it is when the iterator is closed.
+        """
+        if window is not None and window < 1:
+            raise ValueError(f"window is at least 1, not {window}")
+        if not iterables:
+            raise TypeError("map() needs at least one iterable")
+        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+        return self.stream(tasks, window=window, ordered=ordered)
+
+    def stream(self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True) -> Iterator[T]:
+        """The results of *tasks*, which are taken as slots become free; see `map`."""
+        finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        kept: dict[Future[T], None] = {}  # submitted and not given out, in the order of submission
+        running = 0
+        exhausted = False
+        try:
+            while True:
+                limit = window or self._dispatcher.window.limit
+                while not exhausted and running < limit and len(kept) < 2 * limit:
+                    task = next(tasks, None)
+                    if task is None:
+                        exhausted = True
+                        break
+                    future = self.send(task, ANYWHERE, windowed=False)
+                    kept[future] = None
+                    running += 1
+                    future.when_done(finished.put)
+                if not kept:
+                    return
+                first = next(iter(kept))
+                if ordered and first.done():
+                    del kept[first]
+                    yield first.result()
+                    continue
+                ended = finished.get()
+                running -= 1
+                if not ordered:
+                    del kept[ended]
+                    yield ended.result()
+        finally:
+            for future in kept:
+                future.cancel()
+
+    def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
+        """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
+        self._check_open()
+        shipment = pickling.Shipment(task)
+        inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
+        return Future(shipment.name, inner)
+
+    def _all_slots(self) -> list[str]:
+        promised = [f"{node.name}/{slot.index}" for node in self.manifest.nodes for slot in self.manifest.slots]
+        return list(dict.fromkeys([*promised, *(slot.slot for slot in self.slots())]))
+
+    @staticmethod
+    def _raise_first(futures: Sequence[Future[T]]) -> None:
+        """Waits until all have ended or one has failed, and raises what that one raised."""
+        finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        for future in futures:
+            future.when_done(finished.put)
+        for _ in futures:
+            error = finished.get().exception()
+            if error is not None:
+                raise error
+
+    # Lines of scripts -----------------------------------------------------------------------------------------------
+
+    def listen(self, run_id: str, sink: Callable[[list[list[str]]], object] | None) -> None:
+        """Hands the lines of the script run *run_id* to *sink*, in another thread; None ends it."""
+        if sink is None:
+            self._line_sinks.pop(run_id, None)
+        else:
+            self._line_sinks[run_id] = sink
+
+    def _on_event(self, message: tuple[str, list[list[str]]]) -> None:
+        run_id, lines = message
+        sink = self._line_sinks.get(run_id)
+        if sink is not None:
+            sink(lines)
+
+    # Closing --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancels what was not waited for and leaves the fleet, which stays as it is. May be called again."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._loop.run(self._leave())
+            finally:
+                self._loop.close()
+
+    async def _leave(self) -> None:
+        await self._dispatcher.close()
+        await self._dispatcher.connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")
+
+    def __repr__(self) -> str:
+        nodes, slots = len(self.manifest.nodes), len(self.manifest.nodes) * len(self.manifest.slots)
+        notes = [f"{nodes} nodes", f"{slots} slots"]
+        notes += ["simulated"] if self.manifest.simulated else []
+        notes += ["closed"] if self._closed else []
+        return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"

@@ -1,0 +1,61 @@
+"""Running a file of this machine as a program on a slot."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from skyinfra._errors import SlotLost, did_you_mean
+from skyinfra.client.dispatch import ANYWHERE, Target
+from skyinfra.client.pool import Pool
+from skyinfra.client.task import Task
+from skyinfra.protocol import calls
+
+OnLine = Callable[[str, str], object]
+
+
+def run_script(
+    pool: Pool,
+    path: Path | str,
+    args: Sequence[str] = (),
+    *,
+    node: str | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: OnLine,
+) -> int:
+    """Runs ``python -u FILE ARGS`` on a slot and waits for it; its exit code, negative for the signal that ended it.
+
+    The file's text travels; it runs in a new, empty folder with the slot's environment and *env*. node: on a slot of
+    that node. on_line: called in this thread, while the program runs, with ``stdout`` or ``stderr`` and the text of
+    each line, and with every line before this returns. Ctrl-C, or an exception of *on_line*, ends the program. Like
+    any task it starts again when its slot dies. Raises OSError where the file cannot be read.
+    """
+    path = Path(path)
+    run_id = uuid.uuid4().hex
+    task = Task(calls.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool.topic, run_id))
+    received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
+    pool.listen(run_id, received.put)
+    try:
+        future = pool.send(task, _target(pool, node))
+        future.when_done(lambda _: received.put(None))
+        try:
+            while (lines := received.get()) is not None:
+                for stream, text in lines:
+                    on_line(stream, text)
+            return future.result()
+        finally:
+            future.cancel()
+    finally:
+        pool.listen(run_id, None)
+
+
+def _target(pool: Pool, node: str | None) -> Target:
+    if node is None:
+        return ANYWHERE
+    names = [each.name for each in pool.nodes()]
+    if node not in names:
+        hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
+        raise SlotLost(f"{pool.manifest.fleet} has no node of that name", given=node, hint=hint)
+    return Target(node=node)

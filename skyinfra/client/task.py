@@ -1,0 +1,146 @@
+"""Tasks: what a decorated function gives when it is called. Nothing here runs or connects to anything."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+if TYPE_CHECKING:
+    from skyinfra.client.pool import Pool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+T4 = TypeVar("T4")
+R_co = TypeVar("R_co", covariant=True)
+
+# True while a function runs through `Compute.local`: on a node, decorated functions call each other plainly.
+_local: contextvars.ContextVar[bool] = contextvars.ContextVar("skyinfra_local", default=False)
+
+
+@dataclass(frozen=True)
+class Task(Generic[T]):
+    """A function with its arguments, to be shipped to a slot. Making one runs nothing.
+
+    ``task >> pool`` runs it on one slot and gives its result. ``task @ pool`` runs it on every slot of the fleet and
+    gives one result per slot, in slot order. Both raise what the function raises, with its remote traceback.
+    A task may run more than once: when its worker process or its node dies, it starts again on another slot.
+    """
+
+    function: Callable[..., T]
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return str(getattr(self.function, "__qualname__", None) or type(self.function).__qualname__)
+
+    def __rshift__(self, pool: Pool) -> T:
+        from skyinfra.client.pool import Pool
+
+        return pool.submit(self).result() if isinstance(pool, Pool) else NotImplemented
+
+    def __matmul__(self, pool: Pool) -> list[T]:
+        from skyinfra.client.pool import Pool
+
+        return pool.broadcast(self) if isinstance(pool, Pool) else NotImplemented
+
+
+class Compute(Generic[P, T]):
+    """A function that ``@sky.compute`` made shippable: calling it gives a `Task`; `local` runs it here."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        if not callable(function):
+            raise TypeError(f"@sky.compute takes a function, not {type(function).__name__}")
+        if inspect.iscoroutinefunction(function):
+            raise TypeError("@sky.compute takes a plain function; call asyncio.run() inside it")
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]:
+        if _local.get():
+            return self.function(*args, **kwargs)  # type: ignore[return-value]
+        return Task(self.function, args, kwargs)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs the function here, and the decorated functions that it calls with it, as they would on a node."""
+        before = _local.set(True)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            _local.reset(before)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        from skyinfra.protocol.calls import plain
+
+        return plain, (self.function,)
+
+    def __repr__(self) -> str:
+        return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
+
+
+@overload
+def compute(function: Callable[P, T], /) -> Compute[P, T]: ...
+@overload
+def compute() -> Callable[[Callable[P, T]], Compute[P, T]]: ...
+def compute(function: Callable[P, T] | None = None, /) -> Any:
+    """Decorator, as ``@sky.compute`` or ``@sky.compute()``: calling the function then gives a `Task` and runs nothing.
+
+    On a node, and wherever another task uses it there, it is the plain function.
+    """
+    return Compute if function is None else Compute(function)
+
+
+@dataclass(frozen=True)
+class Gather(Generic[R_co]):
+    """Several tasks to be run together; ``gather >> pool`` gives their results.
+
+    stream: give an iterator instead of a tuple. ordered: of the stream, results in the order of the tasks rather than
+    in the order in which they complete.
+    """
+
+    tasks: tuple[Task[Any], ...]
+    stream: bool = False
+    ordered: bool = True
+
+    def __rshift__(self, pool: Pool) -> R_co:
+        from skyinfra.client.pool import Pool
+
+        if not isinstance(pool, Pool):
+            return NotImplemented
+        results = pool.stream(iter(self.tasks), ordered=self.ordered or not self.stream)
+        return results if self.stream else tuple(results)  # type: ignore[return-value]
+
+
+@overload
+def gather(t1: Task[T1], /) -> Gather[tuple[T1]]: ...
+@overload
+def gather(t1: Task[T1], t2: Task[T2], /) -> Gather[tuple[T1, T2]]: ...
+@overload
+def gather(t1: Task[T1], t2: Task[T2], t3: Task[T3], /) -> Gather[tuple[T1, T2, T3]]: ...
+@overload
+def gather(t1: Task[T1], t2: Task[T2], t3: Task[T3], t4: Task[T4], /) -> Gather[tuple[T1, T2, T3, T4]]: ...
+@overload
+def gather(*tasks: Task[T], stream: Literal[False] = False) -> Gather[tuple[T, ...]]: ...
+@overload
+def gather(*tasks: Task[T], stream: Literal[True], ordered: bool = True) -> Gather[Iterator[T]]: ...
+def gather(*tasks: Task[Any], stream: bool = False, ordered: bool = True) -> Gather[Any]:
+    """Tasks to be run together: ``a, b = sky.gather(f(1), g(2)) >> pool``. At most one per slot is in flight.
+
+    stream=True gives an iterator that yields each result as soon as its turn has come; with ordered=False, in the
+    order in which tasks complete. The first task that raises ends it: its exception is raised, the rest is cancelled.
+    """
+    for position, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise TypeError(
+                f"gather() takes tasks, and argument {position} is {type(task).__name__}: "
+                "decorate the function with @sky.compute and call it"
+            )
+    return Gather(tasks, stream, ordered)
