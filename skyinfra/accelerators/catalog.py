@@ -109,12 +109,11 @@ def variants(name: str) -> tuple[Variant, ...]:
 
 
 def choose(name: str, memory_gb: int | None = None, form_factor: str | None = None) -> Variant:
-    """The row that a declaration means; what is not given is the usual one.
+    """The row that a declaration means: the default where it matches, else the first that does.
 
     Raises UnknownAccelerator, and InvalidAccelerator with the memories or form factors that exist.
     """
     rows = variants(name)
-    usual = next(row for row in rows if row.default)
     formed = [row for row in rows if form_factor in (None, row.form_factor)]
     if not formed:
         raise _no_such(name, "form_factor", form_factor, (row.form_factor for row in rows))
@@ -123,7 +122,7 @@ def choose(name: str, memory_gb: int | None = None, form_factor: str | None = No
         exist = sorted({row.memory_gb for row in formed})
         place = f"{name} {form_factor}" if form_factor else name
         raise _no_such(place, "memory", f"{memory_gb}GB", (f"{each}GB" for each in exist))
-    return max(sized, key=lambda row: (row.default, row.memory_gb == usual.memory_gb))
+    return next((row for row in sized if row.default), sized[0])
 
 
 def read_name(text: str) -> Spelling:

@@ -103,6 +103,7 @@ def test_names_of_other_drivers(model: str, alias: str, name: str) -> None:
         ("a100_80gb", "3g.44gb"),
         ("h100_80gb", "1g.12gb"),  # of the 94 GB part: not a smaller partition without a word
         ("a30_24gb", "1g.5gb"),
+        ("b200_180gb", "7g.186gb"),  # of GB200
         ("a100_80gb", "3g.40gb+me"),
         ("a100_80gb", "nonsense"),
     ],
