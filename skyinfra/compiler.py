@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from skyinfra._errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
@@ -16,6 +17,7 @@ from skyinfra.protocol.nodeconfig import (
     NodeAccelerator,
     NodeConfig,
     PlacedPartition,
+    Vendor,
 )
 from skyinfra.providers import Request, Selection
 
@@ -117,12 +119,17 @@ def _node_accelerator(accelerator: Accelerator, count: int) -> NodeAccelerator:
     layouts = accelerator.layouts(count)
     return NodeAccelerator(
         name=accelerator.name,
-        vendor=accelerator.vendor,
+        vendor=_vendor(accelerator),
         count=count,
         memory_gb=accelerator.memory_gb,
         mig_model=accelerator.mig_model,
         layouts=tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in layouts),
     )
+
+
+def _vendor(accelerator: Accelerator) -> Vendor:
+    """The vendor as the node knows it: whose tools find and confine the device. Any other is a custom one."""
+    return next((known for known in get_args(Vendor) if known == accelerator.vendor), "custom")
 
 
 def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:

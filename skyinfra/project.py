@@ -213,7 +213,7 @@ def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
             error.exit_code = 2
             return error
     places = [line.strip() for line in lines if re.match(r'\s+File ".*", line \d+', line)]
-    own = [place for place in places if "site-packages" not in place and "<frozen" not in place]
+    own = [place for place in places if not re.search(r"site-packages|<frozen|/lib/python3", place)]
     last = next((line for line in reversed(lines) if line.strip() and not line.startswith(" ")), f"exit status {code}")
     where = f"\n{own[-1]}" if own else ""
     return AppFailed(f"`{app}` failed: {last}{where}", hint="SKYINFRA_DEBUG=1 shows everything it printed.")

@@ -163,7 +163,10 @@ def _literal(value: Any) -> Any:
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:
-    """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON."""
+    """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON.
+
+    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost means that nothing is bought.
+    """
     pool, selection = deployment.pool, deployment.selection
     accelerator = selection.accelerator
     return {

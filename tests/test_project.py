@@ -35,7 +35,8 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert project.stacks() == ()
     stacks = project.synth()
     assert [s.name for s in stacks] == ["a", "b"]
-    assert stacks[0].pools[0]["accelerator"] is None
+    assert "accelerator" not in stacks[0].pools[0]
+    assert stacks[0].pools[0]["slots_per_node"] == 1
     assert stacks[0].folder == tmp_path / "cdktf.out" / "stacks" / "a"
     assert project.stacks() == stacks
     out = capfd.readouterr()

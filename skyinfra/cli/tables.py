@@ -41,7 +41,7 @@ def table(*columns: str) -> Table:
 
 def price(pool: dict[str, Any]) -> str:
     """Price of a pool per hour, all nodes, with its region and date."""
-    if pool["hourly_cost"] is None:
+    if pool.get("hourly_cost") is None:
         return str(pool["price_note"])
     return f"${pool['hourly_cost'] * pool['nodes']:.2f}/h ({pool['price_note']})"
 
@@ -60,7 +60,7 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
     made = table("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE")
     for stack in stacks:
         for pool in stack.pools:
-            accelerator = pool["accelerator"] or "none (CPU)"
+            accelerator = pool.get("accelerator") or "none (CPU)"
             made.add_row(
                 stack.name,
                 pool["name"],
