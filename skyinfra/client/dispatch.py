@@ -22,7 +22,7 @@ from skyinfra.client.pickling import Shipment
 from skyinfra.protocol import calls
 from skyinfra.protocol.calls import Outcome
 
-# How often the head is asked which slots there are, while somebody waits for a task.
+# How often the head is asked which slots there are, while somebody waits for a task; at most half of the patience.
 _LOOK_S = 2.0
 # Results are released together that often: each release delays the next task of its slot by some milliseconds.
 _RELEASE_S = 0.1
@@ -108,13 +108,13 @@ class Dispatcher:
         self._waiting: dict[str, _Waiting] = {}
         self._done: list[Any] = []
         self._background: set[asyncio.Task[Any]] = set()
+        self._stopping: set[asyncio.Task[Any]] = set()
         self._answered = time.monotonic()
 
     def start(self) -> None:
         """Begins to look after the tasks that will come."""
         for routine in (self._watch(), self._release()):
-            task = asyncio.create_task(routine)
-            self._background.add(task)
+            self._keep(asyncio.create_task(routine), self._background)
 
     async def close(self) -> None:
         """Stops every task that somebody still waits for, also where it runs."""
@@ -124,7 +124,14 @@ class Dispatcher:
         for waiter in waiters:
             waiter.cancel()
         await asyncio.gather(*waiters, *self._background, return_exceptions=True)
+        await asyncio.gather(*self._stopping)
         self._done.clear()
+
+    @staticmethod
+    def _keep(task: asyncio.Task[Any], where: set[asyncio.Task[Any]]) -> None:
+        """The loop itself holds tasks weakly."""
+        where.add(task)
+        task.add_done_callback(where.discard)
 
     async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
         """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
@@ -153,7 +160,8 @@ class Dispatcher:
                 self._done.append(future)
                 return outcome
             except asyncio.CancelledError:
-                await self._stop(future)
+                # On its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares it.
+                self._keep(asyncio.create_task(self._stop(future)), self._stopping)
                 raise
             except distributed.KilledWorker:
                 raise TaskAttemptsExceeded(
@@ -197,7 +205,7 @@ class Dispatcher:
     async def _watch(self) -> None:
         """Wakes those who wait for a slot or a head that is gone."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(min(_LOOK_S, self.connection.patience / 2))
             if not self._waiting:
                 self._answered = time.monotonic()
                 continue

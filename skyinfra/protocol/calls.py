@@ -280,7 +280,7 @@ def _dump_error(error: BaseException) -> bytes | None:
     bare = error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
-        for form in (error, _Rebuilt(type(error), error.args, dict(error.__dict__))):
+        for form in (_AsItSays(error), _Rebuilt(type(error), error.args, dict(error.__dict__))):
             with contextlib.suppress(Exception):
                 data = cast(bytes, cloudpickle.dumps(form))
                 pickle.loads(data)  # noqa: S301 - many exceptions can be pickled and not be read again
@@ -288,6 +288,16 @@ def _dump_error(error: BaseException) -> bytes | None:
         return None
     finally:
         error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__ = bare
+
+
+@dataclass(frozen=True)
+class _AsItSays:
+    """An exception pickled as its own class says. Dask registers another way, which loses SystemExit's code."""
+
+    error: BaseException
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        return self.error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 @dataclass(frozen=True)

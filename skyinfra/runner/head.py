@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import ssl
+from pathlib import Path
 
 import dask
 from distributed import Scheduler
@@ -12,9 +14,11 @@ from distributed.comm import connect
 from distributed.security import Security
 from distributed.utils import get_ip, get_mp_context
 
-from skyinfra._errors import NodeError, NodeFailed, PortTaken
+from skyinfra._errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner.state import NodeDirectory
+
+_CONNECT_S = 3
 
 # Dask's defaults lose tasks or trust the network; each of these was measured.
 _CONFIG = {
@@ -36,10 +40,11 @@ _CONFIG = {
 }
 
 
-def configure() -> None:
-    """Sets Dask up in this process and the workers that it will start."""
+def configure(*, scratch: Path) -> None:
+    """Sets Dask up in this process and the workers that it will start. *scratch*: where it keeps temporary files."""
     quiet()
     dask.config.set(_CONFIG)
+    dask.config.set({"temporary-directory": str(scratch)})
     # Dask would load numpy and pandas there, before the worker's own import path and variables are set.
     get_mp_context().set_forkserver_preload(["skyinfra.runner.worker"])
 
@@ -96,9 +101,33 @@ def own_address(scheduler: Endpoint) -> str:
 
 
 async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
-    """Raises OSError where *scheduler* does not answer or refuses this node's certificate."""
-    comm = await connect(str(scheduler), timeout=5, **security.get_connection_args("worker"))
+    """Raises `NodeFailed` where *scheduler* does not answer, `CredentialsRefused` where it is of another fleet."""
+    try:
+        comm = await connect(str(scheduler), timeout=_CONNECT_S, **security.get_connection_args("worker"))
+    except OSError as error:
+        raise _unreachable(scheduler, innermost(error)) from error
     await comm.close()
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What happened first: Dask wraps it several times."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _unreachable(scheduler: Endpoint, reason: BaseException) -> SkyinfraError:
+    if isinstance(reason, ssl.SSLError):
+        return CredentialsRefused(
+            f"the head {host_port(scheduler)} and this node have different fleet secrets",
+            field="secret_file",
+            hint="Apply the stack again, so that every node is configured with the same secret.",
+        )
+    return NodeFailed(
+        f"the head {host_port(scheduler)} does not answer: {reason}",
+        field="scheduler",
+        hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
+    )
 
 
 def _check_free(endpoint: Endpoint) -> None:

@@ -20,7 +20,7 @@ from distributed import Nanny, Scheduler
 from distributed.core import Status as DaskStatus
 from distributed.security import Security
 
-from skyinfra._errors import NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra._errors import CredentialsRefused, NodeFailed, SkyinfraError, StateDirectoryError
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
@@ -73,7 +73,7 @@ class Service:
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start."""
         self._handle_signals()
-        head.configure()
+        head.configure(scratch=self._directory.scratch)
         applying = asyncio.create_task(self._apply())
         try:
             while not self._stop.is_set():
@@ -155,11 +155,12 @@ class Service:
             return await self._own_scheduler(node, declared)
         await self._stop_scheduler()
         security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        self._obstacle = ("NodeFailed", f"the head {head.host_port(declared)} has not answered yet")
         while not self._reload.is_set():
             try:
                 await head.check_reachable(declared, security=security)
-            except OSError as error:
-                self._obstacle = ("NodeFailed", f"the head {head.host_port(declared)} does not answer: {error}")
+            except (NodeFailed, CredentialsRefused) as error:
+                self._obstacle = (type(error).__name__, str(error))
                 await _pause(self._reload, _RETRY_S)
             else:
                 self._obstacle = None

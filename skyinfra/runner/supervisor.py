@@ -14,6 +14,7 @@ from distributed import Nanny
 from distributed.core import Status
 
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.runner import head
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -93,10 +94,8 @@ class SlotSupervisor:
         await self._until_it_ends(nanny)
 
     def _failed(self, error: BaseException) -> None:
-        while error.__cause__ is not None:
-            # Dask wraps what happened several times.
-            error = error.__cause__
-        self.error = f"{type(error).__name__}: {error}"
+        reason = head.innermost(error)
+        self.error = f"{type(reason).__name__}: {reason}"
         logger.warning("slot %s: the worker did not start: %s", self.slot.slot, self.error)
 
     async def _until_it_ends(self, nanny: Nanny) -> None:

@@ -61,10 +61,8 @@ class Fleet:
 
     def close(self) -> None:
         self.process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
         self.process.stdout.close()
         self.log.close()

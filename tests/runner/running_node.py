@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from distributed import Client
 
 from skyinfra.protocol.credentials import Credentials
@@ -62,6 +64,21 @@ class RunningNode:
         self.run("boot", "--detach", "--wait", str(PATIENCE_S - 5))
         return self.status()
 
+    @contextlib.contextmanager
+    def foreground(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The runner as a child process, which ends with the block."""
+        arguments = [sys.executable, "-m", "skyinfra.runner", command, "--config", str(self.file)]
+        process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
     def status(self) -> Status:
         status = self.directory.status()
         assert status is not None
@@ -86,6 +103,11 @@ class RunningNode:
 
 
 def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a task that runs on *slot*."""
-    future = client.submit(function, *arguments, resources={f"slot:{slot}": 1}, pure=False)
+    """The result of a task that runs on *slot*. The node has no test modules: the function travels by value."""
+    module = sys.modules[function.__module__]
+    if getattr(module, "__file__", None) and Path(module.__file__).parent == Path(__file__).parent:
+        cloudpickle.register_pickle_by_value(module)
+    payload = cloudpickle.dumps(function)
+    run = lambda payload, *arguments: __import__("cloudpickle").loads(payload)(*arguments)  # noqa: E731
+    future = client.submit(run, payload, *arguments, resources={f"slot:{slot}": 1}, pure=False)
     return future.result(timeout=PATIENCE_S)

@@ -1,0 +1,122 @@
+"""Scripts on a slot: their lines, their end, and their being ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import run_script
+
+
+@pytest.fixture
+def run(pool, tmp_path):
+    """Runs a text as a script; gives its exit code and its lines."""
+
+    def run(text: str, *args: str, **options) -> tuple[int, list[tuple[str, str]]]:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        lines: list[tuple[str, str]] = []
+        code = run_script(pool, path, args, on_line=lambda *line: lines.append(line), **options)
+        return code, lines
+
+    return run
+
+
+def test_every_line_arrives_before_it_returns(run):
+    code, lines = run("for i in range(5000): print(i)")
+    assert code == 0
+    assert lines == [("stdout", str(i)) for i in range(5000)]
+
+
+def test_both_streams_arrive_with_the_exit_code(run):
+    code, lines = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
+    assert code == 3
+    assert sorted(lines) == [("stderr", "err"), ("stdout", "out")]
+
+
+def test_a_script_that_ends_by_a_signal_gives_its_negative_number(run):
+    assert run("import os; os.kill(os.getpid(), 9)")[0] == -9
+
+
+def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
+    code, lines = run(
+        "import os, sys, skyinfra\n"
+        "print(sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'], skyinfra.instance_info().slot, os.environ['MINE'])\n"
+        "print(os.listdir('.'), __file__.endswith('/script.py'))",
+        "a b",
+        "--c",
+        node="n1",
+        env={"MINE": "x"},
+    )
+    assert code == 0
+    assert lines[0][1] in [f"['a b', '--c'] MIG-n1-{i} n1/{i} x" for i in (0, 1)]
+    assert lines[1][1] == "['script.py'] True"
+
+
+def test_lines_are_cut_at_carriage_returns_and_decoded_whatever_they_hold(run):
+    code, lines = run("import sys; sys.stdout.buffer.write(b'10%\\r50%\\r\\n\\xff\\xc3\\xa4\\n\\nno end')")
+    assert code == 0
+    assert [text for _, text in lines] == ["10%", "50%", "\ufffdä", "", "no end"]
+
+
+def test_lines_arrive_while_the_script_runs(run, tmp_path, pool):
+    gate = tmp_path / "gate"
+    path = tmp_path / "waits.py"
+    path.write_text(f"import os, time\nprint('first')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\n")
+    seen = []
+    # The script ends only when its first line has arrived here.
+    assert run_script(pool, path, on_line=lambda _, text: (seen.append(text), gate.touch())) == 0
+    assert seen == ["first"]
+
+
+def test_a_script_that_leaves_a_process_behind_ends_with_its_own_end(run):
+    code, lines = run("import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'while True: pass']).pid)")
+    assert code == 0
+    assert not Path(f"/proc/{lines[0][1]}").exists()
+
+
+def test_an_exception_of_the_callback_ends_the_script(pool, tmp_path, wait_until):
+    path = tmp_path / "endless.py"
+    path.write_text("import os, time\nprint(os.getpid())\nwhile True: time.sleep(0.1)\n")
+    pids: list[str] = []
+
+    def refuse(_: str, text: str) -> None:
+        pids.append(text)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_script(pool, path, on_line=refuse)
+    wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
+
+
+def test_a_script_that_ignores_the_request_to_end_is_killed(pool, tmp_path, wait_until):
+    path = tmp_path / "stubborn.py"
+    path.write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid())\nwhile True: time.sleep(0.1)\n"
+    )
+    pids: list[str] = []
+
+    def refuse(_: str, text: str) -> None:
+        pids.append(text)
+        raise ZeroDivisionError
+
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        run_script(pool, path, on_line=refuse)
+    assert time.monotonic() - started < 30
+    wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
+
+
+def test_a_node_that_is_not_there_is_refused_with_the_nearest(run):
+    with pytest.raises(sky.SlotLost, match="no node of that name") as caught:
+        run("", node="n")
+    assert "n0" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_oserror(pool, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        run_script(pool, tmp_path / "missing.py", on_line=print)

@@ -1,0 +1,286 @@
+"""Real nodes: the program, its scheduler, its workers, TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, until
+
+from skyinfra.protocol.instance import InstanceInfo, instance_info
+from skyinfra.runner import processes
+
+TWO = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
+MakeNode = Callable[..., RunningNode]
+
+
+def look() -> tuple[str | None, str, InstanceInfo, str]:
+    """What a task sees, and what a program that it starts sees."""
+    command = "echo $CUDA_VISIBLE_DEVICES/$SKYINFRA_NODE_DIR/$GREETING"
+    seen = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip()
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), seen, instance_info(), os.environ["OMP_NUM_THREADS"]
+
+
+def leave_a_child() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def runs(pid: int) -> bool:
+    return any(process.pid == pid for process in processes.running())
+
+
+def test_each_partition_is_a_slot_that_sees_itself(make_node: MakeNode) -> None:
+    node = make_node(accelerator=TWO, env={"GREETING": "hello"})
+    status = node.boot()
+    assert (status.state, status.simulated, status.error) == ("ready", True, None)
+    with node.client() as client:
+        workers = node.workers(client)
+        assert sorted(workers) == ["n1/0", "n1/1"]
+        seen = {slot: on_slot(client, slot, look) for slot in workers}
+    for info in status.slots:
+        visible, in_program, of_task, threads = seen[info.slot]
+        registered = json.loads(json.dumps(workers[info.slot]["skyinfra"]))
+        assert info == of_task == InstanceInfo.read(registered)
+        assert info.visible == ("CUDA_VISIBLE_DEVICES", info.uuid)
+        assert (info.kind, info.profile, info.memory_gb, info.gpu) == ("partition", "3g.40gb", 40.0, 0)
+        assert visible == info.uuid
+        assert in_program == f"{info.uuid}/{node.path}/hello"
+        assert int(threads) >= 1
+    assert status.slots[0].uuid != status.slots[1].uuid
+    labels = {"slot", "slot:n1/0", "node:n1", "profile:3g.40gb", "accel:H100"}
+    assert workers["n1/0"]["resources"] == dict.fromkeys(labels, 1.0)
+    assert workers["n1/0"]["nthreads"] == 1
+
+
+def test_boot_again_changes_nothing_and_a_change_touches_only_itself(make_node: MakeNode) -> None:
+    layout = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("1g.10gb", 4, 1)))
+    node = make_node(accelerator=layout)
+    first = node.boot()
+    with node.client() as client:
+        before = node.pids(client)
+        again = node.boot()
+        assert (again.pid, again.slots, again.generation) == (first.pid, first.slots, first.generation + 1)
+        assert node.pids(client) == before
+        node.configure(accelerator=h100((("2g.20gb", 0, 2), ("2g.20gb", 2, 2)), (("3g.40gb", 0, 4), ("1g.10gb", 4, 1))))
+        assert node.run("partition", "--check", check=False).returncode == 1
+        changed = node.boot()
+        assert node.run("partition", "--check").stdout == ""
+        assert (changed.pid, changed.scheduler) == (first.pid, first.scheduler)
+        after = node.pids(client)
+    second_gpu = {s.slot: s.uuid for s in first.slots if s.gpu == 1}
+    assert {s.slot: s.uuid for s in changed.slots if s.gpu == 1} == second_gpu, "a running slot keeps its name"
+    assert {slot: before[slot] for slot in second_gpu} == {slot: after[slot] for slot in second_gpu}
+    assert sorted(s.profile or "" for s in changed.slots if s.gpu == 0) == ["2g.20gb", "2g.20gb"]
+    assert sorted(after) == ["n1/0", "n1/1", "n1/2", "n1/3"]
+
+
+def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node: MakeNode) -> None:
+    node = make_node(accelerator=TWO)
+    node.boot()
+    with node.client() as client:
+        before = node.pids(client)
+        child = on_slot(client, "n1/1", leave_a_child)
+        assert runs(child)
+        os.kill(before["n1/1"], signal.SIGKILL)
+        until(lambda: not runs(child), "what the task had started is gone")
+        visible, _, info, _ = on_slot(client, "n1/1", look)
+        after = node.pids(client)
+    assert (info.slot, visible) == ("n1/1", info.uuid)
+    assert after["n1/0"] == before["n1/0"]
+    assert after["n1/1"] != before["n1/1"]
+    assert node.until("ready").slots[1] == info
+
+
+def test_only_the_fleets_own_clients_are_let_in(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    address = node.boot().scheduler
+    with pytest.raises(OSError, match=r"Timed out|refused|closed|in transit"):
+        Client(f"tcp://{address}", timeout=2)
+    with pytest.raises(OSError, match=r"certificate|TLS|SSL|Timed out"):
+        node.client(OTHER_SECRET)
+    assert address is not None
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as plain:
+        plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert not plain.recv(100).startswith(b"HTTP")
+
+
+def test_the_secret_is_nowhere_but_in_its_file(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    status = node.boot()
+    assert status.pid is not None
+    for process in processes.of_session(status.pid):
+        for name in ("cmdline", "environ"):
+            assert SECRET.encode() not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+    for file in node.path.iterdir():
+        if file.is_file() and file.name != "secret":
+            assert SECRET not in file.read_text(), file.name
+
+
+def test_stop_leaves_nothing_even_while_a_task_runs(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=2)
+    status = node.boot()
+    assert status.pid is not None
+    with node.client() as client:
+        child = on_slot(client, "n1/0", leave_a_child)
+        running = client.submit(time.sleep, 600, pure=False)
+        until(lambda: client.processing() and any(client.processing().values()), "a task runs")
+        os.kill(status.pid, signal.SIGTERM)
+        until(lambda: not processes.of_session(status.pid or 0), "no process of the node is left", seconds=15)
+        running.release()
+    assert not runs(child)
+    assert node.directory.holder() is None
+    assert (node.status().state, node.status().pid) == ("stopped", None)
+    assert node.run("stop").stdout == "no runner serves this node\n"
+
+
+@pytest.mark.slow
+def test_the_port_is_kept_and_refused_where_it_is_taken(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    address = node.boot().scheduler
+    assert address is not None
+    port = int(address.rpartition(":")[2])
+    node.run("stop")
+    assert node.boot().scheduler == address
+    node.run("stop")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        refused = node.run("boot", "--detach", check=False)
+    assert refused.returncode == 1
+    assert f"another process listens on port {port}" in refused.stderr
+    assert f"remove {node.directory.scheduler_file}" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert (node.status().state, (node.status().error or ("",))[0]) == ("failed", "PortTaken")
+    assert node.directory.holder() is None
+
+
+def test_a_node_whose_layout_is_refused_does_not_come_up(make_node: MakeNode) -> None:
+    node = make_node(accelerator=h100((("3g.40gb", 2, 4),)))
+    refused = node.run("boot", "--detach", check=False)
+    assert refused.returncode == 1
+    assert "PartitionFailed" in refused.stderr
+    assert "3g.40gb at 2:4: INVALID_ARGUMENT (2)" in refused.stderr
+    assert node.directory.holder() is None
+    assert node.run("status", check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_refused_change_leaves_the_rest_running(make_node: MakeNode) -> None:
+    good = (("3g.40gb", 0, 4),)
+    node = make_node(accelerator=h100(good, good))
+    node.boot()
+    with node.client() as client:
+        before = node.pids(client)
+        node.configure(accelerator=h100(good, (("3g.40gb", 2, 4),)))
+        refused = node.run("boot", "--detach", check=False)
+        assert refused.returncode == 1
+        assert "INVALID_ARGUMENT" in refused.stderr
+        assert on_slot(client, "n1/0", os.getpid) == before["n1/0"]
+        assert node.status().state == "failed"
+        node.configure(accelerator=h100(good, good))
+        assert node.boot().state == "ready"
+        assert node.pids(client)["n1/0"] == before["n1/0"]
+
+
+@pytest.mark.slow
+def test_serve_needs_partitions_that_stand(make_node: MakeNode) -> None:
+    node = make_node(accelerator=TWO)
+    refused = node.run("serve", check=False)
+    assert refused.returncode == 1
+    assert "do not stand as declared" in refused.stderr
+    events = [json.loads(line) for line in node.run("partition").stdout.splitlines()]
+    assert [e["event"] for e in events] == ["partition"] * 3 + ["standing"] * 2
+    with node.foreground("serve") as process:
+        assert node.until("ready").pid == process.pid
+        second = node.run("serve", check=False)
+        assert second.returncode == 1
+        assert f"another runner (process {process.pid}) serves this node" in second.stderr
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
+def test_a_worker_node_waits_for_its_head(make_node: MakeNode) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    worker = make_node("n2", head=False, scheduler=address, cpu_slots=1)
+    late = worker.run("boot", "--detach", "--wait", "2", check=False)
+    assert late.returncode == 1
+    assert f"the head {address}" in late.stderr
+    assert (worker.directory.holder(), worker.status().state) == (None, "stopped")
+    head = make_node("n1", scheduler=address, cpu_slots=1)
+    with worker.foreground("boot") as process:
+        until(lambda: "does not answer" in str(worker.until("serving").error), "the obstacle is in the status")
+        head.boot()
+        status = worker.until("ready")
+        assert (status.scheduler, status.error) == (address, None)
+        with head.client() as client:
+            assert sorted(head.workers(client)) == ["n1/0", "n2/0"]
+            assert on_slot(client, "n2/0", instance_info).head is False
+        head.run("stop")
+        worker.until("serving")
+        head.boot()
+        worker.until("ready")
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_worker_of_another_fleet_is_refused(make_node: MakeNode) -> None:
+    address = make_node("n1", cpu_slots=1).boot().scheduler
+    worker = make_node("n2", secret=OTHER_SECRET, head=False, scheduler=address, cpu_slots=1)
+    with worker.foreground("boot"):
+        until(lambda: "CredentialsRefused" in str(worker.until("serving").error), "the reason is in the status")
+    assert OTHER_SECRET not in worker.directory.status_file.read_text()
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_shut_down_comes_back(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    first = node.boot()
+    with node.client() as client:
+        client.shutdown()
+    until(lambda: node.status().generation > first.generation, "the scheduler was started again")
+    node.until("ready")
+    assert node.status().scheduler == first.scheduler
+    with node.client() as client:
+        assert on_slot(client, "n1/0", instance_info).slot == "n1/0"
+
+
+@pytest.mark.slow
+def test_packages_and_commands_are_done_once(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1, run=("echo ran >> ran.txt",))
+    node.boot()
+    node.boot()
+    assert (node.path / "ran.txt").read_text() == "ran\n"
+    node.configure(run=("echo ran >> ran.txt", "echo again >> ran.txt"))
+    node.boot()
+    assert (node.path / "ran.txt").read_text() == "ran\nran\nagain\n"
+    node.configure(run=("echo what is wrong; exit 7",))
+    failed = node.run("boot", "--detach", check=False)
+    assert failed.returncode == 1
+    assert "ended with exit code 7: echo what is wrong; exit 7" in failed.stderr
+    assert "what is wrong\n" in failed.stderr
+
+
+def test_an_unwritable_directory_is_named(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    node.directory.lock_file.mkdir()
+    refused = node.run("boot", check=False)
+    node.directory.lock_file.rmdir()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        f"StateDirectoryError: {node.directory.lock_file}: cannot be written: Is a directory"
+    )
