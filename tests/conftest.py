@@ -1,20 +1,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-NPM = ROOT / "tests" / "npm" / "node_modules" / ".bin"
-
-
-def missing(what: str) -> None:
-    """A part that a test needs is not here: a failure under CI, a skip elsewhere."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{what} is missing on this machine", pytrace=False)
-    pytest.skip(f"{what} is missing on this machine")
+from support import missing
 
 
 @pytest.fixture(scope="session")
@@ -28,16 +18,6 @@ def terraform_program() -> str:
     except TerraformNotFound:
         missing("terraform")
         raise
-
-
-def cdk_program(library: str) -> str:
-    """The npm command line of cdktf or cdktn."""
-    if shutil.which("node") is None:
-        missing("node")
-    program = NPM / library
-    if not program.exists():
-        missing(f"{library}-cli")
-    return str(program)
 
 
 @pytest.fixture(autouse=True)

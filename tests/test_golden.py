@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_stack import read, synth
+from support import read, synth
 
 import skyinfra as sky
 from skyinfra.bootstrap import user_data

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import read, synth
 
 import skyinfra as sky
 
 LIBRARIES = ("cdktf", "cdktn")
-
-
-def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs a program that declares stacks in a process of its own, as cdktf does: jsii keeps one Node per process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    head = f"import skyinfra as sky\nfrom {library} import App\napp = App()\n"
-    (folder / "main.py").write_text(head + textwrap.dedent(program))
-    return subprocess.run([sys.executable, "main.py"], cwd=folder, capture_output=True, text=True, check=check)
-
-
-def read(folder: Path, stack: str) -> dict[str, Any]:
-    return json.loads((folder / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())
 
 
 ONE_POOL = """

@@ -146,6 +146,16 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
         terraform.apply_plan(plan, lambda e: None)
 
 
+def test_what_terraform_complains_about_is_not_taken_for_output(
+    stack: Terraform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Terraform warns on stderr that this file does not exist, and does its work.
+    monkeypatch.setenv("TF_CLI_CONFIG_FILE", str(tmp_path / "missing.tfrc"))
+    with stack.planned(lambda e: None) as plan:
+        stack.apply_plan(plan, lambda e: None)
+    assert stack.outputs()["a"] == "one"
+
+
 def test_the_named_program_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("terraform", "tofu", "mine"):
         (tmp_path / name).write_text("#!/bin/sh\n")

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from conftest import ROOT
+from support import ROOT
 
 
 def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:

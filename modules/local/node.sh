@@ -39,8 +39,10 @@ up() {
   runner=${SKYINFRA_RUNNER:-$RUNNER}
   command -v "$runner" >/dev/null 2>&1 || fail "the program $runner was not found. Activate the environment skyinfra is installed in, or set SKYINFRA_RUNNER to the path of its skyinfra-runner."
   make_folder "$FOLDER"
-  write "$FOLDER/node.json" "$CONFIGURATION"
-  exec "$runner" boot --config "$FOLDER/node.json" --detach --wait "$WAIT"
+  # Terraform may reach the folder through "..", and `down` finds the runner by the folder's one true name.
+  folder=$(cd "$FOLDER" && pwd -P)
+  write "$folder/node.json" "$CONFIGURATION"
+  exec "$runner" boot --config "$folder/node.json" --detach --wait "$WAIT"
 }
 
 # Whether process $1 is the runner of this folder, so that a reused process id is never killed. The full path stands on

@@ -11,6 +11,8 @@ import threading
 import time
 import traceback
 
+import pytest
+
 import skyinfra as sky
 from skyinfra.client import Pool, Task, open_pool
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from fleet import SCRIPTS, environment, processes, until
+from support import ROOT
 
 import skyinfra as sky
 from skyinfra.client import open_pool

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, cdk_program
 from fleet import copy_quickstart, environment, processes, skyinfra, status, until
+from support import ROOT, cdk_program
 
 import skyinfra as sky
 from skyinfra.client import open_pool
