@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-QUIET = {"JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1", "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
+from skyinfra.project import node_environment
 
 
 @dataclass(frozen=True)
@@ -53,5 +53,5 @@ def python(program: str) -> list[str]:
 
 def _seconds(command: Sequence[str], folder: Path | None) -> float:
     start = time.perf_counter()
-    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **node_environment()}, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

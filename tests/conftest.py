@@ -26,8 +26,6 @@ def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SKYINFRA_DEBUG", "SKYINFRA_RUNNER", "CDKTF_OUTDIR", "CDKTF_CONTEXT_JSON"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CHECKPOINT_DISABLE", "1")
-    monkeypatch.setenv("JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION", "1")
-    monkeypatch.setenv("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "1")
     configuration = os.environ.get("TF_CLI_CONFIG_FILE")
     if configuration and not Path(configuration).exists():
         monkeypatch.delenv("TF_CLI_CONFIG_FILE")
