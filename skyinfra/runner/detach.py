@@ -101,6 +101,9 @@ def _wait(
         if status is not None and status.state == "ready":
             return status
         if status is not None and status.state == "failed":
+            if status.generation == 0:
+                # It ends by itself, and may still have something to say in its log.
+                _poll(lambda: not alive(), _KILL_PATIENCE_S)
             raise _failed(node, directory, status, "did not come up")
         if not living:
             raise _failed(node, directory, status, "ended")

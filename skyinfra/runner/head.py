@@ -35,6 +35,10 @@ _CONFIG = {
     "distributed.worker.daemon": False,
     # A worker is forked from a process that has Dask loaded: 0.1 s instead of 0.6 s of CPU for each slot.
     "distributed.worker.multiprocessing-method": "forkserver",
+    # For a dashboard, which there is none of: 50 wake-ups a second of every slot that waits for a task.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "2s",
     # Returns the memory that a task gave back to the system; has to be set before a process starts.
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
@@ -77,7 +81,7 @@ async def start(declared: Endpoint, *, directory: NodeDirectory, security: Secur
     try:
         _check_free(endpoint)
         scheduler = await Scheduler(
-            host=endpoint.address,
+            host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,
             dashboard=False,
@@ -95,9 +99,8 @@ def reached_at(scheduler: Scheduler) -> Endpoint:
 
 
 def own_address(scheduler: Endpoint) -> str:
-    """The address of this node on the way to *scheduler*. Raises OSError where there is no way."""
-    address = socket.gethostbyname(scheduler.address) if ":" not in scheduler.address else scheduler.address
-    return str(get_ip(address, scheduler.port))
+    """The address of this node on the way to *scheduler*, as Dask takes it. Raises OSError where there is no way."""
+    return _bracketed(str(get_ip(scheduler.address, scheduler.port)))
 
 
 async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
@@ -128,6 +131,10 @@ def _unreachable(scheduler: Endpoint, reason: BaseException) -> SkyinfraError:
         field="scheduler",
         hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
     )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _check_free(endpoint: Endpoint) -> None:

@@ -34,7 +34,7 @@ from skyinfra.runner.supervisor import SlotSupervisor
 
 logger = logging.getLogger("skyinfra.runner")
 
-_POLL_S = 0.1
+_POLL_S = 0.2
 _RETRY_S = 1.0
 
 
