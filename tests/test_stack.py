@@ -122,7 +122,7 @@ def test_what_is_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
     result = synth(tmp_path, program, check=False)
     assert result.returncode != 0
     assert "skyinfra.DuplicatePool: pools[1].name: " in result.stderr
-    assert not (tmp_path / "cdktf.out" / "stacks").exists()
+    assert not list((tmp_path / "cdktf.out").rglob("*.json"))
 
 
 def test_a_scope_of_neither_library() -> None:

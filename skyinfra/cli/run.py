@@ -17,7 +17,7 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
 
     def show(stream: str, line: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
-        target.write(line)
+        target.write(f"{line}\n")
         target.flush()
 
     with connect(fleet) as pool:

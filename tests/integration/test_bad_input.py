@@ -55,7 +55,7 @@ def test_a_declaration_that_cannot_be(name: str, tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ")
     for word in words:
         assert word in result.stderr
-    assert not (project / "cdktf.out" / "stacks").exists()
+    assert not list((project / "cdktf.out").rglob("*.json"))
     assert not (project / ".skyinfra").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -103,8 +105,6 @@ def test_run_streams_a_script_and_returns_its_exit_code(deployed: Path) -> None:
 
 
 def test_who_has_not_the_secret_is_refused(deployed: Path) -> None:
-    import dataclasses
-
     manifest = Project.find(deployed).stack("quickstart").fleet("mig")
     wrong = "0" * 72
     with pytest.raises(sky.CredentialsRefused) as caught:
@@ -113,7 +113,8 @@ def test_who_has_not_the_secret_is_refused(deployed: Path) -> None:
     with socket.create_connection((manifest.head.address, manifest.head.port), timeout=10) as plain:
         plain.settimeout(30)
         plain.sendall(b"\x00" * 64)
-        assert plain.recv(1) in (b"", b"\x15")  # closed, or a TLS alert and then closed
+        with contextlib.suppress(ConnectionResetError):
+            assert plain.recv(1) in (b"", b"\x15")  # closed, or a TLS alert before it is
     assert (
         Credentials.derive(wrong, role="client", name="x").ca
         != Credentials.derive(manifest.secret, role="client", name="x").ca
@@ -170,14 +171,15 @@ def test_a_configuration_change_reaches_the_running_nodes(tmp_path: Path) -> Non
     project = copy_quickstart(tmp_path)
     skyinfra(project, "deploy", "--auto-approve")
     try:
-        runners = {p.pid for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())}
+        runners = {path.read_text() for path in project.glob(".skyinfra/*/*/*/runner.pid")}
         main = project / "main.py"
         main.write_text(main.read_text().replace('mig="3g.40gb"', 'mig=["3g.40gb", "2g.20gb", "1g.10gb"]'))
         skyinfra(project, "deploy", "--auto-approve")
         found = status(project)
         assert sorted(s["profile"] for s in slots(found)) == sorted(["3g.40gb", "2g.20gb", "1g.10gb"] * 2)
         assert all(s["state"] == "ready" for s in slots(found))
-        assert runners <= {p.pid for p in processes(project)}, "a node was replaced"
+        assert {path.read_text() for path in project.glob(".skyinfra/*/*/*/runner.pid")} == runners
+        assert all(psutil.pid_exists(int(pid)) for pid in runners), "a node was replaced"
     finally:
         skyinfra(project, "destroy", "--auto-approve")
     until(lambda: not processes(project))
