@@ -20,7 +20,7 @@ import skyinfra as sky
 from {library} import App
 app = App()
 sky.FleetStack(app, "s", pools=[
-    sky.ComputePool(name=f"p{{i}}", nodes={nodes}, provider=sky.Local(simulate=True), accelerator="H100:8/3g.40gb")
+    sky.ComputePool(name=f"p{{i}}", nodes={nodes}, provider=sky.Local(simulate=True), accelerator="H100/3g.40gb")
     for i in range({pools})])
 app.synth()
 """

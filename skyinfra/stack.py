@@ -97,14 +97,10 @@ class FleetStack(metaclass=_BindingMeta):
         super().__init__(scope, id)  # type: ignore[call-arg]
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
-        modules: dict[str, Any] = {}
-        for deployment in self.deployments:
-            kind = deployment.pool.provider.kind
-            if kind not in modules:
-                modules[kind] = _module_asset(library, self, kind)
-            _add_fleet(library, self, deployment, modules[kind], project)
-        choices = {"pools": [describe(d) for d in self.deployments]}
-        self.add_override("//.skyinfra", choices)  # type: ignore[attr-defined]
+        kinds = dict.fromkeys(d.pool.provider.kind for d in self.deployments)
+        sources = {kind: _module_source(library, self, kind) for kind in kinds}
+        for section, content in _sections(id, self.deployments, sources, project).items():
+            self.add_override(section, content)  # type: ignore[attr-defined]
 
 
 def _path_to_project(scope: Any, id: str) -> str:
@@ -112,23 +108,36 @@ def _path_to_project(scope: Any, id: str) -> str:
     return Path(os.path.relpath(Path.cwd(), Path(scope.node.root.outdir).absolute() / "stacks" / id)).as_posix()
 
 
-def _module_asset(library: ModuleType, stack: Any, kind: str) -> Any:
+def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
+    """Carries the provider's module into the stack; a local source must begin with "./"."""
     path = str(bundled.folder("modules", kind))
-    return library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
+    asset = library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
+    return f"./{asset.path}"
 
 
-def _add_fleet(library: ModuleType, stack: Any, deployment: Deployment, asset: Any, project: str) -> None:
-    name = deployment.pool.name
-    module = library.TerraformHclModule(
-        stack,
-        name,
-        # A local source must begin with "./"; the asset is copied already, so cdktf need not do it again.
-        source=f"./{asset.path}",
-        skip_asset_creation_from_local_modules=True,
-        variables=_literal(module_inputs(deployment, project)),
-    )
-    output = library.TerraformOutput(stack, f"{name}-fleet", value=module.get_string("fleet"), sensitive=True)
-    output.override_logical_id(f"{OUTPUT_PREFIX}{name}")
+def _sections(
+    stack: str, deployments: Sequence[Deployment], sources: dict[str, str], project: str
+) -> dict[str, dict[str, Any]]:
+    """What the pools add to the stack's JSON, by its top-level sections.
+
+    All pools cross to jsii as one value: a construct for each module and output would cost 5 ms a pool.
+    """
+    modules, outputs = {}, {}
+    for deployment in deployments:
+        name = deployment.pool.name
+        source = sources[deployment.pool.provider.kind]
+        modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
+        outputs[f"{OUTPUT_PREFIX}{name}"] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
+    choices = {"pools": [describe(deployment) for deployment in deployments]}
+    # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
+    names = {stack: {name: name for name in outputs}} if outputs else {}
+    sections: dict[str, dict[str, Any]] = {
+        "module": modules,
+        "output": outputs,
+        "//.skyinfra": choices,
+        "//.outputs": names,
+    }
+    return {section: content for section, content in sections.items() if content}
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:

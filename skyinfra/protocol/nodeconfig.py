@@ -127,4 +127,4 @@ class NodeConfig:
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""
-        return json.dumps(_schema.write(self), separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(self, default=vars, separators=(",", ":"), ensure_ascii=True)
