@@ -20,6 +20,7 @@ import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra.protocol import calls
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -69,7 +70,7 @@ class Connection:
         async with distributed.rpc(
             str(self.manifest.head), connection_args=arguments, timeout=self._timeout
         ) as scheduler:
-            versions = await asyncio.wait_for(scheduler.versions(), self._timeout)
+            versions = await asyncio.wait_for(scheduler.versions(), self._timeout + _ANSWER_S)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -166,6 +167,8 @@ class Connection:
         """Leaves the fleet. A head that is gone is not waited for."""
         if self._client is not None:
             with contextlib.suppress(OSError):
+                if self.alive:
+                    await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
                 await asyncio.wait_for(self._client.close(), _ANSWER_S)
 
 

@@ -29,11 +29,11 @@ T = TypeVar("T")
 class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
 
-    def __init__(self, task: Task[Any]) -> None:
+    def __init__(self, task: Task[Any], *, topic: str) -> None:
         """Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
-        self.header = Header(self.key, self.name).dumps()
+        self.header = Header(self.key, self.name, topic).dumps()
         self.call = _dump_call(task)
 
 

@@ -172,7 +172,7 @@ class Pool:
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
-        shipment = pickling.Shipment(task)
+        shipment = pickling.Shipment(task, topic=self.topic)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner)
 
@@ -200,11 +200,12 @@ class Pool:
         else:
             self._line_sinks[run_id] = sink
 
-    def _on_event(self, message: tuple[str, list[list[str]]]) -> None:
-        run_id, lines = message
-        sink = self._line_sinks.get(run_id)
-        if sink is not None:
-            sink(lines)
+    def _on_event(self, message: tuple[str, str, Any]) -> None:
+        kind, name, content = message
+        if kind == "outcome":
+            self._dispatcher.arrived(name, content)
+        elif name in self._line_sinks:
+            self._line_sinks[name](content)
 
     # Closing --------------------------------------------------------------------------------------------------------
 
