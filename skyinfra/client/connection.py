@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import socket
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import distributed
@@ -27,6 +28,7 @@ from skyinfra.protocol.manifest import Manifest
 
 # One question to the head may take that long.
 _ANSWER_S = 10.0
+_PROBE_S = 3.0
 # Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
 _SEND_INTERVAL_S = 0.001
 
@@ -61,7 +63,7 @@ class Connection:
                 f"the head of {self.manifest.fleet} has no port yet",
                 hint="Deploy the fleet again, and connect with the manifest that it gives then.",
             )
-        with self._explained():
+        async with self._explained():
             await self._check_versions()
             await self._connect(self._timeout)
 
@@ -99,8 +101,8 @@ class Connection:
         self._client.scheduler_comm.interval = _SEND_INTERVAL_S
         self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
         """Turns what Dask and TLS say about a failed connection into what a person can act on."""
         try:
             yield
@@ -112,14 +114,26 @@ class Connection:
                     hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
                 ) from None
             if isinstance(reason, ssl.SSLError):
-                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does"
+                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {reason.reason}"
             else:
-                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}"
-            said = str(reason) or type(reason).__name__
+                why = await self._why_silent()
+                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}"
             raise FleetUnreachable(
-                f"{text}: {said}",
-                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
+                text, hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address."
             ) from None
+
+    async def _why_silent(self) -> str:
+        """What the network says about the head. Dask's own error is the last of many attempts, cut short."""
+        head = self.manifest.head
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(head.address, head.port), _PROBE_S)
+        except TimeoutError:
+            return "no answer from that address"
+        except OSError as error:
+            # asyncio words the system's errors anew; resolvers' errors have negative numbers.
+            return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        writer.close()
+        return "its port is open, and nothing answers there"
 
     @property
     def client(self) -> Any:
@@ -137,7 +151,7 @@ class Connection:
             deadline = time.monotonic() + self.patience
             while not self.alive:
                 if self._client.status == "closed":
-                    with self._explained():
+                    async with self._explained():
                         await self._connect(max(1.0, deadline - time.monotonic()))
                     return
                 if time.monotonic() > deadline:
