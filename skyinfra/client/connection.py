@@ -131,7 +131,8 @@ class Connection:
             return "no answer from that address"
         except OSError as error:
             # asyncio words the system's errors anew; resolvers' errors have negative numbers.
-            return os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+            number = error.errno or 0
+            return os.strerror(number) if number > 0 else error.strerror or str(error)
         writer.close()
         return "its port is open, and nothing answers there"
 

@@ -13,17 +13,15 @@ import sysconfig
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 
 from skyinfra._errors import TaskFailed, TaskNotPicklable
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol.calls import Failure, Header, Outcome
-
-T = TypeVar("T")
 
 
 class Shipment:

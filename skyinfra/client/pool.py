@@ -82,7 +82,9 @@ class Pool:
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, function: Callable[..., T] | Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
     def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
@@ -114,13 +116,21 @@ class Pool:
             for future in futures:
                 future.cancel()
 
+    @overload
     def map(
         self,
-        function: Callable[..., T] | Compute[..., T],
+        function: Compute[..., T],
         *iterables: Iterable[Any],
         window: int | None = None,
         ordered: bool = True,
-    ) -> Iterator[T]:
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self, function: Callable[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+    ) -> Iterator[T]: ...
+    def map(
+        self, function: Any, *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+    ) -> Iterator[Any]:
         """The results of *function* for the items of *iterables*, which may be infinite.
 
         window: how many tasks are in flight at most, by default one per slot. Besides, as many finished results are
