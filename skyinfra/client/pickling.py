@@ -136,9 +136,7 @@ def _library_folders() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
 
 
-def as_task(
-    function: Callable[..., T] | Compute[..., T], args: tuple[object, ...], kwargs: dict[str, object]
-) -> Task[T]:
+def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
     """A task of a plain or decorated function."""
     plain = function.function if isinstance(function, Compute) else function
     if not callable(plain):
