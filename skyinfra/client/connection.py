@@ -49,6 +49,7 @@ class Connection:
         self._topic = topic
         self._on_event = on_event
         self._client: Any = None
+        self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
         self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
@@ -98,7 +99,8 @@ class Connection:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._client.scheduler_comm.interval = _SEND_INTERVAL_S
+        self._prepared = self._client.scheduler_comm
+        self._prepared.interval = _SEND_INTERVAL_S
         self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
     @contextlib.asynccontextmanager
@@ -146,8 +148,10 @@ class Connection:
         """Whether the head is connected, as far as anybody has noticed."""
         return bool(self._client.status == "running")
 
-    async def restored(self) -> None:
-        """Waits until the head is connected again. Raises `FleetUnreachable` after the patience."""
+    async def ready(self) -> None:
+        """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
+        if self.alive and self._client.scheduler_comm is self._prepared:
+            return
         async with self._reopening:
             deadline = time.monotonic() + self.patience
             while not self.alive:

@@ -154,8 +154,7 @@ class Dispatcher:
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life."""
         while True:
-            if not self.connection.alive:
-                await self.connection.restored()
+            await self.connection.ready()
             future = self._submit(shipment, target)
             try:
                 outcome = await self._outcome(future)

@@ -100,6 +100,7 @@ def test_an_exception_of_the_callback_ends_the_script(pool, tmp_path, wait_until
     wait_until(lambda: ended(pids[0]))
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_the_request_to_end_is_killed(pool, tmp_path, wait_until):
     path = tmp_path / "stubborn.py"
     path.write_text(
