@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import platform
 import socket
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra.protocol import calls
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 
 # One question to the head may take that long.
 _ANSWER_S = 10.0
+_PROBE_S = 3.0
 # Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
 _SEND_INTERVAL_S = 0.001
 
@@ -46,6 +49,7 @@ class Connection:
         self._topic = topic
         self._on_event = on_event
         self._client: Any = None
+        self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
         self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
@@ -60,7 +64,7 @@ class Connection:
                 f"the head of {self.manifest.fleet} has no port yet",
                 hint="Deploy the fleet again, and connect with the manifest that it gives then.",
             )
-        with self._explained():
+        async with self._explained():
             await self._check_versions()
             await self._connect(self._timeout)
 
@@ -69,7 +73,7 @@ class Connection:
         async with distributed.rpc(
             str(self.manifest.head), connection_args=arguments, timeout=self._timeout
         ) as scheduler:
-            versions = await asyncio.wait_for(scheduler.versions(), self._timeout)
+            versions = await asyncio.wait_for(scheduler.versions(), self._timeout + _ANSWER_S)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -95,11 +99,12 @@ class Connection:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._client.scheduler_comm.interval = _SEND_INTERVAL_S
+        self._prepared = self._client.scheduler_comm
+        self._prepared.interval = _SEND_INTERVAL_S
         self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
         """Turns what Dask and TLS say about a failed connection into what a person can act on."""
         try:
             yield
@@ -111,14 +116,27 @@ class Connection:
                     hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
                 ) from None
             if isinstance(reason, ssl.SSLError):
-                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does"
+                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {reason.reason}"
             else:
-                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}"
-            said = str(reason) or type(reason).__name__
+                why = await self._why_silent()
+                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}"
             raise FleetUnreachable(
-                f"{text}: {said}",
-                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
+                text, hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address."
             ) from None
+
+    async def _why_silent(self) -> str:
+        """What the network says about the head. Dask's own error is the last of many attempts, cut short."""
+        head = self.manifest.head
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(head.address, head.port), _PROBE_S)
+        except TimeoutError:
+            return "no answer from that address"
+        except OSError as error:
+            # asyncio words the system's errors anew; resolvers' errors have negative numbers.
+            number = error.errno or 0
+            return os.strerror(number) if number > 0 else error.strerror or str(error)
+        writer.close()
+        return "its port is open, and nothing answers there"
 
     @property
     def client(self) -> Any:
@@ -130,13 +148,15 @@ class Connection:
         """Whether the head is connected, as far as anybody has noticed."""
         return bool(self._client.status == "running")
 
-    async def restored(self) -> None:
-        """Waits until the head is connected again. Raises `FleetUnreachable` after the patience."""
+    async def ready(self) -> None:
+        """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
+        if self.alive and self._client.scheduler_comm is self._prepared:
+            return
         async with self._reopening:
             deadline = time.monotonic() + self.patience
             while not self.alive:
                 if self._client.status == "closed":
-                    with self._explained():
+                    async with self._explained():
                         await self._connect(max(1.0, deadline - time.monotonic()))
                     return
                 if time.monotonic() > deadline:
@@ -166,6 +186,8 @@ class Connection:
         """Leaves the fleet. A head that is gone is not waited for."""
         if self._client is not None:
             with contextlib.suppress(OSError):
+                if self.alive:
+                    await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
                 await asyncio.wait_for(self._client.close(), _ANSWER_S)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import dask
 import distributed
@@ -107,6 +108,7 @@ class Dispatcher:
         self.window = Window(max(1, len(connection.manifest.nodes) * len(connection.manifest.slots)))
         self._waiting: dict[str, _Waiting] = {}
         self._done: list[Any] = []
+        self._arrivals: dict[str, asyncio.Future[bytes]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._stopping: set[asyncio.Task[Any]] = set()
         self._answered = time.monotonic()
@@ -152,13 +154,13 @@ class Dispatcher:
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life."""
         while True:
-            if not self.connection.alive:
-                await self.connection.restored()
+            await self.connection.ready()
             future = self._submit(shipment, target)
             try:
-                outcome: Outcome = await future
+                outcome = await self._outcome(future)
                 self._done.append(future)
-                return outcome
+                if outcome is not None:
+                    return outcome
             except asyncio.CancelledError:
                 # On its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares it.
                 self._keep(asyncio.create_task(self._stop(future)), self._stopping)
@@ -170,6 +172,29 @@ class Dispatcher:
             except (FutureCancelledError, OSError):
                 # OSErrors of the task itself are in its outcome: this is the connection. Give Dask time to notice.
                 await asyncio.sleep(0.1)
+
+    async def _outcome(self, future: Any) -> Outcome | None:
+        """How the task ended; None where that was lost on the way, and the task has to run again."""
+        arrival = self._arrivals[future.key] = asyncio.get_running_loop().create_future()
+        ended = asyncio.ensure_future(future.exception())
+        try:
+            await asyncio.wait((arrival, ended), return_when=asyncio.FIRST_COMPLETED)
+            if arrival.done():
+                return cast(Outcome, pickle.loads(arrival.result()))  # noqa: S301 - the fleet's own, over mutual TLS
+            error = ended.result()
+            if error is not None:
+                raise error
+            outcome: Outcome | None = await future
+            return outcome
+        finally:
+            ended.cancel()
+            del self._arrivals[future.key]
+
+    def arrived(self, key: str, outcome: bytes) -> None:
+        """Takes a small outcome, which comes ahead of the news that its task has ended."""
+        arrival = self._arrivals.get(key)
+        if arrival is not None and not arrival.done():
+            arrival.set_result(outcome)
 
     def _submit(self, shipment: Shipment, target: Target) -> Any:
         quiet: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

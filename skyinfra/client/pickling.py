@@ -13,9 +13,9 @@ import sysconfig
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 
@@ -23,17 +23,15 @@ from skyinfra._errors import TaskFailed, TaskNotPicklable
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol.calls import Failure, Header, Outcome
 
-T = TypeVar("T")
-
 
 class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
 
-    def __init__(self, task: Task[Any]) -> None:
+    def __init__(self, task: Task[Any], *, topic: str) -> None:
         """Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
-        self.header = Header(self.key, self.name).dumps()
+        self.header = Header(self.key, self.name, topic).dumps()
         self.call = _dump_call(task)
 
 
@@ -138,9 +136,7 @@ def _library_folders() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
 
 
-def as_task(
-    function: Callable[..., T] | Compute[..., T], args: tuple[object, ...], kwargs: dict[str, object]
-) -> Task[T]:
+def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
     """A task of a plain or decorated function."""
     plain = function.function if isinstance(function, Compute) else function
     if not callable(plain):

@@ -82,7 +82,9 @@ class Pool:
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, function: Callable[..., T] | Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
     def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
@@ -114,13 +116,21 @@ class Pool:
             for future in futures:
                 future.cancel()
 
+    @overload
     def map(
         self,
-        function: Callable[..., T] | Compute[..., T],
+        function: Compute[..., T],
         *iterables: Iterable[Any],
         window: int | None = None,
         ordered: bool = True,
-    ) -> Iterator[T]:
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self, function: Callable[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+    ) -> Iterator[T]: ...
+    def map(
+        self, function: Any, *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+    ) -> Iterator[Any]:
         """The results of *function* for the items of *iterables*, which may be infinite.
 
         window: how many tasks are in flight at most, by default one per slot. Besides, as many finished results are
@@ -172,7 +182,7 @@ class Pool:
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
-        shipment = pickling.Shipment(task)
+        shipment = pickling.Shipment(task, topic=self.topic)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner)
 
@@ -200,11 +210,12 @@ class Pool:
         else:
             self._line_sinks[run_id] = sink
 
-    def _on_event(self, message: tuple[str, list[list[str]]]) -> None:
-        run_id, lines = message
-        sink = self._line_sinks.get(run_id)
-        if sink is not None:
-            sink(lines)
+    def _on_event(self, message: tuple[str, str, Any]) -> None:
+        kind, name, content = message
+        if kind == "outcome":
+            self._dispatcher.arrived(name, content)
+        elif name in self._line_sinks:
+            self._line_sinks[name](content)
 
     # Closing --------------------------------------------------------------------------------------------------------
 

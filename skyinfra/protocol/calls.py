@@ -29,12 +29,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import cloudpickle
 from distributed import get_worker
 
 from skyinfra._errors import StateDirectoryError, TaskAttemptsExceeded, TaskNotPicklable
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
 
 F = TypeVar("F")
 
@@ -44,6 +47,8 @@ NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
 ATTEMPTS = 3
 # A task that is asked to stop has that long to clean up.
 STOP_GRACE_S = 5.0
+# Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
+SMALL_OUTCOME = 8192
 # A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60
 # Lines of a script are sent together when they come faster than this, in seconds.
@@ -55,10 +60,14 @@ _ENDED_S = 0.5
 
 @dataclass(frozen=True)
 class Header:
-    """What a node knows about a task before it unpickles it: ``key`` is unique, ``name`` is the function's."""
+    """What a node knows about a task before it unpickles it.
+
+    key: unique. name: of the function. topic: the scheduler's topic that its client listens to.
+    """
 
     key: str
     name: str
+    topic: str
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -98,9 +107,28 @@ def plain(function: F) -> F:
     return function
 
 
-def run(header: bytes, call: bytes) -> Outcome:
-    """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises."""
+def run(header: bytes, call: bytes) -> Outcome | None:
+    """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
+
+    A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
+    that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
+    would wait for a connection to this process in vain when the next task ends the process.
+    """
     task = Header.loads(header)
+    outcome = _execute(task, call)
+    data = pickle.dumps(outcome)
+    if len(data) > SMALL_OUTCOME:
+        return outcome
+    get_worker().log_event(task.topic, ["outcome", task.key, data])
+    return None
+
+
+def forget(topic: str, dask_scheduler: Scheduler) -> None:
+    """Runs on the head: drops the last events of a *topic* that nobody listens to any more."""
+    dask_scheduler._broker.truncate(topic)
+
+
+def _execute(task: Header, call: bytes) -> Outcome:
     try:
         with _attempt(task), _stoppable(task.key):
             function, args, kwargs = _load(task, call)
@@ -332,8 +360,8 @@ def _dump_traceback(frames: types.TracebackType | None) -> bytes | None:
 def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic: str, run_id: str) -> int:
     """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; the exit code, negative for a signal.
 
-    Its lines go to the *topic* of the scheduler as ``[run_id, [[stream, text], ...]]`` while it runs, stream being
-    ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too: progress bars move.
+    Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]`` while it
+    runs, stream being ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too: progress bars move.
     """
     worker = get_worker()
     key = str(worker.get_current_task())
@@ -352,7 +380,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
         with process:
             _set_group(key, process.pid)
             try:
-                _stream(process, lambda lines: worker.log_event(topic, [run_id, lines]))
+                _stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
                 return process.wait()
             finally:
                 _set_group(key, None)

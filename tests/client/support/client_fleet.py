@@ -106,6 +106,7 @@ if __name__ == "__main__":
         {
             "distributed.scheduler.allowed-failures": 60,
             "distributed.comm.timeouts.tcp": "15s",
+            "distributed.comm.timeouts.connect": "10s",
             "distributed.worker.multiprocessing-method": "forkserver",
             "distributed.worker.daemon": False,
         }
