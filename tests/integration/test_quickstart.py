@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from fleet import copy_quickstart, environment, processes, skyinfra, status, until
-from support import ROOT, cdk_program
+from support import ROOT, cdk_command
 
 import skyinfra as sky
 from skyinfra.client import open_pool
@@ -221,7 +221,7 @@ def test_more_and_fewer_nodes(tmp_path: Path) -> None:
 
 def cdk(library: str, project: Path, *arguments: str) -> str:
     result = subprocess.run(
-        [cdk_program(library), *arguments],
+        [*cdk_command(library), *arguments],
         cwd=project,
         env=environment(LIBRARY=library, CI="true", NO_COLOR="1", FORCE_COLOR="0"),
         capture_output=True,
