@@ -28,8 +28,8 @@ def missing(what: str) -> None:
 def cdk_command(library: str) -> list[str]:
     """The npm command line of cdktf or cdktn.
 
-    cdktf-cli 0.21 has native parts for the Node.js that npm belongs to; cdktn-cli 0.24 has none and fails on Node 20, so
-    it runs with that of the toolchain extra.
+    cdktf-cli 0.21 has native parts for the Node.js that npm belongs to. cdktn-cli 0.24 has none and fails on Node 20,
+    so it runs with that of the toolchain extra.
     """
     program = NPM / library
     if not program.exists():
