@@ -26,10 +26,8 @@ from skyinfra._errors import (
     StackNotFound,
     did_you_mean,
 )
-from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform import Terraform
-
-OUTPUT_PREFIX = "fleet_"
 
 
 @dataclass(frozen=True)

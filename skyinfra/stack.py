@@ -22,8 +22,6 @@ from skyinfra.compiler import Deployment, compile_pools
 from skyinfra.pool import ComputePool
 
 LIBRARIES = ("cdktf", "cdktn")
-# Every output that holds a manifest is named so; the rest of the name is the pool's.
-OUTPUT_PREFIX = "fleet_"
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 
@@ -127,7 +125,7 @@ def _sections(
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
         modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
-        outputs[f"{OUTPUT_PREFIX}{name}"] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
+        outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
     names = {stack: {name: name for name in outputs}} if outputs else {}

@@ -13,6 +13,10 @@ from skyinfra._errors import InvalidManifest
 from skyinfra.protocol import _schema
 
 VERSION = 1
+# The Terraform output that holds the manifest of a pool is named so; the rest of the name is the pool's.
+OUTPUT_PREFIX = "fleet_"
+# A fleet secret has at least that many characters.
+MIN_SECRET_LENGTH = 32
 
 SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
 
