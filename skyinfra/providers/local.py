@@ -35,6 +35,7 @@ class Local(Provider):
             accelerator=accelerator,
             machine_types=("local",),
             scheduler=f"127.0.0.1:{self.port or 0}",
+            secret_file="../secret",  # noqa: S106 - the name of a file, which the nodes of a fleet share
             inputs={"wait_seconds": self.wait_seconds, "simulate": self.simulate},
             project_paths={"root": ".skyinfra"},
             price_note="this machine",
