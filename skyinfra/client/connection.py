@@ -116,13 +116,23 @@ class Connection:
                     hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
                 ) from None
             if isinstance(reason, ssl.SSLError):
-                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {reason.reason}"
-            else:
-                why = await self._why_silent()
-                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}"
+                raise self._no_fleet(str(reason.reason)) from None
+            why = await self._why_silent()
             raise FleetUnreachable(
-                text, hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address."
+                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
+                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
             ) from None
+        except ValueError as error:
+            # Tornado's answer to a peer whose first words come before the handshake.
+            if "convert to SSL" not in str(error):
+                raise
+            raise self._no_fleet("it speaks first") from None
+
+    def _no_fleet(self, why: str) -> FleetUnreachable:
+        return FleetUnreachable(
+            f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {why}",
+            hint="Another program has the port now, or the manifest is an old one: read it again.",
+        )
 
     async def _why_silent(self) -> str:
         """What the network says about the head. Dask's own error is the last of many attempts, cut short."""

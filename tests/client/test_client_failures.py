@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+from tornado.iostream import IOStream
 
 import skyinfra as sky
 from skyinfra.client import Task, open_pool
@@ -302,10 +305,23 @@ def test_a_head_without_a_port_is_not_deployed_yet(fleet):
         open_pool(dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 0)))
 
 
-def test_a_head_without_tls_is_not_a_fleet(fleets):
+@pytest.mark.parametrize("speaks_first", [False, True])
+def test_a_head_without_tls_is_not_a_fleet(fleets, monkeypatch, wait_until, speaks_first):
     fleet = fleets(nodes=(), plain=True)
-    with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
-        open_pool(fleet.manifest)
+    handshake = IOStream.start_tls
+
+    def after_its_first_words(stream, *args, **kwargs):
+        wait_until(stream._read_to_buffer)
+        return handshake(stream, *args, **kwargs)
+
+    if speaks_first:
+        monkeypatch.setattr(IOStream, "start_tls", after_its_first_words)
+    with warnings.catch_warnings():
+        # Tornado leaves the socket of a handshake that it refuses to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
+            open_pool(fleet.manifest)
+        gc.collect()
 
 
 @pytest.mark.parametrize(("what", "claim"), [("Python", "3.9.1.final.0"), ("distributed", "2024.1.0")])
