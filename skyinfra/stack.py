@@ -92,7 +92,7 @@ class FleetStack(metaclass=_BindingMeta):
                 field="FleetStack.id",
                 given=id,
             )
-        self.deployments = compile_pools(list(pools), id)
+        self.deployments = compile_pools(pools, id)
         library = library_of(scope)
         super().__init__(scope, id)  # type: ignore[call-arg]
         project = _path_to_project(scope, id)
