@@ -108,7 +108,9 @@ class Connection:
         """Turns what Dask and TLS say about a failed connection into what a person can act on."""
         try:
             yield
-        except OSError as error:  # TimeoutError and Dask's CommClosedError are OSErrors
+        except (OSError, ValueError) as error:
+            # TimeoutError and Dask's CommClosedError are OSErrors; ValueError is Tornado's for a stream that was
+            # closed before TLS began.
             reason = _root(error)
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise CredentialsRefused(
@@ -136,6 +138,8 @@ class Connection:
             number = error.errno or 0
             return os.strerror(number) if number > 0 else error.strerror or str(error)
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
         return "its port is open, and nothing answers there"
 
     @property
