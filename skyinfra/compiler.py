@@ -9,7 +9,7 @@ from typing import get_args
 from skyinfra._errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
 from skyinfra.pool import ComputePool, check_concurrency
-from skyinfra.protocol.manifest import ManifestSlot, slot_kind
+from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
@@ -38,10 +38,15 @@ class Deployment:
         """``STACK/POOL``."""
         return f"{self.stack}/{self.pool.name}"
 
+    @property
+    def output(self) -> str:
+        """Name of the Terraform output that holds the manifest."""
+        return f"{OUTPUT_PREFIX}{self.pool.name}"
+
 
 def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment, ...]:
     """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field."""
-    if isinstance(pools, ComputePool) or not isinstance(pools, Sequence):
+    if not isinstance(pools, Sequence):
         raise InvalidField("expected a list of pools", field="pools", given=type(pools).__name__, hint="pools=[...]")
     seen: set[str] = set()
     deployments = []

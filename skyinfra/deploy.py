@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from skyinfra._errors import FleetError, SkyinfraError, TerraformFailed
+from skyinfra._errors import FleetError, SkyinfraError, TerraformError, TerraformFailed
 from skyinfra.backends import LocalState
 from skyinfra.compiler import compile_pools
 from skyinfra.progress import Reporter
 from skyinfra.project import Project, SynthesizedStack, node_environment
-from skyinfra.terraform import Listener, Plan, find_program
+from skyinfra.terraform import Plan, Terraform, find_program
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
@@ -25,30 +27,41 @@ if TYPE_CHECKING:
 NODES = ".skyinfra"
 
 
+@contextlib.contextmanager
+def planned(
+    stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = ()
+) -> Iterator[tuple[Terraform, Plan]]:
+    """What a deploy of *stack* would change, or a destroy; the plan exists as long as the block runs.
+
+    replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`.
+    """
+    terraform = stack.terraform()
+    terraform.prepare()
+    again = [*replace, *([] if destroy else lost_local_nodes(stack))]
+    with terraform.planned(lambda event: None, destroy=destroy, replace=again) as plan:
+        yield terraform, plan
+
+
 def carry_out(
     stack: SynthesizedStack,
     *,
     approve: Callable[[Plan], bool] = lambda plan: True,
     destroy: bool = False,
     replace: Sequence[str] = (),
-    listener: Listener | None = None,
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* said no.
 
-    An empty plan is returned without asking. Raises `TerraformFailed`, `DeployInterrupted`.
+    An empty plan is returned without asking. Raises what `planned` raises.
     """
     verb = "destroy" if destroy else "deploy"
-    terraform = stack.terraform()
-    terraform.prepare()
-    again = [*replace, *([] if destroy else lost_local_nodes(stack))]
-    with terraform.planned(listener or (lambda event: None), destroy=destroy, replace=again) as plan:
+    with planned(stack, destroy=destroy, replace=replace) as (terraform, plan):
         if plan.empty:
             return plan
         if not approve(plan):
             return None
         with Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
             try:
-                terraform.apply_plan(plan, listener or reporter)
+                terraform.apply_plan(plan, reporter)
             except TerraformFailed as error:
                 error.hint = (
                     f"What exists is in the state. Mend the cause and run `skyinfra {verb} {stack.name}` again"
@@ -116,29 +129,35 @@ class Session:
             self._synthesized = self._synthesize()
             carry_out(self._synthesized)
             self._client = connect(self._synthesized.fleet(self.pool.name))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TerraformError):
+                # Its own hint is for a project: there is nothing here to go on with.
+                error.hint = "What was created is destroyed again."
             self.close()
             raise
         return self._client
 
     def close(self) -> None:
         """Destroys the fleet and removes the session's folder. Raises `TerraformFailed`, with what to run next."""
-        try:
+        with contextlib.ExitStack() as leaving:  # whatever fails, the rest is still done
+            leaving.callback(self._release)
+            leaving.callback(self._remove)
             if self._client is not None:
-                self._client.close()
-            if self._synthesized is not None:
-                self._destroy(self._synthesized)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._remove_empty()
-        finally:
-            self._release()
+                leaving.callback(self._client.close)
 
-    def _destroy(self, stack: SynthesizedStack) -> None:
-        try:
-            carry_out(stack, destroy=True)
-        except SkyinfraError as error:
-            error.hint = f"The fleet still exists. Destroy it with: terraform -chdir={stack.folder} destroy"
-            raise
+    def _remove(self) -> None:
+        """Destroys the fleet, then removes the folder with its state."""
+        if self._synthesized is not None:
+            try:
+                carry_out(self._synthesized, destroy=True)
+            except SkyinfraError as error:
+                command = shlex.join([*find_program(), f"-chdir={self._synthesized.folder}", "destroy"])
+                error.hint = f"The fleet still exists. Destroy it with: {command}"
+                raise
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder.parent, self.folder.parent.parent):
+            with contextlib.suppress(OSError):  # other fleets and sessions stand there
+                folder.rmdir()
 
     def _synthesize(self) -> SynthesizedStack:
         os.environ.update(node_environment())
@@ -153,7 +172,8 @@ class Session:
         return Project(folder=self.base, app="", output=output).stack(self.stack)
 
     def _acquire(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # The state, which holds the fleet secret, is written there.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,11 +193,6 @@ class Session:
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
-
-    def _remove_empty(self) -> None:
-        for folder in (self.folder.parent, self.folder.parent.parent):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
 
     def _catch_termination(self) -> None:
         """SIGTERM leaves the block as an exception, so that the fleet is destroyed; a program's own handler stays."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skyinfra.client import Pool
 
 _NAME = r"^[a-z][a-z0-9-]{0,39}$"
+STACK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
@@ -72,7 +73,7 @@ class ComputePool(Declared):
     provider: Provider
     accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
     name: str = Field(default="pool", pattern=_NAME)
-    stack: str | None = Field(default=None, pattern=_NAME)
+    stack: str | None = Field(default=None, pattern=STACK_NAME)
     nodes: int = Field(default=1, ge=1)
     image: Image = Field(default_factory=Image)
     worker: Worker = Field(default_factory=Worker)

@@ -26,10 +26,8 @@ from skyinfra._errors import (
     StackNotFound,
     did_you_mean,
 )
-from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform import Terraform
-
-OUTPUT_PREFIX = "fleet_"
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,9 @@ def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
     if os.environ.get("SKYINFRA_DEBUG"):
         sys.stderr.write(stderr)
     lines = stderr.rstrip().splitlines()
-    for index in range(len(lines) - 1, -1, -1):
+    # Of exceptions that followed one another, the last traceback is that of the one that ended the program.
+    last_traceback = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=0)
+    for index in range(len(lines) - 1, last_traceback - 1, -1):
         ours = re.match(r"skyinfra\.\w+: (.*)", lines[index])
         if ours:
             message = "\n".join([ours.group(1), *lines[index + 1 :]])

@@ -19,12 +19,9 @@ from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import Deployment, compile_pools
-from skyinfra.pool import ComputePool
+from skyinfra.pool import STACK_NAME, ComputePool
 
 LIBRARIES = ("cdktf", "cdktn")
-# Every output that holds a manifest is named so; the rest of the name is the pool's.
-OUTPUT_PREFIX = "fleet_"
-_ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 
 def load_library(name: str | None = None) -> ModuleType:
@@ -57,6 +54,14 @@ def library_of(scope: object) -> ModuleType:
     )
 
 
+def check_name(id: object, *, field: str) -> None:
+    """Raises `InvalidField` where *id* cannot be the name of a stack."""
+    if not isinstance(id, str) or not re.fullmatch(STACK_NAME, id):
+        raise InvalidField(
+            "a stack is named with letters, digits, dashes and underscores, at most 64", field=field, given=id
+        )
+
+
 class _BindingMeta(type):
     """Calling an unbound FleetStack class first binds it to the library of the scope."""
 
@@ -86,12 +91,7 @@ class FleetStack(metaclass=_BindingMeta):
     def __init__(
         self, scope: Any, id: str, *, pools: Sequence[ComputePool] = (), backend: Backend | None = None
     ) -> None:
-        if not isinstance(id, str) or not re.fullmatch(_ID, id):
-            raise InvalidField(
-                "a stack is named with letters, digits, dashes and underscores, at most 64",
-                field="FleetStack.id",
-                given=id,
-            )
+        check_name(id, field="FleetStack.id")
         self.deployments = compile_pools(pools, id)
         library = library_of(scope)
         super().__init__(scope, id)  # type: ignore[call-arg]
@@ -127,7 +127,7 @@ def _sections(
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
         modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
-        outputs[f"{OUTPUT_PREFIX}{name}"] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
+        outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
     names = {stack: {name: name for name in outputs}} if outputs else {}

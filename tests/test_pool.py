@@ -121,6 +121,7 @@ def test_a_declaration_is_frozen() -> None:
         ({"nodes": "2"}, sky.InvalidField, ["ComputePool.nodes", "given: '2'"]),
         ({"nodes": True}, sky.InvalidField, ["ComputePool.nodes"]),
         ({"name": "Bad Name"}, sky.InvalidField, ["ComputePool.name", "Bad Name"]),
+        ({"stack": "a/b"}, sky.InvalidField, ["ComputePool.stack", "a/b"]),
         ({"provider": "aws"}, sky.InvalidField, ["ComputePool.provider", "aws"]),
         ({"max_hourly_cost": -1}, sky.InvalidField, ["max_hourly_cost"]),
         ({"accelerator": 3}, sky.DeclarationError, ["accelerator", "3"]),
@@ -160,6 +161,11 @@ def test_concurrency_of_an_open_count_may_be_a_multiple() -> None:
     pool(accelerator="H100/3g.40gb", worker=sky.Worker(concurrency=2))
     # The machine may carry eight; the compiler, which knows it, checks again.
     pool(accelerator="H100/3g.40gb", worker=sky.Worker(concurrency=16))
+
+
+@pytest.mark.parametrize("stack", ["Inference", "gpu_2"])
+def test_a_pool_may_name_every_stack_that_there_can_be(stack: str) -> None:
+    assert pool(stack=stack).stack == stack
 
 
 def test_threads_are_refused() -> None:

@@ -85,6 +85,20 @@ def test_other_errors_say_where(tmp_path: Path) -> None:
     assert caught.value.exit_code == 1
 
 
+def test_an_error_that_followed_ours_is_the_one_that_is_told(tmp_path: Path) -> None:
+    program = """
+import skyinfra as sky
+try:
+    sky.ComputePool(provider=sky.Local(), accelerator="H10O")
+except sky.UnknownAccelerator:
+    raise ValueError("mine")
+"""
+    with pytest.raises(sky.AppFailed, match=r"`python main.py` failed: ValueError: mine") as caught:
+        write(tmp_path, program).synth()
+    assert "Traceback" not in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
 def test_a_program_that_only_exits(tmp_path: Path) -> None:
     with pytest.raises(sky.AppFailed, match="exit status 5"):
         write(tmp_path, "raise SystemExit(5)").synth()

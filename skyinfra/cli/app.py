@@ -80,11 +80,10 @@ def _prepare(name: str | None) -> SynthesizedStack:
 def plan(stack: StackName = None, as_json: Json = False) -> None:
     """Show what a deploy would change."""
     from skyinfra.cli import tables
+    from skyinfra.deploy import planned
 
     chosen = _prepare(stack)
-    terraform = chosen.terraform()
-    terraform.prepare()
-    with terraform.planned(lambda event: None) as made:
+    with planned(chosen) as (_, made):
         tables.show_plan(chosen.name, made, as_json=as_json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from pathlib import Path
 
@@ -10,14 +9,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from skyinfra import bundled
 from skyinfra._errors import InvalidField, ProjectError
+from skyinfra.stack import LIBRARIES, check_name
 
 
 def make_project(folder: Path, *, stack: str, library: str) -> list[Path]:
-    """Writes the project's files and returns them. Raises `ProjectError` rather than overwrite one."""
-    if library not in ("cdktf", "cdktn"):
-        raise InvalidField("cdktf or cdktn", field="--library", given=library)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", stack):
-        raise InvalidField("letters, digits, dashes and underscores, at most 64", field="--stack", given=stack)
+    """Writes the project's files and returns them.
+
+    Raises `InvalidField`, and `ProjectError` rather than overwrite one.
+    """
+    if library not in LIBRARIES:
+        raise InvalidField("no such library", field="--library", given=library, hint=f"{' or '.join(LIBRARIES)}.")
+    check_name(stack, field="--stack")
     loader = FileSystemLoader(bundled.folder("templates", "project"))
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701 - not HTML
     files = {

@@ -2,14 +2,17 @@
 
 A document is a tree of frozen dataclasses. ``read`` builds it from parsed JSON and refuses unknown keys, missing
 keys and wrong kinds with the path of the field; ``write`` is its inverse. Annotations understood: ``str``, ``int``,
-``float``, ``bool``, ``X | None``, ``tuple[X, ...]``, ``dict[str, X]``, ``Literal[...]`` and dataclasses.
+``float``, ``bool``, ``X | None``, ``tuple[X, ...]``, ``dict[str, X]``, ``Literal[...]`` and dataclasses. An error
+shows the value that was found only where no secret can be in it: no collections, and no field with ``repr=False``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
+from pathlib import Path
 from typing import Any, TypeVar
 
 from skyinfra._errors import SkyinfraError, did_you_mean
@@ -23,6 +26,24 @@ def read(kind: type[T], value: object, *, path: str, error: type[SkyinfraError])
     Raises *error* with the path of the offending field.
     """
     return typing.cast(T, _read(kind, value, path, error))
+
+
+def load(path: Path, *, error: type[SkyinfraError]) -> object:
+    """The parsed JSON of the file *path*. Raises *error* where it cannot be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as reason:
+        raise error(f"cannot be read: {reason.strerror}", field=str(path)) from None
+    except ValueError as reason:
+        raise error(f"is not JSON: {reason}", field=str(path)) from None
+
+
+def check_version(value: object, version: int, *, path: str, error: type[SkyinfraError], hint: str) -> None:
+    """Raises *error* where the document *value* says that it is of another version, or does not say which."""
+    if isinstance(value, dict) and value.get("version") != version:
+        raise error(
+            "another version than can be read here", field=f"{path}.version", given=value.get("version"), hint=hint
+        )
 
 
 def write(document: object) -> dict[str, Any]:
@@ -69,7 +90,8 @@ def _expect(kind: type[T], value: object, path: str, error: type[SkyinfraError])
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return typing.cast(T, float(value))
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise error(f"expected {kind.__name__}, found {type(value).__name__}", field=path, given=value)
+        given = None if isinstance(value, dict | list) else value
+        raise error(f"expected {kind.__name__}, found {type(value).__name__}", field=path, given=given)
     return value
 
 
@@ -83,7 +105,18 @@ def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraEr
     arguments: dict[str, object] = {}
     for name, field in fields.items():
         if name in mapping:
-            arguments[name] = _read(hints[name], mapping[name], f"{path}.{name}", error)
+            arguments[name] = _read_field(field, hints[name], mapping[name], f"{path}.{name}", error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error("missing field", field=f"{path}.{name}")
     return kind(**arguments)
+
+
+def _read_field(
+    field: dataclasses.Field[Any], kind: Any, value: object, path: str, error: type[SkyinfraError]
+) -> object:
+    try:
+        return _read(kind, value, path, error)
+    except SkyinfraError as refused:
+        if not field.repr:
+            refused.given = None
+        raise

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from skyinfra.protocol.manifest import MIN_SECRET_LENGTH
+
 if TYPE_CHECKING:
     from distributed.security import Security
 
@@ -25,7 +27,6 @@ Role = Literal["scheduler", "worker", "client"]
 
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2119, 12, 31, tzinfo=datetime.UTC)
-_MIN_SECRET_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Credentials:
 
         Raises ValueError for a secret shorter than 32 characters; the message does not hold it.
         """
-        if len(secret) < _MIN_SECRET_LENGTH:
-            raise ValueError(f"a fleet secret has at least {_MIN_SECRET_LENGTH} characters")
+        if len(secret) < MIN_SECRET_LENGTH:
+            raise ValueError(f"a fleet secret has at least {MIN_SECRET_LENGTH} characters")
         ca_key = _ca_key(secret)
         ca = _ca_certificate(ca_key)
         key = Ed25519PrivateKey.generate()

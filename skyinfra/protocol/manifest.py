@@ -5,7 +5,6 @@ The modules build it in HCL; the fields here are its contract, version 1.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,10 @@ from skyinfra._errors import InvalidManifest
 from skyinfra.protocol import _schema
 
 VERSION = 1
+# The Terraform output that holds the manifest of a pool is named so; the rest of the name is the pool's.
+OUTPUT_PREFIX = "fleet_"
+# A fleet secret has at least that many characters.
+MIN_SECRET_LENGTH = 32
 
 SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
 
@@ -85,25 +88,14 @@ class Manifest:
     @classmethod
     def read(cls, value: object, *, source: str = "manifest") -> Manifest:
         """A manifest from parsed JSON. Raises `InvalidManifest` with the path of the field."""
-        if isinstance(value, dict) and value.get("version") != VERSION:
-            raise InvalidManifest(
-                "unknown manifest version",
-                field=f"{source}.version",
-                given=value.get("version"),
-                hint=f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet.",
-            )
+        hint = f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet."
+        _schema.check_version(value, VERSION, path=source, error=InvalidManifest, hint=hint)
         return _schema.read(cls, value, path=source, error=InvalidManifest)
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
-        """A manifest from a JSON file, for machines that have no Terraform."""
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidManifest(f"cannot be read: {error.strerror}", field=str(path)) from None
-        except ValueError as error:
-            raise InvalidManifest(f"is not JSON: {error}", field=str(path)) from None
-        return cls.read(value, source=str(path))
+        """A manifest from a JSON file, for machines that have no Terraform. Raises `InvalidManifest`."""
+        return cls.read(_schema.load(path, error=InvalidManifest), source=str(path))
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, the secret included."""

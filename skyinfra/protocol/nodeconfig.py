@@ -82,13 +82,8 @@ class NodeConfig:
     @classmethod
     def read(cls, value: object, *, source: str = "node.json") -> NodeConfig:
         """A node configuration from parsed JSON. Raises `InvalidNodeConfig` with the path of the field."""
-        if isinstance(value, dict) and value.get("version") != VERSION:
-            raise InvalidNodeConfig(
-                "unknown version of the node configuration",
-                field=f"{source}.version",
-                given=value.get("version"),
-                hint=f"This runner reads version {VERSION}.",
-            )
+        hint = f"This runner reads version {VERSION}."
+        _schema.check_version(value, VERSION, path=source, error=InvalidNodeConfig, hint=hint)
         config = _schema.read(cls, value, path=source, error=InvalidNodeConfig)
         config._check(source)
         return config
@@ -115,16 +110,8 @@ class NodeConfig:
     @classmethod
     def load(cls, path: Path) -> NodeConfig:
         """The node configuration in the file *path*. Raises `InvalidNodeConfig`."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidNodeConfig(f"cannot be read: {error.strerror}", field=str(path)) from None
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise InvalidNodeConfig(f"is not JSON: {error}", field=str(path)) from None
-        return cls.read(value, source=str(path))
+        return cls.read(_schema.load(path, error=InvalidNodeConfig), source=str(path))
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""
-        return json.dumps(self, default=vars, separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(_schema.write(self), separators=(",", ":"), ensure_ascii=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyinfra._errors import InvalidNodeConfig
+from skyinfra.protocol.manifest import MIN_SECRET_LENGTH
 from skyinfra.protocol.nodeconfig import NodeConfig
-
-_MIN_SECRET_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ def _secret(path: Path, config: NodeConfig) -> str:
             given=str(file),
             hint="Terraform writes it there with the node configuration; apply the stack again.",
         ) from None
-    if len(secret) < _MIN_SECRET_LENGTH:
+    if len(secret) < MIN_SECRET_LENGTH:
         raise InvalidNodeConfig(
-            f"a fleet secret has at least {_MIN_SECRET_LENGTH} characters; the file holds {len(secret)}",
+            f"a fleet secret has at least {MIN_SECRET_LENGTH} characters; the file holds {len(secret)}",
             field=f"{path}.secret_file",
             hint="Terraform writes it there with the node configuration; apply the stack again.",
         )

@@ -30,7 +30,7 @@ from skyinfra.runner.node import Node
 from skyinfra.runner.partitioner import Step
 from skyinfra.runner.prepare import prepare
 from skyinfra.runner.state import NodeDirectory, State, Status
-from skyinfra.runner.supervisor import SlotSupervisor
+from skyinfra.runner.supervisor import SlotSupervisor, pause
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -85,7 +85,7 @@ class Service:
                 for supervisor in self._running.values():
                     supervisor.check()
                 self._publish()
-                await _pause(self._stop, _POLL_S)
+                await pause(self._stop, _POLL_S)
         finally:
             await self._end(applying)
 
@@ -161,7 +161,7 @@ class Service:
                 await head.check_reachable(declared, security=security)
             except (NodeFailed, CredentialsRefused) as error:
                 self._obstacle = (type(error).__name__, str(error))
-                await _pause(self._reload, _RETRY_S)
+                await pause(self._reload, _RETRY_S)
             else:
                 self._obstacle = None
                 self._endpoint = declared
@@ -277,10 +277,3 @@ def _is_touched(slot: InstanceInfo, steps: Sequence[Step]) -> bool:
 
 def _log_event(event: dict[str, Any]) -> None:
     logger.info("%s", json.dumps({"event": "partition", **event}))
-
-
-async def _pause(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return

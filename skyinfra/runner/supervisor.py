@@ -64,7 +64,7 @@ class SlotSupervisor:
             started = time.monotonic()
             await self._one_nanny()
             attempts = 1 if time.monotonic() - started > _GIVE_UP_S else attempts + 1
-            await _wait(self._stopping, _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1])
+            await pause(self._stopping, _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1])
 
     async def _one_nanny(self) -> None:
         """Runs one Nanny until it ends or `stop` is called; returns when nothing of it is left."""
@@ -110,7 +110,7 @@ class SlotSupervisor:
                 self.error = "the worker process ended and could not be started again"
                 logger.warning("slot %s: %s", self.slot.slot, self.error)
                 return
-            await _wait(self._stopping, _POLL_S)
+            await pause(self._stopping, _POLL_S)
 
     def _sweep(self, pid: int | None) -> None:
         """Kills what the tasks of a worker that is gone have left; *pid* is that of the worker now."""
@@ -143,7 +143,8 @@ def _serving(nanny: Nanny) -> bool:
     return nanny.process is not None and nanny.process.status == Status.running
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Waits for *event*, at most that long."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

@@ -15,10 +15,10 @@ from typing import Any
 from distributed import Nanny, Worker
 from distributed.security import Security
 
+from skyinfra.protocol.calls import NODE_DIRECTORY
 from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
-NODE_DIRECTORY_VARIABLE = "SKYINFRA_NODE_DIR"
 # A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
 _DEATH_TIMEOUT_S = 60
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -68,7 +68,7 @@ def environment(
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,
         VARIABLE: json.dumps(slot.to_json()),
-        NODE_DIRECTORY_VARIABLE: str(directory),
+        NODE_DIRECTORY: str(directory),
     }
 
 

@@ -178,6 +178,7 @@ def test_a_dead_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found["pools"][0]["nodes"][0]["state"] == "not reachable"
         result = skyinfra(project, "run", "quickstart", "main.py", check=False)
         assert result.returncode == 1
+        assert "module.pool.terraform_data.head" in skyinfra(project, "plan", "--json").stdout
         # A deploy starts local nodes that died, after a reboot of this machine for instance.
         skyinfra(project, "deploy", "--auto-approve")
         assert status(project)["pools"][0]["nodes"][0]["state"] == "ready"

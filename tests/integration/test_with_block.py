@@ -77,6 +77,25 @@ def test_a_block_that_is_interrupted(tmp_path: Path, number: signal.Signals, whe
     nothing_left(tmp_path)
 
 
+def test_a_connection_that_cannot_be_closed_does_not_keep_the_fleet(tmp_path: Path) -> None:
+    body = """
+    with POOL as pool:
+        folder = os.path.join(".skyinfra", ".sessions", "session")
+        print(oct(os.stat(folder).st_mode & 0o777))
+        really = pool.close
+        def close():
+            really()
+            raise RuntimeError("closing failed")
+        pool.close = close
+    """
+    process = start(tmp_path, body)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "RuntimeError: closing failed" in err
+    assert out == "0o700\n"  # the state in it holds the fleet secret
+    nothing_left(tmp_path)
+
+
 def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
     body = """
     with sky.ComputePool(provider=sky.Local(), accelerator="H100") as pool:
@@ -87,6 +106,8 @@ def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "never" not in out
     assert "skyinfra.TerraformFailed" in err and "NVIDIA" in err
+    # There is no project here that the command line could go on with.
+    assert "skyinfra destroy" not in err and "is destroyed again" in err
     nothing_left(tmp_path)
 
 

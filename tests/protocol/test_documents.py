@@ -73,7 +73,11 @@ def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("version", 2, r"manifest\.version: unknown manifest version \(given: 2\)\nThis skyinfra reads version 1"),
+        (
+            "version",
+            2,
+            r"manifest\.version: another version than can be read here \(given: 2\)\nThis skyinfra reads version 1",
+        ),
         ("head.port", "8786", r"manifest\.head\.port: expected int, found str"),
         ("head.port", True, r"manifest\.head\.port: expected int, found bool"),
         ("nodes.1.zone", 3, r"manifest\.nodes\[1\]\.zone: expected str"),
@@ -90,7 +94,7 @@ def test_a_manifest_names_the_field(path: str, value: object, message: str) -> N
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("version", 9, r"node\.json\.version: unknown version of the node configuration"),
+        ("version", 9, r"node\.json\.version: another version than can be read here"),
         ("scheduler", "10.0.0.1", r"node\.json\.scheduler: expected HOST:PORT"),
         ("scheduler", ":8786", r"node\.json\.scheduler: expected HOST:PORT"),
         ("accelerator.count", 0, r"node\.json\.accelerator\.count: must be at least 1"),
@@ -105,6 +109,14 @@ def test_a_node_configuration_names_the_field(path: str, value: object, message:
         NodeConfig.read(changed(json.loads(CONFIG.dumps()), path, value))
 
 
+@pytest.mark.parametrize("document", [[MANIFEST.to_json()], changed(MANIFEST.to_json(), "secret", 12345678)])
+def test_what_is_refused_is_not_shown_where_a_secret_may_be_in_it(document: object) -> None:
+    with pytest.raises(InvalidManifest, match="expected") as caught:
+        Manifest.read(document)
+    assert MANIFEST.secret not in str(caught.value)
+    assert "12345678" not in str(caught.value)
+
+
 def test_a_missing_field_is_named() -> None:
     document = MANIFEST.to_json()
     del document["provider"]
@@ -117,9 +129,10 @@ def test_files(tmp_path: Path, load: Any, error: type[Exception]) -> None:
     file = tmp_path / "document.json"
     with pytest.raises(error, match=r"document\.json: cannot be read: No such file"):
         load(file)
-    file.write_text("{")
-    with pytest.raises(error, match=r"document\.json: is not JSON"):
-        load(file)
+    for content in (b"{", b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(error, match=r"document\.json: is not JSON"):
+            load(file)
     file.write_text("[]")
     with pytest.raises(error, match="expected dict, found list"):
         load(file)
