@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -302,10 +305,23 @@ def test_a_head_without_a_port_is_not_deployed_yet(fleet):
         open_pool(dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 0)))
 
 
-def test_a_head_without_tls_is_not_a_fleet(fleets):
-    fleet = fleets(nodes=(), plain=True)
-    with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
-        open_pool(fleet.manifest)
+def test_what_does_not_speak_tls_is_not_a_fleet(fleet):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                while connection.recv(65536):
+                    pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        manifest = dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", server.getsockname()[1]))
+        with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
+            open_pool(manifest)
+        thread.join()
 
 
 @pytest.mark.parametrize(("what", "claim"), [("Python", "3.9.1.final.0"), ("distributed", "2024.1.0")])
