@@ -118,7 +118,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         env=dict(sorted(pool.image.env.items())),
         pip=tuple(pool.image.pip),
         run=tuple(pool.image.run),
-        secret_file="../secret",  # noqa: S106 - the name of a file
+        secret_file=selection.secret_file,
     )
 
 

@@ -196,33 +196,46 @@ def _process(
     """
     environment = {**os.environ, "TF_IN_AUTOMATION": "1", "PATH": _path_with_runner()}
     interrupted: list[int] = []
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=complaints,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    process: subprocess.Popen[str] | None = None
 
     def hand_on(number: int, _frame: object) -> None:
         interrupted.append(number)
-        process.send_signal(signal.SIGINT)
+        if process is not None:
+            process.send_signal(signal.SIGINT)
 
+    # Before it starts: an interruption in between would leave it running alone.
     previous = _set_handlers(hand_on)
     try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        if interrupted:
+            process.send_signal(signal.SIGINT)
         yield process, interrupted
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Waits for Terraform, which is asked to end where nobody reads it any more."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    if process.stdout is not None:
+        for _ in process.stdout:  # a full pipe would keep it from ending
+            pass
+        process.stdout.close()
+    process.wait()
 
 
 def _set_handlers(handler: Callable[[int, object], None]) -> dict[int, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.terraform import Event, Terraform, find_program
+from skyinfra.terraform import Event, Plan, Terraform, find_program
 
 SIMPLE = """
 variable "value" { default = "one" }
@@ -144,6 +144,22 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
     with terraform.planned(lambda e: None, destroy=True) as plan:
         assert ("delete", "terraform_data.first") in plan.changes
         terraform.apply_plan(plan, lambda e: None)
+
+
+def test_a_listener_that_fails_does_not_leave_terraform_waiting(tmp_path: Path) -> None:
+    program = tmp_path / "terraform"
+    # More than a pipe holds, after it was asked to end.
+    program.write_text(
+        "#!/bin/sh\ntrap 'yes | head -c 300000; echo >ended; exit' INT\necho first\nwhile :; do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        Terraform(tmp_path, (str(program),)).apply_plan(Plan(tmp_path / "plan"), fail)
+    assert (tmp_path / "ended").exists()
 
 
 def test_what_terraform_complains_about_is_not_taken_for_output(

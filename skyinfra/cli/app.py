@@ -98,7 +98,7 @@ def deploy(
     from skyinfra.deploy import carry_out
 
     chosen = _prepare(stack)
-    done = carry_out(chosen, approve=_approval(chosen.name, "deploy", auto_approve), replace=replace or ())
+    done = carry_out(chosen, approve=_Approval(chosen.name, "deploy", auto_approve), replace=replace or ())
     if done is None:
         raise typer.Exit(1)
     if done.empty:
@@ -114,7 +114,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     from skyinfra.project import Project
 
     chosen = Project.find().stack(stack)
-    done = carry_out(chosen, approve=_approval(chosen.name, "destroy", auto_approve), destroy=True)
+    done = carry_out(chosen, approve=_Approval(chosen.name, "destroy", auto_approve), destroy=True)
     if done is None:
         raise typer.Exit(1)
     typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
@@ -140,10 +140,6 @@ def run(
     from skyinfra.cli.run import run_on_slot
 
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))
-
-
-def _approval(name: str, verb: str, auto_approve: bool) -> _Approval:
-    return _Approval(name, verb, auto_approve)
 
 
 class _Approval:

@@ -10,7 +10,11 @@ from skyinfra._errors import InvalidField
 
 
 def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
-    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams what it prints. Returns its exit code."""
+    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams what it prints.
+
+    Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
+    the file does not exist, and what ``connect`` raises.
+    """
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import connect, run_script
@@ -21,4 +25,5 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
         target.flush()
 
     with connect(fleet) as pool:
-        return run_script(pool, script, list(arguments), on_line=show)
+        code = run_script(pool, script, list(arguments), on_line=show)
+    return code if code >= 0 else 128 - code

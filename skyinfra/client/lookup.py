@@ -17,14 +17,14 @@ def connect(fleet: str | Path | Manifest, pool: str | None = None, *, timeout: f
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
     Terraform. timeout: seconds until the head must have answered.
 
-    Raises `ProjectNotFound`, `StackNotFound`, `PoolNotFound`, `FleetNotDeployed`, `FleetUnreachable`,
-    `CredentialsRefused`, `InvalidManifest`.
+    Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
+    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`.
     """
     return open_pool(find_manifest(fleet, pool), timeout=timeout)
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:
-    """The manifest that `connect` would use."""
+    """The manifest that `connect` would use. Raises what `connect` raises before it connects."""
     if isinstance(fleet, Manifest):
         return fleet
     if isinstance(fleet, Path) or fleet.endswith(".json"):

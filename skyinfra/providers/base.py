@@ -37,12 +37,14 @@ class Selection:
     preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
     those of them that are paths, counted from the project folder. hourly_cost: USD per hour and node, None where
     nothing is bought; price_note: region and date of that price. scheduler: where the head's scheduler listens.
+    secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
     simulated: whether the accelerators are simulated.
     """
 
     accelerator: Accelerator | None
     machine_types: tuple[str, ...]
     scheduler: str
+    secret_file: str
     image: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
     project_paths: dict[str, str] = field(default_factory=dict)

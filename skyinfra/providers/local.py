@@ -13,6 +13,7 @@ from skyinfra.providers.base import Provider, Request, Selection
 class Local(Provider):
     """Nodes as processes on this machine, with the accelerators it has, or with simulated ones.
 
+    Of several accelerators in order of preference the first is taken: compiling looks at no machine.
     simulate: give every node simulated accelerators that keep NVML's rules; nothing is computed faster on them.
     port: where the head's scheduler listens on the loopback interface; None takes a free one and keeps it.
     wait_seconds: how long a node may take until every slot is ready.
@@ -34,6 +35,7 @@ class Local(Provider):
             accelerator=accelerator,
             machine_types=("local",),
             scheduler=f"127.0.0.1:{self.port or 0}",
+            secret_file="../secret",  # noqa: S106 - the name of a file, which the nodes of a fleet share
             inputs={"wait_seconds": self.wait_seconds, "simulate": self.simulate},
             project_paths={"root": ".skyinfra"},
             price_note="this machine",

@@ -86,10 +86,6 @@ class Nvml:
         """Shuts it down; with `contextlib.closing` at the end of a block."""
         self.api.nvmlShutdown()
 
-    def driver_version(self) -> str:
-        """Such as ``550.90.07``."""
-        return str(self.api.nvmlSystemGetDriverVersion())
-
     def gpus(self) -> list[Gpu]:
         """The GPUs by index."""
         return [Gpu(self.api, index) for index in range(self.api.nvmlDeviceGetCount())]

@@ -26,7 +26,6 @@ from skyinfra import mig
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner.simulated_state import ComputeState, GpuState, InstanceState, StateFile
 
-DRIVER_VERSION = "580.82.07"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.skyinfra")
 _BYTES_PER_GIB = 2**30
 _REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
@@ -111,10 +110,6 @@ class SimulatedDriver:
     def nvmlShutdown(self) -> None:
         self._initialized()
         self._users -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        self._initialized()
-        return DRIVER_VERSION
 
     def nvmlDeviceGetCount(self) -> int:
         self._initialized()

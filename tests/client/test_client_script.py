@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 import skyinfra as sky
+from skyinfra.cli.run import run_on_slot
 from skyinfra.client import run_script
 
 
@@ -39,6 +41,14 @@ def test_both_streams_arrive_with_the_exit_code(run):
 
 def test_a_script_that_ends_by_a_signal_gives_its_negative_number(run):
     assert run("import os; os.kill(os.getpid(), 9)")[0] == -9
+
+
+def test_the_command_line_ends_as_a_shell_would_for_that_signal(fleet, tmp_path):
+    manifest, script = tmp_path / "fleet.json", tmp_path / "script.py"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    for text, code in (("import os; os.kill(os.getpid(), 15)", 128 + 15), ("import sys; sys.exit(7)", 7)):
+        script.write_text(text)
+        assert run_on_slot(str(manifest), script, []) == code
 
 
 def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
