@@ -272,7 +272,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A group of its own can be ended as a whole; in the session of the runner it ends with the runner at the latest.
+            # A group of its own can be ended as a whole; in the runner's session it ends with the runner at the latest.
             process_group=0,
         )
         with process:
