@@ -46,6 +46,8 @@ class Deployment:
 
 def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment, ...]:
     """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field."""
+    if not isinstance(pools, Sequence):
+        raise InvalidField("expected a list of pools", field="pools", given=type(pools).__name__, hint="pools=[...]")
     seen: set[str] = set()
     deployments = []
     for index, pool in enumerate(pools):

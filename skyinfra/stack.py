@@ -92,7 +92,7 @@ class FleetStack(metaclass=_BindingMeta):
         self, scope: Any, id: str, *, pools: Sequence[ComputePool] = (), backend: Backend | None = None
     ) -> None:
         check_name(id, field="FleetStack.id")
-        self.deployments = compile_pools(list(pools), id)
+        self.deployments = compile_pools(pools, id)
         library = library_of(scope)
         super().__init__(scope, id)  # type: ignore[call-arg]
         project = _path_to_project(scope, id)

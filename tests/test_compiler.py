@@ -94,6 +94,12 @@ def test_two_pools_of_one_name() -> None:
         compile_pools([pool(name="a"), pool(name="a")], "s")
 
 
+@pytest.mark.parametrize("pools", [pool(), {"a": pool()}, None])
+def test_something_that_is_no_list_of_pools(pools: Any) -> None:
+    with pytest.raises(sky.InvalidField, match=r"^pools: expected a list of pools"):
+        compile_pools(pools, "s")
+
+
 def test_something_that_is_no_pool() -> None:
     with pytest.raises(sky.InvalidField, match=r"pools\[0\]"):
         compile_pools(["a"], "s")  # type: ignore[list-item]

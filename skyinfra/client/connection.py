@@ -123,10 +123,10 @@ class Connection:
                 hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
             ) from None
         except ValueError as error:
-            # Tornado's answer to a peer whose first words come before the handshake.
+            # Tornado's answer to a peer that speaks, or closes the connection, before the handshake.
             if "convert to SSL" not in str(error):
                 raise
-            raise self._no_fleet("it speaks first") from None
+            raise self._no_fleet("it speaks or hangs up before the handshake") from None
 
     def _no_fleet(self, why: str) -> FleetUnreachable:
         return FleetUnreachable(
@@ -146,6 +146,8 @@ class Connection:
             number = error.errno or 0
             return os.strerror(number) if number > 0 else error.strerror or str(error)
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
         return "its port is open, and nothing answers there"
 
     @property

@@ -21,7 +21,8 @@ import cloudpickle
 
 from skyinfra._errors import TaskFailed, TaskNotPicklable
 from skyinfra.client.task import Compute, Task
-from skyinfra.protocol.calls import Failure, Header, Outcome
+from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.failures import Failure
 
 
 class Shipment:

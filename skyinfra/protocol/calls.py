@@ -23,8 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -35,6 +33,7 @@ import cloudpickle
 from distributed import get_worker
 
 from skyinfra._errors import StateDirectoryError, TaskAttemptsExceeded, TaskNotPicklable
+from skyinfra.protocol import failures
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -49,8 +48,6 @@ ATTEMPTS = 3
 STOP_GRACE_S = 5.0
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192
-# A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
-_OUTER_FRAMES, _INNER_FRAMES = 20, 60
 # Lines of a script are sent together when they come faster than this, in seconds.
 _FLUSH_S = 0.05
 _FLUSH_LINES = 500
@@ -80,26 +77,11 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An exception on its way: pickled where that is possible, and as text for where it is not.
-
-    traceback: the pickled traceback, from the first frame of the task. cause, context: the exceptions before it.
-    """
-
-    error: bytes | None
-    traceback: bytes | None
-    text: str
-    cause: Failure | None = None
-    context: Failure | None = None
-    suppress_context: bool = False
-
-
-@dataclass(frozen=True)
 class Outcome:
     """How a task ended: with a pickled ``result``, or with a ``failure``."""
 
     result: bytes | None = None
-    failure: Failure | None = None
+    failure: failures.Failure | None = None
 
 
 def plain(function: F) -> F:
@@ -134,7 +116,7 @@ def _execute(task: Header, call: bytes) -> Outcome:
             function, args, kwargs = _load(task, call)
             return Outcome(result=_dump_result(task, function(*args, **kwargs)))
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
-        return Outcome(failure=_failure(error, set()))
+        return Outcome(failure=failures.of(error, below=__file__))
 
 
 def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
@@ -269,91 +251,6 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-# Exceptions ---------------------------------------------------------------------------------------------------------
-
-
-def _failure(error: BaseException, seen: set[int]) -> Failure:
-    """*error* with the chain of exceptions before it, each pickled on its own so that one cannot spoil the others."""
-    seen.add(id(error))
-    frames = _trimmed(error.__traceback__)
-    cause, context = error.__cause__, error.__context__
-    text = "".join(traceback.format_exception(type(error), error, frames, chain=False))
-    return Failure(
-        error=_dump_error(error),
-        traceback=_dump_traceback(frames),
-        text=text,
-        cause=None if cause is None or id(cause) in seen else _failure(cause, seen),
-        context=None if context is None or id(context) in seen else _failure(context, seen),
-        suppress_context=error.__suppress_context__,
-    )
-
-
-def _trimmed(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """Without the frames of this module, which stand in front of the task's own, and at most 80 frames."""
-    kept: list[types.TracebackType] = []
-    while frames is not None:
-        if kept or frames.tb_frame.f_code.co_filename != __file__:
-            kept.append(frames)
-        frames = frames.tb_next
-    if len(kept) > _OUTER_FRAMES + _INNER_FRAMES:
-        kept = kept[:_OUTER_FRAMES] + kept[-_INNER_FRAMES:]
-    chain = None
-    for frame in reversed(kept):
-        chain = types.TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return chain
-
-
-def _dump_error(error: BaseException) -> bytes | None:
-    """*error* pickled without its traceback and chain, or None where that is impossible."""
-    bare = error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    try:
-        for form in (_AsItSays(error), _Rebuilt(type(error), error.args, dict(error.__dict__))):
-            with contextlib.suppress(Exception):
-                data = cast(bytes, cloudpickle.dumps(form))
-                pickle.loads(data)  # noqa: S301 - many exceptions can be pickled and not be read again
-                return data
-        return None
-    finally:
-        error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__ = bare
-
-
-@dataclass(frozen=True)
-class _AsItSays:
-    """An exception pickled as its own class says. Dask registers another way, which loses SystemExit's code."""
-
-    error: BaseException
-
-    def __reduce__(self) -> str | tuple[object, ...]:
-        return self.error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """An exception whose ``__init__`` takes other arguments than it hands to ``Exception``: made without calling it."""
-
-    kind: type[BaseException]
-    args: tuple[object, ...]
-    state: dict[str, object]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.kind, self.args, self.state)
-
-
-def _rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-def _dump_traceback(frames: types.TracebackType | None) -> bytes | None:
-    if frames is None:
-        return None
-    # Tracebacks can be pickled because `distributed` registers how; only names and line numbers travel.
-    return pickle.dumps(frames)
-
-
 # Scripts ------------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +272,8 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            # A group of its own can be ended as a whole; in the runner's session it ends with the runner at the latest.
+            process_group=0,
         )
         with process:
             _set_group(key, process.pid)

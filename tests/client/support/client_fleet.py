@@ -82,7 +82,7 @@ async def serve(config: dict) -> None:
     scheduler = await OtherScheduler(
         host="127.0.0.1",
         port=config.get("port", 0),
-        security=None if config.get("plain") else Credentials.derive(secret, role="scheduler", name="n0").security(),
+        security=Credentials.derive(secret, role="scheduler", name="n0").security(),
         dashboard=False,
         dashboard_address="127.0.0.1:0",
     )
