@@ -358,6 +358,18 @@ def test_what_speaks_before_the_handshake_is_not_a_fleet(fleet, monkeypatch, wai
         gc.collect()
 
 
+def test_what_hangs_up_before_the_handshake_is_not_a_fleet(fleet, monkeypatch):
+    handshake = IOStream.start_tls
+
+    def too_late(stream, *args, **kwargs):
+        stream.close()
+        return handshake(stream, *args, **kwargs)
+
+    monkeypatch.setattr(IOStream, "start_tls", too_late)
+    with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
+        open_pool(fleet.manifest)
+
+
 @pytest.mark.parametrize(("what", "claim"), [("Python", "3.9.1.final.0"), ("distributed", "2024.1.0")])
 def test_other_versions_are_refused_with_both_named(fleets, what, claim):
     import distributed
