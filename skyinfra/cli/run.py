@@ -10,7 +10,10 @@ from skyinfra._errors import InvalidField
 
 
 def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
-    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams what it prints. Returns its exit code."""
+    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams what it prints.
+
+    Returns its exit code, as a shell gives it: 128 and the number of the signal where one ended it.
+    """
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import connect, run_script
@@ -21,4 +24,5 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
         target.flush()
 
     with connect(fleet) as pool:
-        return run_script(pool, script, list(arguments), on_line=show)
+        code = run_script(pool, script, list(arguments), on_line=show)
+    return 128 - code if code < 0 else code
