@@ -51,7 +51,7 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
 def test_a_program_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = write(tmp_path, "from cdktf import App\nApp().synth()")
     for name in (None, "a"):
-        with pytest.raises(sky.StackNotFound, match="`python main.py` declares no stack"):
+        with pytest.raises(sky.StackNotFound, match=r"`python main\.py` declares no stack"):
             project.stack(name, stacks=project.synth())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.py").write_text("import skyinfra as sky\nfrom cdktf import App\napp = App()\n")
