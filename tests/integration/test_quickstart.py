@@ -186,6 +186,22 @@ def test_a_configuration_change_reaches_the_running_nodes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        shutil.rmtree(project / ".skyinfra")
+        until(lambda: not [p for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())])
+        skyinfra(project, "deploy", "--auto-approve")
+        assert all(s["state"] == "ready" for s in slots(status(project)))
+        shutil.rmtree(project / ".skyinfra")
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))
+    assert not (project / ".skyinfra").exists()
+
+
+@pytest.mark.slow
 def test_a_new_secret_reaches_every_node(tmp_path: Path) -> None:
     project = copy_quickstart(tmp_path)
     skyinfra(project, "deploy", "--auto-approve")
