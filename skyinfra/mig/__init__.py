@@ -7,18 +7,24 @@ mig.resolve("3g.40gb", geometry, gpus=8)     # one layout for each GPU
 
 from __future__ import annotations
 
-from skyinfra.mig.drawing import draw
+from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, sources
+from skyinfra.mig.grid import Layout, Placement
 from skyinfra.mig.layout import Declared, PerGpu, parse, per_gpu, text
-from skyinfra.mig.placement import Layout, Placement, fill, max_count, place, resolve
+from skyinfra.mig.placement import Attempt, attempt, fill, max_count, place, resolve
+from skyinfra.mig.svg import svg
 
 __all__ = [
+    "Attempt",
     "Declared",
     "Geometry",
     "Layout",
     "PerGpu",
+    "Picture",
     "Placement",
     "Profile",
+    "Segment",
+    "attempt",
     "draw",
     "fill",
     "geometry",
@@ -26,8 +32,11 @@ __all__ = [
     "models",
     "parse",
     "per_gpu",
+    "picture",
     "place",
+    "render",
     "resolve",
     "sources",
+    "svg",
     "text",
 ]

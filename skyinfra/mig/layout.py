@@ -75,13 +75,21 @@ def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
     for more instances of a profile than the GPU has compute slices.
     """
     profiles: list[Profile] = []
-    for name, count in _read(declared):
-        profile = geometry.profile(name)
+    for profile, count in counts(declared, geometry).items():
         if geometry.compute_slices is not None and count > geometry.compute_slices:
             limit = profile.max_count or geometry.compute_slices
             raise LayoutDoesNotFit(f"at most {limit} of {profile.name} on one {geometry.model}", given=count)
         profiles += [profile] * count
     return tuple(profile.name for profile in sorted(profiles, key=largest_first))
+
+
+def counts(declared: Declared, geometry: Geometry) -> dict[Profile, int]:
+    """How many of which profile one GPU's layout declares. Raises InvalidLayout and UnknownProfile."""
+    found: dict[Profile, int] = {}
+    for name, count in _read(declared):
+        profile = geometry.profile(name)
+        found[profile] = found.get(profile, 0) + count
+    return found
 
 
 def largest_first(profile: Profile) -> tuple[int, int, str]:

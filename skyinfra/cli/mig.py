@@ -1,0 +1,47 @@
+"""``skyinfra mig``: what GPUs can be divided into. Nothing here touches a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(help="MIG: profiles and layouts of GPUs, without touching one.", no_args_is_help=True)
+
+# typer reads these annotations at run time.
+Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
+Declared = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills the GPU.'),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def show(
+    accelerator: Gpu,
+    layout: Declared = None,
+    svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Draw a layout: partitions, memory, SMs, free room. One that is impossible is drawn as far as it goes (exit 2)."""
+    from skyinfra.cli.pictures import show_layout
+
+    raise typer.Exit(show_layout(accelerator, layout, svg=svg, as_json=as_json))
+
+
+@app.command()
+def check(accelerator: Gpu, layout: Declared = None) -> None:
+    """Print the placements of a layout as JSON (exit 0), or why it has none (exit 1)."""
+    from skyinfra.cli.pictures import check_layout
+
+    raise typer.Exit(check_layout(accelerator, layout))
+
+
+@app.command()
+def profiles(accelerator: Gpu, as_json: Json = False) -> None:
+    """List the profiles of a GPU."""
+    from skyinfra.cli.pictures import show_profiles
+
+    show_profiles(accelerator, as_json=as_json)
