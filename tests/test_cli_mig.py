@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from skyinfra import InvalidLayout, MigNotSupported, UnknownProfile, mig
+from skyinfra import DriverTooOld, InvalidLayout, MigNotSupported, UnknownProfile, mig
 from skyinfra.cli.app import app
 
 
@@ -54,11 +54,46 @@ def test_an_impossible_layout_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None
     assert code == 2
     assert out.count("3g.40gb  ") == 2
     assert "missing  2g.20gb: compute slices: 8 of 7" in out
+    assert "instead  3g.40gb*2 or 3g.40gb+2g.20gb*2" in out
     texts = [e.text for e in ET.parse(file).iter("{http://www.w3.org/2000/svg}text")]
     assert "2g.20gb: compute slices: 8 of 7" in texts
     code, out = run("show", "H100", "3g.40gb*2+2g.20gb", "--json")
     assert code == 2
     assert json.loads(out)["gpus"][0]["missing"] == {"2g.20gb": 1}
+    assert json.loads(out)["gpus"][0]["instead"][0] == "3g.40gb*2"
+
+
+def test_show_says_what_fits_when_all_is_placed_anew() -> None:
+    code, out = run("show", "H100", "3g.40gb+2g.20gb+1g.10gb")
+    assert code == 0
+    assert "fits     nothing more" in out
+    assert "or       1g.10gb, 1g.10gb+me, when all partitions are placed anew" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        (["A100-40GB"], (19, 37, 12)),
+        (["A100-80GB"], (19, 37, 12)),
+        (["H100"], (19, 37, 12)),
+        (["A30"], (5, 9, 4)),
+        (["A100-40GB", "--all-profiles"], (239, 127, 44)),
+        (["A100-40GB", "--driver", "R470"], (18, 36, 11)),
+    ],
+)
+def test_layouts(arguments: list[str], numbers: tuple[int, int, int]) -> None:
+    code, out = run("layouts", *arguments, "--json")
+    listed = json.loads(out)
+    assert code == 0
+    assert tuple(len(listed[key]) for key in ("placements", "multisets", "maximal")) == numbers
+    code, out = run("layouts", *arguments)
+    assert f"{numbers[0]} layouts" in out and f"{numbers[2]} maximal" in out
+
+
+def test_check_knows_the_driver() -> None:
+    assert run("check", "A100-40GB", "4g.20gb+3g.20gb", "--driver", "510.47.03")[0] == 0
+    with pytest.raises(DriverTooOld, match="510 or later"):
+        run("check", "A100-40GB", "4g.20gb+3g.20gb", "--driver", "470.57.02")
 
 
 def test_each_gpu_is_drawn_where_each_has_its_own_layout() -> None:

@@ -15,6 +15,10 @@ Declared = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills the GPU.'),
 ]
+Driver = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".'),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -32,11 +36,11 @@ def show(
 
 
 @app.command()
-def check(accelerator: Gpu, layout: Declared = None) -> None:
+def check(accelerator: Gpu, layout: Declared = None, driver: Driver = None) -> None:
     """Print the placements of a layout as JSON (exit 0), or why it has none (exit 1)."""
     from skyinfra.cli.pictures import check_layout
 
-    raise typer.Exit(check_layout(accelerator, layout))
+    raise typer.Exit(check_layout(accelerator, layout, driver=driver))
 
 
 @app.command()
@@ -45,3 +49,18 @@ def profiles(accelerator: Gpu, as_json: Json = False) -> None:
     from skyinfra.cli.pictures import show_profiles
 
     show_profiles(accelerator, as_json=as_json)
+
+
+@app.command()
+def layouts(
+    accelerator: Gpu,
+    all_profiles: Annotated[
+        bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
+    ] = False,
+    driver: Driver = None,
+    as_json: Json = False,
+) -> None:
+    """List the layouts of a GPU beside which nothing more fits."""
+    from skyinfra.cli.pictures import show_layouts
+
+    show_layouts(accelerator, every_profile=all_profiles, driver=driver, as_json=as_json)

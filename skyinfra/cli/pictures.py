@@ -1,12 +1,15 @@
-"""``skyinfra mig show | check | profiles``: GPUs and their layouts, drawn and listed."""
+"""``skyinfra mig show | check | profiles | layouts``: GPUs and their layouts, drawn and listed."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from skyinfra import mig
@@ -65,11 +68,29 @@ class Shown:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """Why the rest has no place, as pairs of a word and a sentence; empty where the layout is whole."""
+        """Pairs of a word and a sentence: why the rest has no place and what would have; or what else would."""
+        if self.tried.missing:
+            missing = ", ".join(name if count == 1 else f"{name}*{count}" for name, count in self.tried.missing)
+            instead = " or ".join(mig.text(names) for names in self.instead)
+            return [("missing", f"{missing}: {self.tried.why}"), ("instead", instead)]
+        more = [name for name in self.joinable if name not in self.tried.fitting]
+        return [("or", f"{', '.join(more)}, when all partitions are placed anew")] if more else []
+
+    @property
+    def instead(self) -> tuple[tuple[str, ...], ...]:
+        """Combinations of profiles that have a placement and come near to one that has none."""
         if not self.tried.missing:
-            return []
-        missing = ", ".join(name if count == 1 else f"{name}*{count}" for name, count in self.tried.missing)
-        return [("missing", f"{missing}: {self.tried.why}")]
+            return ()
+        wanted = Counter(placement.profile for placement in self.tried.layout)
+        return mig.nearest(wanted + Counter(dict(self.tried.missing)), self.picture.geometry)
+
+    @property
+    def joinable(self) -> tuple[str, ...]:
+        """The profiles of which one more can be declared."""
+        if self.tried.missing:
+            return ()
+        held = [placement.profile for placement in self.tried.layout]
+        return mig.joinable(held, self.picture.geometry) if held else self.tried.fitting
 
 
 def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_json: bool) -> int:
@@ -89,8 +110,11 @@ def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_js
     return 2 if any(each.tried.missing for each in shown) else 0
 
 
-def check_layout(accelerator: str, layout: str | None) -> int:
-    """Prints the placements as JSON, or the drawing of how far it got. Returns the exit code: 1 without a placement."""
+def check_layout(accelerator: str, layout: str | None, *, driver: str | None) -> int:
+    """Prints the placements as JSON, or the drawing of how far it got. Returns the exit code: 1 without a placement.
+
+    Raises DriverTooOld where *driver* does not offer the layout.
+    """
     target = read_target(accelerator, layout)
     if target.declared is None:
         raise InvalidLayout("there is no layout to check", hint='Write it behind the accelerator: H100 "3g.40gb*2".')
@@ -98,6 +122,8 @@ def check_layout(accelerator: str, layout: str | None) -> int:
     impossible = [each for each in shown if each.tried.missing]
     for each in impossible:
         tables.console().print(_text(each), soft_wrap=True)
+    for each in shown if driver else ():
+        mig.check_driver(each.tried.layout, target.geometry, driver or "")
     if not impossible:
         tables.print_json(_document(target, shown))
     return 1 if impossible else 0
@@ -129,6 +155,51 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
     out = tables.console()
     out.print(f"{geometry.model}: {', '.join(geometry.products)}; driver {geometry.min_driver or 'unknown'} or later")
     out.print(made)
+
+
+def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, as_json: bool) -> None:
+    """Lists the layouts of a GPU beside which nothing more fits."""
+    target = read_target(accelerator)
+    geometry = target.geometry
+    profiles = tuple(p.name for p in geometry.profiles) if every_profile else mig.plain_profiles(geometry)
+    placed = mig.maximal_layouts(geometry, profiles, driver=driver)
+    maximal = mig.maximal_multisets(geometry, profiles, driver=driver)
+    if not as_json:
+        out = tables.console()
+        out.print(_layout_table(placed, maximal, geometry))
+        out.print(
+            f"{len(placed)} layouts of {target.name} beside which nothing fits, {len(maximal)} maximal combinations"
+        )
+        return
+    every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
+    tables.print_json(
+        {
+            "accelerator": target.name,
+            "model": geometry.model,
+            "profiles": list(profiles),
+            "placements": [[asdict(placement) for placement in layout] for layout in placed],
+            "multisets": [mig.text(names) for names in every],
+            "maximal": [mig.text(names) for names in maximal],
+        }
+    )
+
+
+def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]], geometry: mig.Geometry) -> Table:
+    ways: dict[tuple[str, ...], list[mig.Layout]] = {}
+    for layout in placed:
+        ways.setdefault(mig.multisets([layout], geometry)[0], []).append(layout)
+    made = tables.table("LAYOUT", "PARTITIONS", "MEMORY", "COMPUTE SLICES", "PLACEMENTS", "DRIVER")
+    for names in mig.multisets(placed, geometry):
+        shown = mig.picture(ways[names][0], geometry)
+        made.add_row(
+            mig.text(names) + ("" if names in maximal else " (more fits when placed otherwise)"),
+            str(len(names)),
+            f"{shown.memory_used_gb} GB",
+            f"{shown.compute_used} of {geometry.compute_slices}",
+            str(len(ways[names])),
+            mig.required_driver(names, geometry) or "unknown",
+        )
+    return made
 
 
 _SOURCES = ("name", "profile_id", "starts")
@@ -207,8 +278,11 @@ def _gpu(shown: Shown) -> dict[str, Any]:
         "compute_slices": {"used": picture.compute_used, "total": geometry.compute_slices},
         "memory_slices": {"used": picture.memory_used, "total": geometry.memory_slices},
         "fitting": list(picture.fitting),
+        "joinable": list(shown.joinable),
+        "min_driver": mig.required_driver((profile.name for profile in picture.placed), geometry),
         "missing": dict(shown.tried.missing),
         "why": shown.tried.why or None,
+        "instead": [mig.text(names) for names in shown.instead],
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from skyinfra.mig.drivers import required_driver
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Placement
 
@@ -115,6 +116,8 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
         compute += f", {shown.sm_used} SM"
     memory = f"{shown.memory_used} of {geometry.memory_slices} slices, {shown.memory_used_gb} GB in partitions"
     pairs = [("compute", compute), ("memory", memory), ("fits", ", ".join(shown.fitting) or "nothing more")]
+    needed = required_driver((profile.name for profile in shown.placed), geometry)
+    pairs.append(("driver", "unknown" if needed is None else f"{needed} or later"))
     if any(profile.expected for profile in shown.placed):
         pairs.append(("note", "the places are expected from the driver's source; they were not seen on this part"))
     return pairs

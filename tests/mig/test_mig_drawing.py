@@ -27,6 +27,7 @@ def test_the_picture_of_a_gpu() -> None:
             "compute  6 of 7 slices (3 + 2 + 1), 108 SM",
             "memory   7 of 8 slices, 70 GB in partitions",
             "fits     nothing more",
+            "driver   525.85.12 or later",
         ]
     )
 
