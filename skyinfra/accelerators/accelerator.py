@@ -239,9 +239,10 @@ class Accelerator:
         geometry = self.mig_geometry()
         if not isinstance(declared, PerGpu):
             self._try(declared, geometry, 1)
-            return _mig.text(declared)
+            return _mig.text(declared, geometry)
         self._try(declared, geometry, self.count or len(declared.layouts))
-        return declared.layouts[0] if len(declared.layouts) == 1 else declared
+        layouts = tuple(_mig.text(each, geometry) for each in declared.layouts)
+        return layouts[0] if len(layouts) == 1 else PerGpu(layouts)
 
     def _try(self, declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> None:
         try:
