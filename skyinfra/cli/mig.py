@@ -64,3 +64,30 @@ def layouts(
     from skyinfra.cli.pictures import show_layouts
 
     show_layouts(accelerator, every_profile=all_profiles, driver=driver, as_json=as_json)
+
+
+@app.command()
+def export(
+    accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
+    label: Annotated[str, typer.Option(help="Name of the configuration.")] = "skyinfra",
+) -> None:
+    """Print a layout as a configuration of NVIDIA mig-parted."""
+    from skyinfra.cli.parted import export_parted
+
+    export_parted(accelerator, label=label)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted.")],
+    config: Annotated[str, typer.Option(metavar="LABEL", help="Which of its configurations.")],
+    accelerator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help='The GPUs of the node, such as "H100:8". Without it nothing is checked.'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a configuration of NVIDIA mig-parted, as the accelerator string that means the same."""
+    from skyinfra.cli.parted import import_parted
+
+    import_parted(file, label=config, accelerator=accelerator, as_json=as_json)
