@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from skyinfra.cli.mig import app as mig_app
+
 if TYPE_CHECKING:
     from skyinfra.project import SynthesizedStack
     from skyinfra.terraform import Plan
@@ -19,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(mig_app, name="mig")
 
 # typer reads these annotations at run time.
 StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
