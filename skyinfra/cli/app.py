@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -140,7 +141,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="A Python script.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
 ) -> None:
-    """Run a Python script on one slot of a fleet; its output is streamed, its exit code is ours."""
+    """Run a Python script on one slot. Its output is streamed and its exit code is ours."""
     from skyinfra.cli.run import run_on_slot
 
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))
