@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from skyinfra._errors import FleetError, SkyinfraError, TerraformError, TerraformFailed
+from skyinfra._errors import FleetError, ProjectError, SkyinfraError, TerraformError, TerraformFailed
 from skyinfra.backends import LocalState
 from skyinfra.compiler import compile_pools
 from skyinfra.progress import Reporter
@@ -177,9 +177,16 @@ class Session:
         return Project(folder=self.base, app="", output=output).stack(self.stack)
 
     def _acquire(self) -> None:
-        # The state, which holds the fleet secret, is written there.
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        try:
+            # The state, which holds the fleet secret, is written there.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise ProjectError(
+                f"cannot be written: {error.strerror}",
+                field=str(self.folder),
+                hint="Run the program in a folder that is yours, on a disk that has space.",
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

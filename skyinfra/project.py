@@ -22,6 +22,7 @@ from skyinfra._errors import (
     FleetNotDeployed,
     MissingDependency,
     PoolNotFound,
+    ProjectError,
     ProjectNotFound,
     StackNotFound,
     did_you_mean,
@@ -152,11 +153,11 @@ class Project:
         return json.dumps(settings.get("context", {}))
 
     def stacks(self) -> tuple[SynthesizedStack, ...]:
-        """The stacks as they were synthesized last; empty where nothing was."""
-        try:
-            manifest = json.loads((self.output / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        """The stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
+        file = self.output / "manifest.json"
+        if not self.output.exists() or (self.output.is_dir() and not file.exists()):
             return ()
+        manifest = _read_synthesized(file)
         return tuple(
             _read_stack(
                 entry["name"], self.output / entry["workingDirectory"], self.output / entry["synthesizedStackPath"]
@@ -188,8 +189,19 @@ class Project:
         )
 
 
+def _read_synthesized(file: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ProjectError(
+            f"cannot be read: {reason}", field=str(file), hint="Remove it, and make it anew with: skyinfra synth"
+        ) from None
+    return document
+
+
 def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
-    document = json.loads(file.read_text(encoding="utf-8"))
+    document = _read_synthesized(file)
     pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
     return SynthesizedStack(name=name, folder=folder, pools=pools, modules=document.get("module", {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,19 @@ app.synth()
     project = write(tmp_path, program, output="elsewhere", context={"name": "from-context"})
     assert [s.name for s in project.synth()] == ["from-context"]
     assert (tmp_path / "elsewhere" / "manifest.json").exists()
+
+
+def test_synthesized_files_that_cannot_be_read(tmp_path: Path) -> None:
+    project = write(tmp_path, STACKS)
+    project.synth()
+    for file in (project.stacks()[1].folder / "cdk.tf.json", project.output / "manifest.json"):
+        file.write_text("{")
+        with pytest.raises(sky.ProjectError, match=rf"{file.name}: cannot be read(.|\n)*skyinfra synth"):
+            project.stacks()
+    shutil.rmtree(project.output)
+    project.output.write_text("in the way")
+    with pytest.raises(sky.ProjectError, match="Not a directory"):
+        project.stacks()
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,7 @@ class Connection:
         """Turns what Dask and TLS say about a failed connection into what a person can act on."""
         try:
             yield
-        except (OSError, ValueError) as error:
-            # TimeoutError and Dask's CommClosedError are OSErrors; ValueError is Tornado's for a stream that was
-            # closed before TLS began.
+        except OSError as error:  # TimeoutError and Dask's CommClosedError are OSErrors
             reason = _root(error)
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise CredentialsRefused(
@@ -118,13 +116,23 @@ class Connection:
                     hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
                 ) from None
             if isinstance(reason, ssl.SSLError):
-                text = f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {reason.reason}"
-            else:
-                why = await self._why_silent()
-                text = f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}"
+                raise self._no_fleet(str(reason.reason)) from None
+            why = await self._why_silent()
             raise FleetUnreachable(
-                text, hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address."
+                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
+                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
             ) from None
+        except ValueError as error:
+            # Tornado's answer to a peer that speaks, or closes the connection, before the handshake.
+            if "convert to SSL" not in str(error):
+                raise
+            raise self._no_fleet("it speaks or hangs up before the handshake") from None
+
+    def _no_fleet(self, why: str) -> FleetUnreachable:
+        return FleetUnreachable(
+            f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {why}",
+            hint="Another program has the port now, or the manifest is an old one: read it again.",
+        )
 
     async def _why_silent(self) -> str:
         """What the network says about the head. Dask's own error is the last of many attempts, cut short."""

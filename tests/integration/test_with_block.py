@@ -111,6 +111,14 @@ def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / ".skyinfra").write_text("in the way")
+    process = start(tmp_path, "with POOL as pool:\n    print('never')")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 1 and out == ""
+    assert "skyinfra.ProjectError" in err and "cannot be written: Not a directory" in err
+
+
 def test_the_same_name_a_second_time(tmp_path: Path) -> None:
     body = """
     with POOL as pool:
