@@ -9,6 +9,7 @@
     │   │   ├── InvalidLayout         the layout cannot be read
     │   │   ├── UnknownProfile        the GPU has no such profile
     │   │   ├── LayoutDoesNotFit      the profiles exist but have no placement together
+    │   │   ├── DriverTooOld          the driver does not offer the layout
     │   │   └── MigNotSupported       the accelerator cannot be partitioned
     │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
     │   ├── DuplicatePool             two pools of one name in one stack
@@ -142,6 +143,10 @@ class UnknownProfile(LayoutError):
 
 class LayoutDoesNotFit(LayoutError):
     """The profiles exist on this GPU but have no placement together."""
+
+
+class DriverTooOld(LayoutError):
+    """The driver is older than the one that offers the layout; the message says which is needed."""
 
 
 class MigNotSupported(LayoutError):
@@ -297,6 +302,7 @@ __all__ = [
     "CredentialsRefused",
     "DeclarationError",
     "DeployInterrupted",
+    "DriverTooOld",
     "DuplicatePool",
     "FleetError",
     "FleetNotDeployed",

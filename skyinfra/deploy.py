@@ -74,6 +74,8 @@ def carry_out(
 def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
     """Addresses to replace so that local nodes that died are started again, such as after a reboot of this machine.
 
+    Where the fleet's folder was removed, its copy of the secret is made again as well.
+
     Terraform cannot see that a process is gone. A cloud restarts its machines; here a deploy does.
     """
     lost = []
@@ -81,8 +83,11 @@ def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
         root = stack.modules.get(name, {}).get("root")
         if manifest.provider != "local" or root is None:
             continue
+        folder = stack.folder / root / manifest.stack / manifest.pool
+        if not (folder / "secret").exists():
+            lost.append(f"module.{name}.terraform_data.credential")
         for node in manifest.nodes:
-            if not _is_served(stack.folder / root / manifest.stack / manifest.pool / node.name):
+            if not _is_served(folder / node.name):
                 resource = "head" if node.head else f'worker["{node.name}"]'
                 lost.append(f"module.{name}.terraform_data.{resource}")
     return lost

@@ -110,7 +110,15 @@ class Project:
                 field=f"{file}.app",
                 hint='Such as: "app": "python main.py"',
             )
-        return cls(folder=folder, app=app, output=folder / settings.get("output", "cdktf.out"))
+        output = settings.get("output", "cdktf.out")
+        if not isinstance(output, str) or not output:
+            raise ProjectNotFound(
+                "expected the name of a folder",
+                field=f"{file}.output",
+                given=output,
+                hint="Leave it out for cdktf.out.",
+            )
+        return cls(folder=folder, app=app, output=folder / output)
 
     def synth(self) -> tuple[SynthesizedStack, ...]:
         """Runs the app and returns its stacks.
@@ -166,13 +174,18 @@ class Project:
         for stack in known:
             if stack.name == name:
                 return stack
+        if not known:
+            raise StackNotFound(
+                f"`{self.app}` declares no stack",
+                hint="Put a sky.FleetStack in the App, and call app.synth() at the end.",
+            )
         if name is None:
             raise StackNotFound(f"the project has {len(known)} stacks", hint=f"Name one of: {', '.join(names)}.")
         raise StackNotFound(
             "the project has no such stack",
             field="stack",
             given=name,
-            hint=f"{did_you_mean(name, names)} Its stacks: {', '.join(names) or 'none'}.".strip(),
+            hint=f"{did_you_mean(name, names)} Its stacks: {', '.join(names)}.".strip(),
         )
 
 

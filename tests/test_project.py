@@ -49,6 +49,24 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
         project.stack("c")
 
 
+def test_a_program_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write(tmp_path, "from cdktf import App\nApp().synth()")
+    for name in (None, "a"):
+        with pytest.raises(sky.StackNotFound, match=r"`python main\.py` declares no stack"):
+            project.stack(name, stacks=project.synth())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "main.py").write_text("import skyinfra as sky\nfrom cdktf import App\napp = App()\n")
+    with (tmp_path / "main.py").open("a") as program:
+        program.write("sky.FleetStack(app, 'empty')\napp.synth()\n")
+    with pytest.raises(sky.PoolNotFound, match="no pools"):
+        sky.connect("empty")
+
+
+def test_what_is_no_name_of_a_fleet() -> None:
+    with pytest.raises(sky.InvalidField, match="expected the name of a stack"):
+        sky.connect(None)  # type: ignore[arg-type]
+
+
 def test_output_folder_and_context_are_those_of_cdktf_json(tmp_path: Path) -> None:
     program = """
 from cdktf import App, TerraformStack
@@ -76,7 +94,15 @@ def test_synthesized_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "cannot be read"), ("[]", "app"), ("{}", "app"), ('{"app": ""}', "app"), ('{"app": 3}', "app")],
+    [
+        ("", "cannot be read"),
+        ("[]", "app"),
+        ("{}", "app"),
+        ('{"app": ""}', "app"),
+        ('{"app": 3}', "app"),
+        ('{"app": "true", "output": 3}', "output"),
+        ('{"app": "true", "output": ""}', "output"),
+    ],
 )
 def test_a_cdktf_json_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "cdktf.json").write_text(text)

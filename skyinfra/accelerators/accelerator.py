@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 from skyinfra import mig as _mig
 from skyinfra._errors import InvalidAccelerator, LayoutError, MigNotSupported, SkyinfraError, UnknownProfile
 from skyinfra.accelerators import catalog, grammar
-from skyinfra.mig import Declared, Layout, PerGpu
+from skyinfra.mig import Declared, Geometry, Layout, PerGpu
 
 Scalar: TypeAlias = str | int | float | bool | None
 _T = TypeVar("_T", int, str)
@@ -162,6 +162,12 @@ class Accelerator:
         """Whether it can be partitioned and the profiles are known."""
         return self.mig_model is not None and bool(_mig.geometry(self.mig_model).profiles)
 
+    def mig_geometry(self) -> Geometry:
+        """What one of it can be divided into. Raises MigNotSupported, with what can be, where that is not known."""
+        if self.mig_model is None or not self.mig_capable:
+            raise self._no_mig()
+        return _mig.geometry(self.mig_model)
+
     @property
     def chips(self) -> int:
         """How many devices of it one node declares; a TPU slice has several chips."""
@@ -230,16 +236,15 @@ class Accelerator:
 
     def _checked(self, declared: Declared | PerGpu) -> str | PerGpu:
         """The layout in its canonical form. It is the same on every GPU unless given per GPU, so one is tried."""
-        if not self.mig_capable:
-            raise self._no_mig()
+        geometry = self.mig_geometry()
         if not isinstance(declared, PerGpu):
-            self._try(declared, 1)
-            return _mig.text(declared)
-        self._try(declared, self.count or len(declared.layouts))
-        return declared.layouts[0] if len(declared.layouts) == 1 else declared
+            self._try(declared, geometry, 1)
+            return _mig.text(declared, geometry)
+        self._try(declared, geometry, self.count or len(declared.layouts))
+        layouts = tuple(_mig.text(each, geometry) for each in declared.layouts)
+        return layouts[0] if len(layouts) == 1 else PerGpu(layouts)
 
-    def _try(self, declared: Declared | PerGpu, gpus: int) -> None:
-        geometry = _mig.geometry(self.mig_model or "")
+    def _try(self, declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> None:
         try:
             _mig.resolve(declared, geometry, gpus)
         except UnknownProfile as error:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     from skyinfra._errors import SkyinfraError
     from skyinfra.cli.app import app
 
+    # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except SkyinfraError as error:
@@ -23,6 +27,10 @@ def main() -> None:
         _explain(error)
         sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
         sys.exit(1)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _explain(error: Exception) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from skyinfra.cli.mig import app as mig_app
+
 if TYPE_CHECKING:
     from skyinfra.project import SynthesizedStack
     from skyinfra.terraform import Plan
@@ -16,9 +18,12 @@ app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(mig_app, name="mig")
 
 # typer reads these annotations at run time.
 StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
@@ -136,7 +141,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="A Python script.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
 ) -> None:
-    """Run a Python script on one slot of a fleet; its output is streamed, its exit code is ours."""
+    """Run a Python script on one slot. Its output is streamed and its exit code is ours."""
     from skyinfra.cli.run import run_on_slot
 
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))

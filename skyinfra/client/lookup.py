@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyinfra._errors import PoolNotFound
+from skyinfra._errors import InvalidField, PoolNotFound
 from skyinfra.client.pool import Pool, open_pool
 from skyinfra.project import Project
 from skyinfra.protocol.manifest import Manifest
@@ -27,6 +27,10 @@ def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Mani
     """The manifest that `connect` would use. Raises what `connect` raises before it connects."""
     if isinstance(fleet, Manifest):
         return fleet
+    if not isinstance(fleet, str | Path):
+        raise InvalidField(
+            "expected the name of a stack, a manifest file or a Manifest", field="fleet", given=type(fleet).__name__
+        )
     if isinstance(fleet, Path) or fleet.endswith(".json"):
         return Manifest.load(Path(fleet))
     stack, _, name = fleet.partition("/")
@@ -34,6 +38,10 @@ def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Mani
     declared = [entry["name"] for entry in synthesized.pools]
     name = pool or name
     if not name:
+        if not declared:
+            raise PoolNotFound(
+                f"the stack {stack!r} has no pools", hint="Declare one: sky.FleetStack(..., pools=[...])."
+            )
         if len(declared) != 1:
             names = ", ".join(declared)
             raise PoolNotFound(f"the stack {stack!r} has {len(declared)} pools", hint=f"Name one of: {names}.")

@@ -7,27 +7,75 @@ mig.resolve("3g.40gb", geometry, gpus=8)     # one layout for each GPU
 
 from __future__ import annotations
 
-from skyinfra.mig.drawing import draw
+from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
+from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, sources
+from skyinfra.mig.grid import Layout, Placement
 from skyinfra.mig.layout import Declared, PerGpu, parse, per_gpu, text
-from skyinfra.mig.placement import Layout, Placement, fill, max_count, place, resolve
+from skyinfra.mig.layouts import (
+    fitting,
+    joinable,
+    layouts,
+    maximal_layouts,
+    maximal_multisets,
+    multisets,
+    nearest,
+    plain_profiles,
+)
+from skyinfra.mig.parted import (
+    PartedEntry,
+    PartedWarning,
+    choose_config,
+    layouts_from_parted,
+    parted_document,
+    parted_from_layouts,
+    parted_text,
+    read_parted,
+)
+from skyinfra.mig.placement import Attempt, attempt, fill, max_count, place, resolve
+from skyinfra.mig.svg import svg
 
 __all__ = [
+    "Attempt",
     "Declared",
     "Geometry",
     "Layout",
+    "PartedEntry",
+    "PartedWarning",
     "PerGpu",
+    "Picture",
     "Placement",
     "Profile",
+    "Segment",
+    "attempt",
+    "check_driver",
+    "choose_config",
     "draw",
     "fill",
+    "fitting",
     "geometry",
+    "joinable",
+    "layouts",
+    "layouts_from_parted",
     "max_count",
+    "maximal_layouts",
+    "maximal_multisets",
     "models",
+    "multisets",
+    "nearest",
     "parse",
+    "parted_document",
+    "parted_from_layouts",
+    "parted_text",
     "per_gpu",
+    "picture",
     "place",
+    "plain_profiles",
+    "read_parted",
+    "render",
+    "required_driver",
     "resolve",
     "sources",
+    "svg",
     "text",
 ]

@@ -1,14 +1,75 @@
-"""Layouts as text."""
+"""Layouts as text: two lines for a message, and the whole picture of a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from skyinfra.mig.geometry import Geometry
+from skyinfra.mig.drivers import required_driver
+from skyinfra.mig.geometry import Geometry, Profile
+from skyinfra.mig.grid import Grid, Placement
 
-if TYPE_CHECKING:
-    from skyinfra.mig.placement import Placement
+# A piece of a line, and the index of the segment that it belongs to.
+Cell: TypeAlias = tuple[str, int | None]
+
+_MARGIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the grid, in placement units: one partition, or free room (profile None)."""
+
+    start: int
+    size: int
+    profile: Profile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What is to be shown of one GPU.
+
+    segments: cover the whole grid.
+    fitting: the profiles of which one more fits.
+    """
+
+    geometry: Geometry
+    segments: tuple[Segment, ...]
+    fitting: tuple[str, ...]
+
+    @property
+    def placed(self) -> tuple[Profile, ...]:
+        """The profiles of the partitions, in the order of the grid."""
+        return tuple(segment.profile for segment in self.segments if segment.profile)
+
+    @property
+    def compute_used(self) -> int:
+        """Compute slices in partitions."""
+        return sum(profile.compute_slices for profile in self.placed)
+
+    @property
+    def memory_used(self) -> int:
+        """Memory slices in partitions."""
+        return sum(profile.memory_slices or 0 for profile in self.placed)
+
+    @property
+    def memory_used_gb(self) -> int:
+        """Memory in partitions, in the GB of the profile names."""
+        return sum(profile.memory_gb for profile in self.placed)
+
+    @property
+    def sm_used(self) -> int | None:
+        """Streaming multiprocessors in partitions; None where one of them is not known."""
+        known = [profile.sm for profile in self.placed if profile.sm is not None]
+        return sum(known) if len(known) == len(self.placed) else None
+
+
+def picture(layout: Sequence[Placement], geometry: Geometry) -> Picture:
+    """The picture of a GPU with *layout* on it.
+
+    Raises UnknownProfile, and MigNotSupported where the placements of this GPU are unknown.
+    """
+    return Picture(geometry, _segments(layout, geometry), Grid.of(layout, geometry).fitting())
 
 
 def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
@@ -19,19 +80,89 @@ def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
 
     Free units are blank. The line width follows the longest name.
     """
+    segments = _segments(layout, geometry)
+    named = [(segment, segment.profile.name if segment.profile else "") for segment in segments]
+    cell = _cell(named)
+    bars = "".join("|" + name.ljust(segment.size * cell - 1) for segment, name in named)
+    return f"{_ruler(geometry, cell)}\n{' ' * _MARGIN}{bars}|"
+
+
+def boxes(shown: Picture) -> list[list[Cell]]:
+    """The grid as lines of cells: units, then a box for every segment with profile, memory, SMs and compute slices.
+
+    Join the texts of a line's cells for plain text; the index says which segment to colour a cell for.
+    """
+    columns = [_labels(segment.profile, shown.sm_used is not None) for segment in shown.segments]
+    cell = _cell([(s, label) for s, labels in zip(shown.segments, columns, strict=True) for label in labels])
+    widths = [segment.size * cell - 1 for segment in shown.segments]
+    margin = " " * _MARGIN
+    rule: list[Cell] = [(margin + "+" + "".join("-" * width + "+" for width in widths), None)]
+    lines: list[list[Cell]] = [[(_ruler(shown.geometry, cell), None)], rule]
+    for row in range(len(columns[0])):
+        line: list[Cell] = [(margin + "|", None)]
+        for index, (labels, width) in enumerate(zip(columns, widths, strict=True)):
+            line += [(labels[row].ljust(width), index if shown.segments[index].profile else None), ("|", None)]
+        lines.append(line)
+    return [*lines, rule]
+
+
+def facts(shown: Picture) -> list[tuple[str, str]]:
+    """What is used and what is free, as pairs of a word and a sentence."""
+    geometry = shown.geometry
+    compute = f"{shown.compute_used} of {geometry.compute_slices} slices"
+    if len(shown.placed) > 1:
+        compute += f" ({' + '.join(str(profile.compute_slices) for profile in shown.placed)})"
+    if shown.sm_used:
+        compute += f", {shown.sm_used} SM"
+    memory = f"{shown.memory_used} of {geometry.memory_slices} slices, {shown.memory_used_gb} GB in partitions"
+    pairs = [("compute", compute), ("memory", memory), ("fits", ", ".join(shown.fitting) or "nothing more")]
+    needed = required_driver((profile.name for profile in shown.placed), geometry)
+    pairs.append(("driver", "unknown" if needed is None else f"{needed} or later"))
+    if any(profile.expected for profile in shown.placed):
+        pairs.append(("note", "the places are expected from the driver's source; they were not seen on this part"))
+    return pairs
+
+
+def tone(profile: Profile, geometry: Geometry) -> int:
+    """Which colour a profile gets, from 0: the same for profiles of one size, whatever their attributes."""
+    sizes = sorted({(other.compute_slices, other.memory_gb) for other in geometry.profiles})
+    return sizes.index((profile.compute_slices, profile.memory_gb))
+
+
+def render(shown: Picture) -> str:
+    """The whole picture as plain text."""
+    drawn = ["".join(text for text, _ in line).rstrip() for line in boxes(shown)]
+    return "\n".join(drawn + [f"{word:<{_MARGIN}} {sentence}" for word, sentence in facts(shown)])
+
+
+def _segments(layout: Sequence[Placement], geometry: Geometry) -> tuple[Segment, ...]:
     units = geometry.placement_units or 0
-    cell = max([4, *(-(-(len(placement.profile) + 1) // placement.size) for placement in layout)])
-    head = "".join(f"{unit:<{cell}}" for unit in range(units))
-    starts = {placement.start: placement for placement in layout}
-    bars, unit = "", 0
-    while unit < units:
-        placement = starts.get(unit)
-        width = placement.size if placement else _free(unit, starts, units)
-        bars += "|" + (placement.profile if placement else "").ljust(width * cell - 1)
-        unit += width
-    return f"memory   {head.rstrip()}\n        {bars}|"
+    found: list[Segment] = []
+    at = 0
+    for placement in sorted(layout, key=lambda each: each.start):
+        if placement.start > at:
+            found.append(Segment(at, placement.start - at, None))
+        found.append(Segment(placement.start, placement.size, geometry.profile(placement.profile)))
+        at = placement.start + placement.size
+    if at < units:
+        found.append(Segment(at, units - at, None))
+    return tuple(found)
 
 
-def _free(unit: int, starts: dict[int, Placement], units: int) -> int:
-    """How many units from *unit* on are free."""
-    return min([start for start in starts if start > unit], default=units) - unit
+def _labels(profile: Profile | None, with_sm: bool) -> list[str]:
+    if profile is None:
+        labels = ["free", "", "", ""]
+    else:
+        slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
+        labels = [profile.name, f"{profile.memory_gb} GB", slices, f"{profile.sm} SM"]
+    return labels if with_sm else labels[:3]
+
+
+def _cell(labels: Sequence[tuple[Segment, str]]) -> int:
+    """The width of a unit, so that every label has room in its segment."""
+    return max([4, *(-(-(len(label) + 1) // segment.size) for segment, label in labels)])
+
+
+def _ruler(geometry: Geometry, cell: int) -> str:
+    head = "".join(f"{unit:<{cell}}" for unit in range(geometry.placement_units or 0))
+    return f"{'memory':<{_MARGIN}} {head.rstrip()}"

@@ -6,28 +6,45 @@ layout is placed at once: the search is exact, and the same profiles give the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
 
-from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, LayoutError, MigNotSupported
+from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.layout import Declared, PerGpu, fills, largest_first, parse
+from skyinfra.mig.grid import Grid, Layout, starts
+from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """One partition on the grid: start and size in placement units."""
+class Attempt:
+    """How far the placement of one GPU's layout got.
 
-    profile: str
-    start: int
-    size: int
+    layout: the placed partitions: all of them, or the largest part for which there is a placement.
+    missing: the profiles without a place, with how many of each; empty where the layout is whole.
+    why: why they have none.
+    fitting: the profiles of which one more fits beside `layout`.
+    """
+
+    layout: Layout
+    missing: tuple[tuple[str, int], ...]
+    why: str
+    fitting: tuple[str, ...]
 
 
-# One GPU's partitions, ordered by start.
-Layout: TypeAlias = tuple[Placement, ...]
+def attempt(declared: Declared, geometry: Geometry) -> Attempt:
+    """One GPU's layout, or as much of it as has a placement.
+
+    One profile alone fills the GPU; anything else is exact. Raises InvalidLayout, UnknownProfile, and MigNotSupported
+    where the placements of this GPU are unknown.
+    """
+    wanted = counts(declared, geometry)
+    if isinstance(declared, str) and fills(declared):
+        layout = fill(next(iter(wanted)).name, geometry)
+        return Attempt(layout, (), "", Grid.of(layout, geometry).fitting())
+    return _attempt(wanted, geometry)
 
 
 def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
@@ -36,8 +53,8 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     Of several possible layouts the one in which larger profiles start lower is taken. Raises UnknownProfile;
     LayoutDoesNotFit, with a drawing of how far it got; MigNotSupported where the placements of this GPU are unknown.
     """
-    wanted = tuple(sorted((geometry.profile(name) for name in profiles), key=largest_first))
-    return _place(wanted, geometry)
+    wanted = Counter(geometry.profile(name) for name in profiles)
+    return _whole(_attempt(wanted, geometry), geometry, "+".join(profiles))
 
 
 def max_count(profile: str, geometry: Geometry) -> int:
@@ -48,8 +65,8 @@ def max_count(profile: str, geometry: Geometry) -> int:
 def fill(profile: str, geometry: Geometry) -> Layout:
     """As many partitions of one profile as fit on the GPU. Raises as place() does."""
     kind = geometry.profile(profile)
-    grid = _Grid(geometry)
-    while (start := next((at for at in _starts(kind, geometry) if grid.allows(kind, at)), None)) is not None:
+    grid = Grid(geometry)
+    while (start := next((at for at in starts(kind, geometry) if grid.allows(kind, at)), None)) is not None:
         grid.put(kind, start)
     return grid.layout()
 
@@ -77,57 +94,44 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
 
 
 def _one(declared: Declared, geometry: Geometry) -> Layout:
-    names = parse(declared, geometry)
-    if isinstance(declared, str) and fills(declared):
-        return fill(names[0], geometry)
-    return place(names, geometry)
+    return _whole(attempt(declared, geometry), geometry, declared)
+
+
+def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
+    if not tried.missing:
+        return tried.layout
+    hint = f"{draw(tried.layout, geometry)}\nWould still fit: {', '.join(tried.fitting) or 'nothing'}."
+    raise LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {tried.why}", given=given, hint=hint)
+
+
+def _attempt(wanted: Mapping[Profile, int], geometry: Geometry) -> Attempt:
+    # One more than any GPU takes is refused like any larger number.
+    limit = 1 + (geometry.compute_slices or 0)
+    profiles = [profile for profile, count in wanted.items() for _ in range(min(count, limit))]
+    tried = _search(tuple(sorted(profiles, key=largest_first)), geometry)
+    placed = Counter(placement.profile for placement in tried.layout)
+    missing = {p.name: wanted[p] - placed[p.name] for p in sorted(wanted, key=largest_first)}
+    return replace(tried, missing=tuple((name, count) for name, count in missing.items() if count))
 
 
 @lru_cache(maxsize=1024)
-def _place(wanted: tuple[Profile, ...], geometry: Geometry) -> Layout:
-    search = _Search(_Grid(geometry), wanted)
-    if search.run(0, 0):
-        return search.grid.layout()
-    raise _does_not_fit(wanted, search.deepest, geometry)
-
-
-@dataclass
-class _Grid:
-    """The instances on one GPU while a layout is being built."""
-
-    geometry: Geometry
-    placed: list[tuple[Profile, int]] = field(default_factory=list)
-
-    def allows(self, profile: Profile, start: int) -> bool:
-        """Whether the GPU takes one more instance of *profile* at *start*."""
-        end = start + (profile.size or 0)
-        free = all(at >= end or start >= at + (other.size or 0) for other, at in self.placed)
-        return free and not self.refusal(profile)
-
-    def refusal(self, profile: Profile) -> str:
-        """Why one more instance of *profile* is refused wherever it starts; empty where it is not."""
-        others = [other for other, _ in self.placed]
-        if profile.max_count is not None and others.count(profile) >= profile.max_count:
-            return f"at most {profile.max_count} of {profile.name} on one GPU"
-        used = sum(other.compute_slices for other in others)
-        total = self.geometry.compute_slices or 0
-        if used + profile.compute_slices > total:
-            return f"compute slices: {used + profile.compute_slices} of {total}"
-        return next((why for other in others if (why := _media_clash(profile, other))), "")
-
-    def put(self, profile: Profile, start: int) -> None:
-        self.placed.append((profile, start))
-
-    def layout(self) -> Layout:
-        placed = sorted(self.placed, key=lambda each: each[1])
-        return tuple(Placement(profile.name, start, profile.size or 0) for profile, start in placed)
+def _search(wanted: tuple[Profile, ...], geometry: Geometry) -> Attempt:
+    search = _Search(Grid(geometry), wanted)
+    search.run(0, 0)
+    grid = Grid(geometry, list(search.deepest))
+    rest = Counter(wanted)
+    rest.subtract(profile for profile, _ in search.deepest)
+    left = [profile for profile in rest if rest[profile]]
+    reasons = dict.fromkeys(why for profile in left if (why := grid.refusal(profile)))
+    why = "; ".join(reasons) or ("no free place for " + ", ".join(p.name for p in left) if left else "")
+    return Attempt(grid.layout(), (), why, grid.fitting())
 
 
 @dataclass
 class _Search:
     """Depth first over the starts; `deepest` is the largest part of the layout that was placed."""
 
-    grid: _Grid
+    grid: Grid
     wanted: tuple[Profile, ...]
     deepest: tuple[tuple[Profile, int], ...] = ()
 
@@ -136,7 +140,7 @@ class _Search:
         if index == len(self.wanted):
             return True
         profile = self.wanted[index]
-        for start in _starts(profile, self.grid.geometry):
+        for start in starts(profile, self.grid.geometry):
             if start < lowest or not self.grid.allows(profile, start):
                 continue
             self.grid.put(profile, start)
@@ -147,44 +151,3 @@ class _Search:
                 return True
             self.grid.placed.pop()
         return False
-
-
-def _starts(profile: Profile, geometry: Geometry) -> tuple[int, ...]:
-    if profile.starts is None or profile.size is None or geometry.placement_units is None:
-        raise MigNotSupported(
-            f"where {profile.name} may stand on {geometry.model} is not known, so a layout cannot be checked",
-            hint="; ".join(geometry.notes) or None,
-        )
-    return profile.starts
-
-
-def _media_clash(one: Profile, other: Profile) -> str:
-    """Why two profiles exclude each other for the media engines, of which +me takes those that exist once.
-
-    +me.all takes all of them, so that only instances without any (-me) stand beside it.
-    """
-    for first, second in ((one, other), (other, one)):
-        if first.attributes == "+me.all" and second.attributes != "-me":
-            return f"{first.name} takes every media engine: only profiles with -me stand beside it"
-        if first.attributes == second.attributes == "+me":
-            return "only one partition of a GPU is +me"
-    return ""
-
-
-def _does_not_fit(
-    wanted: tuple[Profile, ...], deepest: tuple[tuple[Profile, int], ...], geometry: Geometry
-) -> LayoutDoesNotFit:
-    grid = _Grid(geometry, list(deepest))
-    rest = list(wanted)
-    for profile, _ in deepest:
-        rest.remove(profile)
-    reasons = list(dict.fromkeys(why for profile in rest if (why := grid.refusal(profile))))
-    why = "; ".join(reasons) or f"no free place for {', '.join(dict.fromkeys(profile.name for profile in rest))}"
-    fitting = [
-        profile.name
-        for profile in geometry.profiles
-        if any(grid.allows(profile, start) for start in _starts(profile, geometry))
-    ]
-    hint = f"{draw(grid.layout(), geometry)}\nWould still fit: {', '.join(fitting) or 'nothing'}."
-    names = "+".join(profile.name for profile in wanted)
-    return LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {why}", given=names, hint=hint)

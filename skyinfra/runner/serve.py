@@ -69,14 +69,21 @@ class Service:
         self._generation = 0
         self._threads = 1
         self._published: Status | None = None
+        self._unwritten: Status | None = None
+        self._was_ready = False
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start."""
+        """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start.
+
+        Also ends, with a `NodeFailed`, when the node's directory is removed: nobody could find this runner any more.
+        """
         self._handle_signals()
         head.configure(scratch=self._directory.scratch)
         applying = asyncio.create_task(self._apply())
         try:
             while not self._stop.is_set():
+                if self._directory.lost:
+                    raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
                 if applying.done():
                     self._take_result(applying)
                     if self._reload.is_set() or self._scheduler_ended():
@@ -232,16 +239,20 @@ class Service:
     def _publish(self) -> None:
         """Writes ``status.json`` where it would say something new."""
         status = self._status()
-        if status is None or status == self._published:
+        if status is None or status == self._published or self._directory.lost:
             return
-        self._published = status
         try:
             self._directory.write(self._directory.status_file, status.dumps())
         except StateDirectoryError as error:
-            if self._generation == 0:
+            if not self._was_ready:
                 raise
-            # Tasks go on; what reads the status sees the old one.
-            logger.warning("%s", error)
+            # Tasks go on; what reads the status sees the old one until there is space again.
+            if status != self._unwritten:
+                logger.warning("%s", error)
+            self._unwritten = status
+            return
+        self._published = status
+        self._was_ready = self._was_ready or status.state == "ready"
 
     def _status(self) -> Status | None:
         if self._node is None:

@@ -115,6 +115,7 @@ class NodeDirectory:
         self.simulated_file = path / "simulated.json"
         self.packages = path / "site-packages"
         self.scratch = path / "scratch"
+        self._lock_id: tuple[int, int] | None = None
 
     def write(self, file: Path, text: str) -> None:
         """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
@@ -143,11 +144,21 @@ class NodeDirectory:
             stream = self.lock_file.open("a")
         with stream:
             self._lock(stream.fileno())
+            self._lock_id = _identity(os.fstat(stream.fileno()))
             self.write(self.pid_file, f"{os.getpid()}\n")
             try:
                 yield
             finally:
-                self.pid_file.unlink(missing_ok=True)
+                if not self.lost:
+                    self.pid_file.unlink(missing_ok=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the directory that this process holds was removed, and perhaps made anew for somebody else."""
+        try:
+            return self._lock_id is not None and _identity(self.lock_file.stat()) != self._lock_id
+        except (FileNotFoundError, NotADirectoryError):
+            return True
 
     def _lock(self, handle: int) -> None:
         deadline = time.monotonic() + _LOCK_PATIENCE_S
@@ -197,6 +208,10 @@ class NodeDirectory:
         except FileNotFoundError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino
 
 
 @contextlib.contextmanager

@@ -6,21 +6,24 @@ slot's device before anything is imported there. The runner itself never imports
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from distributed import Nanny, Worker
+from distributed import Nanny, Worker, WorkerPlugin
 from distributed.security import Security
 
-from skyinfra.protocol.calls import NODE_DIRECTORY
+from skyinfra.protocol import calls
 from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
 # A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
 _DEATH_TIMEOUT_S = 60
+# A client that lost the head comes back within 30 s, or tells its user that the fleet is gone.
+_ABANDONED_S = 45.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -38,11 +41,30 @@ class SlotWorker(Worker):  # type: ignore[misc]
         os.setpgrp()
         if packages.is_dir():
             sys.path.insert(0, str(packages))
-        super().__init__(*arguments, **keywords)
+        super().__init__(*arguments, plugins=[_AbandonedTasks()], **keywords)
 
     async def get_startup_information(self) -> dict[str, Any]:
         """What travels with the registration."""
         return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
+
+
+class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
+    """Stops running tasks whose client is gone: the scheduler has forgotten them and takes their slot for a free one.
+
+    A client that was only cut off sends the task again under its key; it is left alone then.
+    """
+
+    def setup(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        if (start, finish) == ("executing", "released"):
+            asyncio.get_running_loop().call_later(_ABANDONED_S, self._stop, key)
+
+    def _stop(self, key: Any) -> None:
+        task = self._worker.state.tasks.get(key)
+        if task is not None and task.state == "cancelled":
+            calls.stop(str(key))
 
 
 def environment(
@@ -68,7 +90,7 @@ def environment(
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,
         VARIABLE: json.dumps(slot.to_json()),
-        NODE_DIRECTORY: str(directory),
+        calls.NODE_DIRECTORY: str(directory),
     }
 
 

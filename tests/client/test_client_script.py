@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -139,3 +143,40 @@ def test_a_node_that_is_not_there_is_refused_with_the_nearest(run):
 def test_a_file_that_is_not_there_is_an_oserror(pool, tmp_path):
     with pytest.raises(FileNotFoundError):
         run_script(pool, tmp_path / "missing.py", on_line=print)
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(fleet, tmp_path):
+    """Starts ``skyinfra run`` with a text as the script."""
+    started: list[subprocess.Popen[str]] = []
+
+    def command(text: str) -> subprocess.Popen[str]:
+        (tmp_path / "manifest.json").write_text(json.dumps(fleet.manifest.to_json()))
+        (tmp_path / "script.py").write_text(text)
+        words = [sys.executable, "-m", "skyinfra.cli", "run", "manifest.json", "script.py"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+        process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield command
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_exit_code_of_the_command_is_that_of_a_shell(command):
+    process = command("import os; os.kill(os.getpid(), 9)")
+    assert process.wait(60) == 128 + 9
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_ends_its_script(command, wait_until, number):
+    process = command("import os, time\nprint(os.getpid())\nwhile True: time.sleep(0.1)\n")
+    pid = process.stdout.readline().strip()
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    wait_until(lambda: ended(pid))

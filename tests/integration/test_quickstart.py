@@ -104,6 +104,18 @@ def test_run_streams_a_script_and_returns_its_exit_code(deployed: Path) -> None:
     assert "complaint" in result.stderr
 
 
+@pytest.mark.slow
+def test_a_script_whose_client_was_killed_gives_its_slot_back(deployed: Path) -> None:
+    (deployed / "endless.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "skyinfra.cli", "run", "quickstart/mig", "endless.py"]
+    with subprocess.Popen(command, cwd=deployed, env=environment(), stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        client.kill()
+    assert psutil.pid_exists(pid), "a client that lost its connection has time to come back"
+    until(lambda: not psutil.pid_exists(pid), seconds=120)
+
+
 def test_who_has_not_the_secret_is_refused(deployed: Path) -> None:
     manifest = Project.find(deployed).stack("quickstart").fleet("mig")
     wrong = "0" * 72
@@ -183,6 +195,22 @@ def test_a_configuration_change_reaches_the_running_nodes(tmp_path: Path) -> Non
     finally:
         skyinfra(project, "destroy", "--auto-approve")
     until(lambda: not processes(project))
+
+
+@pytest.mark.slow
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        shutil.rmtree(project / ".skyinfra")
+        until(lambda: not [p for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())])
+        skyinfra(project, "deploy", "--auto-approve")
+        assert all(s["state"] == "ready" for s in slots(status(project)))
+        shutil.rmtree(project / ".skyinfra")
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))
+    assert not (project / ".skyinfra").exists()
 
 
 @pytest.mark.slow

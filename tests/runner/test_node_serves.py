@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -284,3 +287,47 @@ def test_an_unwritable_directory_is_named(make_node: MakeNode) -> None:
     assert refused.stderr.startswith(
         f"StateDirectoryError: {node.directory.lock_file}: cannot be written: Is a directory"
     )
+
+
+def test_a_node_whose_directory_is_removed_ends(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=2)
+    status = node.boot()
+    files = {name: (node.path / name).read_text() for name in ("node.json", "secret")}
+    shutil.rmtree(node.path)
+    # What is made in its place belongs to another runner.
+    node.path.mkdir()
+    for name, text in files.items():
+        (node.path / name).write_text(text)
+    until(lambda: not processes.of_session(status.pid or 0), "no process of the node is left")
+    assert {file.name for file in node.path.iterdir()} == set(files)
+    assert node.boot().pid != status.pid
+
+
+def test_a_status_that_could_not_be_written_is_written_later(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=1)
+    pid = node.boot().pid
+    assert pid is not None
+    file = node.directory.status_file
+    file.unlink()
+    file.mkdir()
+    node.configure(cpu_slots=2)
+    with node.client() as client:
+        os.kill(pid, signal.SIGHUP)
+        until(lambda: len(node.workers(client)) == 2, "the second slot is there")
+        until(lambda: "status.json: cannot be written" in node.directory.log_tail(), "the log says so")
+    file.rmdir()
+    assert len(node.until("ready").slots) == 2
+
+
+def test_a_full_disk_ends_the_first_start_at_once(make_node: MakeNode) -> None:
+    node = make_node(cpu_slots=4)
+    command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(node.file)]
+    size = 800  # the status without slots is smaller, with them larger
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, preexec_fn=limit)
+    assert done.returncode == 1
+    assert f"StateDirectoryError: {node.directory.status_file}: cannot be written: File too large" in done.stderr
+    assert node.status().slots == ()

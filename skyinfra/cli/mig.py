@@ -1,0 +1,93 @@
+"""``skyinfra mig``: what GPUs can be divided into. Nothing here touches a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(help="MIG: profiles and layouts of GPUs, without touching one.", no_args_is_help=True)
+
+# typer reads these annotations at run time.
+Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
+Declared = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills the GPU.'),
+]
+Driver = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".'),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def show(
+    accelerator: Gpu,
+    layout: Declared = None,
+    svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Draw a layout: partitions, memory, SMs, free room. One that is impossible is drawn as far as it goes (exit 2)."""
+    from skyinfra.cli.pictures import show_layout
+
+    raise typer.Exit(show_layout(accelerator, layout, svg=svg, as_json=as_json))
+
+
+@app.command()
+def check(accelerator: Gpu, layout: Declared = None, driver: Driver = None) -> None:
+    """Print the placements of a layout as JSON (exit 0), or why it has none (exit 1)."""
+    from skyinfra.cli.pictures import check_layout
+
+    raise typer.Exit(check_layout(accelerator, layout, driver=driver))
+
+
+@app.command()
+def profiles(accelerator: Gpu, as_json: Json = False) -> None:
+    """List the profiles of a GPU."""
+    from skyinfra.cli.pictures import show_profiles
+
+    show_profiles(accelerator, as_json=as_json)
+
+
+@app.command()
+def layouts(
+    accelerator: Gpu,
+    all_profiles: Annotated[
+        bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
+    ] = False,
+    driver: Driver = None,
+    as_json: Json = False,
+) -> None:
+    """List the layouts of a GPU beside which nothing more fits."""
+    from skyinfra.cli.pictures import show_layouts
+
+    show_layouts(accelerator, every_profile=all_profiles, driver=driver, as_json=as_json)
+
+
+@app.command()
+def export(
+    accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
+    label: Annotated[str, typer.Option(help="Name of the configuration.")] = "skyinfra",
+) -> None:
+    """Print a layout as a configuration of NVIDIA mig-parted."""
+    from skyinfra.cli.parted import export_parted
+
+    export_parted(accelerator, label=label)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted.")],
+    config: Annotated[str, typer.Option(metavar="LABEL", help="Which of its configurations.")],
+    accelerator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help='The GPUs of the node, such as "H100:8". Without it nothing is checked.'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a configuration of NVIDIA mig-parted, as the accelerator string that means the same."""
+    from skyinfra.cli.parted import import_parted
+
+    import_parted(file, label=config, accelerator=accelerator, as_json=as_json)

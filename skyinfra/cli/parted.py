@@ -1,0 +1,124 @@
+"""``skyinfra mig export | import``: mig-parted's configurations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from skyinfra import mig
+from skyinfra._errors import InvalidField, InvalidLayout, LayoutError
+from skyinfra.cli import tables
+from skyinfra.cli.pictures import read_target
+
+
+def export_parted(accelerator: str, *, label: str) -> None:
+    """Prints the configuration that gives a node of this accelerator its declared layout."""
+    target = read_target(accelerator)
+    if target.declared is None:
+        raise InvalidLayout("there is no layout to export", hint='Write it behind the accelerator: "H100:8/3g.40gb".')
+    gpus = target.count or (len(target.declared.layouts) if isinstance(target.declared, mig.PerGpu) else 1)
+    layouts = mig.resolve(target.declared, target.geometry, gpus)
+    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), target.geometry, gpus)
+    _warn(warnings)
+    sys.stdout.write(mig.parted_text({label: entries}))
+
+
+def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: bool) -> None:
+    """Prints what a configuration says; with the accelerator of the node, as the string that means the same."""
+    configs = mig.read_parted(_load(file))
+    try:
+        entries = mig.choose_config(configs, label)
+    except InvalidLayout as error:
+        error.at("--config")
+        raise
+    if accelerator is None:
+        _show_entries(entries, as_json=as_json)
+        return
+    target = read_target(accelerator)
+    if target.declared is not None:
+        raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
+    gpus = target.count or 1
+    try:
+        found, warnings = mig.layouts_from_parted(entries, target.geometry, gpus)
+    except LayoutError as error:
+        error.at(f"mig-configs.{label}")
+        raise
+    _warn(warnings)
+    written = {gpu: _written(layout, target.geometry) for gpu, layout in found.items()}
+    string = _string(target.name, gpus, written)
+    if as_json:
+        tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
+    elif string is not None:
+        sys.stdout.write(f"{string}\n")
+    else:
+        sys.stdout.writelines(f"GPU {gpu}: {_said(layout)}\n" for gpu, layout in written.items())
+
+
+def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> None:
+    """What the entries say, as they say it: which GPU they are for is not known, so nothing is checked."""
+    if as_json:
+        tables.print_json({"entries": mig.parted_document({"": entries})["mig-configs"][""]})
+        return
+    for entry in entries:
+        gpus = "every GPU" if entry.devices is None else f"GPU {', '.join(map(str, entry.devices))}"
+        kind = f" of {', '.join(entry.device_filter)}" if entry.device_filter else ""
+        counts = entry.mig_devices or ()
+        layout = "+".join(f"{name}*{count}" for name, count in counts if count) if entry.mig_enabled else None
+        sys.stdout.write(f"{gpus}{kind}: {_said(layout)}\n")
+
+
+def _written(layout: mig.Layout | None, geometry: mig.Geometry) -> str | None:
+    """The layout as declared; "" is MIG without partitions, None no MIG."""
+    if layout is None:
+        return None
+    return mig.text(mig.multisets([layout], geometry)[0]) if layout else ""
+
+
+def _said(layout: str | None) -> str:
+    return "no MIG" if layout is None else layout or "MIG without partitions"
+
+
+def _string(name: str, gpus: int, written: dict[int, str | None]) -> str | None:
+    """The accelerator string; None where not every GPU has partitions, which no string says."""
+    texts = [text for text in written.values() if text]
+    if len(texts) < gpus:
+        return f"{name}:{gpus}" if set(written.values()) == {None} and len(written) == gpus else None
+    same = len(set(texts)) == 1
+    return f"{name}:{gpus}/{texts[0] if same else '|'.join(texts)}"
+
+
+def _warn(warnings: Iterable[mig.PartedWarning]) -> None:
+    for each in warnings:
+        sys.stderr.write(f"warning: {each}\n")
+
+
+def _refuse_doubles(node: yaml.Node | None) -> None:
+    """Raises YAMLError for a key that stands twice, of which PyYAML would take the last without a word."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+            _refuse_doubles(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_doubles(value)
+
+
+def _load(file: Path) -> object:
+    try:
+        text = file.read_text(encoding="utf-8")
+        _refuse_doubles(yaml.compose(text, Loader=yaml.SafeLoader))
+        return yaml.safe_load(text)
+    except OSError as error:
+        raise InvalidField(f"cannot be read: {error.strerror}", field="FILE", given=str(file)) from None
+    except UnicodeDecodeError:
+        raise InvalidField("is not UTF-8 text", field="FILE", given=str(file)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise InvalidLayout(f"not YAML: {getattr(error, 'problem', error)}", field=f"{file}{line}") from None

@@ -1,0 +1,293 @@
+"""``skyinfra mig show | check | profiles | layouts``: GPUs and their layouts, drawn and listed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from skyinfra import mig
+from skyinfra._errors import InvalidField, InvalidLayout
+from skyinfra.accelerators import Accelerator, grammar
+from skyinfra.cli import tables
+from skyinfra.mig.drawing import boxes, facts, tone
+
+# As many as any GPU has sizes of profiles.
+_STYLES = (
+    "black on cyan",
+    "black on green",
+    "black on yellow",
+    "black on magenta",
+    "black on blue",
+    "black on white",
+    "black on red",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU that was named: its name, geometry, how many, and the layout behind the slash."""
+
+    name: str
+    geometry: mig.Geometry
+    count: int | None
+    declared: str | mig.PerGpu | None
+
+
+def read_target(text: str, layout: str | None = None) -> Target:
+    """From an accelerator string or the key of a geometry, and a layout given beside it.
+
+    The layout is read, not placed. Raises what reading an accelerator raises, and MigNotSupported.
+    """
+    read = None if text in mig.models() else grammar.read(text)
+    declared = read.mig if read else None
+    if layout is not None:
+        if declared is not None:
+            raise InvalidLayout("the layout is given twice", given=f"{declared} and {layout}")
+        declared = mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout)
+    if read is None:
+        return Target(text, mig.geometry(text), None, declared)
+    spelling = read.spelling
+    accelerator = Accelerator(spelling.name, memory=spelling.memory_gb, form_factor=spelling.form_factor)
+    return Target(str(accelerator), accelerator.mig_geometry(), read.count, declared)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One GPU's layout as it is shown: how far its placement got, and the picture of that."""
+
+    title: str
+    tried: mig.Attempt
+    picture: mig.Picture
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Pairs of a word and a sentence: why the rest has no place and what would have; or what else would."""
+        if self.tried.missing:
+            missing = ", ".join(name if count == 1 else f"{name}*{count}" for name, count in self.tried.missing)
+            instead = " or ".join(mig.text(names) for names in self.instead)
+            return [("missing", f"{missing}: {self.tried.why}"), ("instead", instead)]
+        more = [name for name in self.joinable if name not in self.tried.fitting]
+        return [("or", f"{', '.join(more)}, when all partitions are placed anew")] if more else []
+
+    @property
+    def instead(self) -> tuple[tuple[str, ...], ...]:
+        """Combinations of profiles that have a placement and come near to one that has none."""
+        if not self.tried.missing:
+            return ()
+        wanted = Counter(placement.profile for placement in self.tried.layout)
+        return mig.nearest(wanted + Counter(dict(self.tried.missing)), self.picture.geometry)
+
+    @property
+    def joinable(self) -> tuple[str, ...]:
+        """The profiles of which one more can be declared."""
+        if self.tried.missing:
+            return ()
+        held = [placement.profile for placement in self.tried.layout]
+        return mig.joinable(held, self.picture.geometry) if held else self.tried.fitting
+
+
+def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_json: bool) -> int:
+    """Draws it. Returns the exit code: 2 where a layout has no placement."""
+    target = read_target(accelerator, layout)
+    shown = _shown(target)
+    if svg is not None:
+        _write(svg, mig.svg([(each.title, each.picture, each.notes) for each in shown]))
+    if as_json:
+        tables.print_json(_document(target, shown))
+    else:
+        out = tables.console()
+        for each in shown:
+            out.print(_text(each), soft_wrap=True)
+        if svg is not None:
+            out.print(f"written to {escape(str(svg))}")
+    return 2 if any(each.tried.missing for each in shown) else 0
+
+
+def check_layout(accelerator: str, layout: str | None, *, driver: str | None) -> int:
+    """Prints the placements as JSON, or the drawing of how far it got. Returns the exit code: 1 without a placement.
+
+    Raises DriverTooOld where *driver* does not offer the layout.
+    """
+    target = read_target(accelerator, layout)
+    if target.declared is None:
+        raise InvalidLayout("there is no layout to check", hint='Write it behind the accelerator: H100 "3g.40gb*2".')
+    shown = _shown(target)
+    impossible = [each for each in shown if each.tried.missing]
+    for each in impossible:
+        tables.console().print(_text(each), soft_wrap=True)
+    for each in shown if driver else ():
+        mig.check_driver(each.tried.layout, target.geometry, driver or "")
+    if not impossible:
+        tables.print_json(_document(target, shown))
+    return 1 if impossible else 0
+
+
+def show_profiles(accelerator: str, *, as_json: bool) -> None:
+    """Lists the profiles of a GPU."""
+    geometry = read_target(accelerator).geometry
+    if as_json:
+        fields = asdict(geometry)
+        named = [
+            {**row, "attributes": profile.attributes, "sources": dict(zip(_SOURCES, profile.sources, strict=True))}
+            for row, profile in zip(fields.pop("profiles"), geometry.profiles, strict=True)
+        ]
+        tables.print_json({**fields, "profiles": named})
+        return
+    made = tables.table("PROFILE", "MEMORY", "COMPUTE SLICES", "SM", "AT MOST", "SIZE", "STARTS AT")
+    for profile in geometry.profiles:
+        starts = "unknown" if profile.starts is None else " ".join(map(str, profile.starts))
+        made.add_row(
+            profile.name,
+            f"{profile.memory_gb} GB",
+            str(profile.compute_slices),
+            _known(profile.sm),
+            _known(profile.max_count),
+            _known(profile.size),
+            starts + (" (expected)" if profile.expected else ""),
+        )
+    out = tables.console()
+    out.print(f"{geometry.model}: {', '.join(geometry.products)}; driver {geometry.min_driver or 'unknown'} or later")
+    out.print(made)
+
+
+def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, as_json: bool) -> None:
+    """Lists the layouts of a GPU beside which nothing more fits."""
+    target = read_target(accelerator)
+    geometry = target.geometry
+    profiles = tuple(p.name for p in geometry.profiles) if every_profile else mig.plain_profiles(geometry)
+    placed = mig.maximal_layouts(geometry, profiles, driver=driver)
+    maximal = mig.maximal_multisets(geometry, profiles, driver=driver)
+    if not as_json:
+        out = tables.console()
+        out.print(_layout_table(placed, maximal, geometry))
+        out.print(
+            f"{len(placed)} layouts of {target.name} beside which nothing fits, {len(maximal)} maximal combinations"
+        )
+        return
+    every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
+    tables.print_json(
+        {
+            "accelerator": target.name,
+            "model": geometry.model,
+            "profiles": list(profiles),
+            "placements": [[asdict(placement) for placement in layout] for layout in placed],
+            "multisets": [mig.text(names) for names in every],
+            "maximal": [mig.text(names) for names in maximal],
+        }
+    )
+
+
+def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]], geometry: mig.Geometry) -> Table:
+    ways: dict[tuple[str, ...], list[mig.Layout]] = {}
+    for layout in placed:
+        ways.setdefault(mig.multisets([layout], geometry)[0], []).append(layout)
+    made = tables.table("LAYOUT", "PARTITIONS", "MEMORY", "COMPUTE SLICES", "PLACEMENTS", "DRIVER")
+    for names in mig.multisets(placed, geometry):
+        shown = mig.picture(ways[names][0], geometry)
+        made.add_row(
+            mig.text(names) + ("" if names in maximal else " (more fits when placed otherwise)"),
+            str(len(names)),
+            f"{shown.memory_used_gb} GB",
+            f"{shown.compute_used} of {geometry.compute_slices}",
+            str(len(ways[names])),
+            mig.required_driver(names, geometry) or "unknown",
+        )
+    return made
+
+
+_SOURCES = ("name", "profile_id", "starts")
+
+
+def _known(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _shown(target: Target) -> list[Shown]:
+    if isinstance(target.declared, mig.PerGpu):
+        if target.count not in (None, len(target.declared.layouts)):
+            given = f"{len(target.declared.layouts)} layouts for {target.count} GPUs"
+            raise InvalidLayout("each GPU needs its own layout", given=given)
+        return [
+            _one(f"{target.name}, GPU {index}: {each}", each, target.geometry)
+            for index, each in enumerate(target.declared.layouts)
+        ]
+    return [_one(f"{target.name}: {target.declared or 'empty'}", target.declared, target.geometry)]
+
+
+def _one(title: str, declared: str | None, geometry: mig.Geometry) -> Shown:
+    if declared is None:
+        empty = mig.picture((), geometry)
+        return Shown(title, mig.Attempt((), (), "", empty.fitting), empty)
+    tried = mig.attempt(declared, geometry)
+    return Shown(title, tried, mig.picture(tried.layout, geometry))
+
+
+def _text(shown: Shown) -> Text:
+    picture = shown.picture
+    made = Text(f"{shown.title}\n", style="bold")
+    for line in boxes(picture):
+        for piece, index in line:
+            profile = None if index is None else picture.segments[index].profile
+            style = "not bold"
+            if profile is not None:
+                style += " " + _STYLES[tone(profile, picture.geometry) % len(_STYLES)]
+            made.append(piece, style=style)
+        made.append("\n")
+    for word, sentence in [*facts(picture), *shown.notes]:
+        made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
+    made.rstrip()
+    return made
+
+
+def _document(target: Target, shown: list[Shown]) -> dict[str, Any]:
+    return {
+        "accelerator": target.name,
+        "model": target.geometry.model,
+        "declared": None if target.declared is None else str(target.declared),
+        "fits": not any(each.tried.missing for each in shown),
+        "gpus": [_gpu(each) for each in shown],
+    }
+
+
+def _gpu(shown: Shown) -> dict[str, Any]:
+    picture = shown.picture
+    geometry = picture.geometry
+    return {
+        "partitions": [
+            {
+                "profile": segment.profile.name,
+                "start": segment.start,
+                "size": segment.size,
+                "memory_gb": segment.profile.memory_gb,
+                "memory_slices": segment.profile.memory_slices,
+                "compute_slices": segment.profile.compute_slices,
+                "sm": segment.profile.sm,
+                "expected": segment.profile.expected,
+            }
+            for segment in picture.segments
+            if segment.profile
+        ],
+        "free": [{"start": s.start, "size": s.size} for s in picture.segments if s.profile is None],
+        "compute_slices": {"used": picture.compute_used, "total": geometry.compute_slices},
+        "memory_slices": {"used": picture.memory_used, "total": geometry.memory_slices},
+        "fitting": list(picture.fitting),
+        "joinable": list(shown.joinable),
+        "min_driver": mig.required_driver((profile.name for profile in picture.placed), geometry),
+        "missing": dict(shown.tried.missing),
+        "why": shown.tried.why or None,
+        "instead": [mig.text(names) for names in shown.instead],
+    }
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None

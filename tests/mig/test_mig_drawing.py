@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyinfra import MigNotSupported, mig
+from skyinfra.mig.drawing import boxes, tone
+
+H100 = mig.geometry("h100_80gb")
+PLACEABLE = [model for model in mig.models() if any(p.starts for p in mig.geometry(model).profiles)]
+
+
+def test_the_picture_of_a_gpu() -> None:
+    layout = mig.place(["3g.40gb", "2g.20gb", "1g.10gb"], H100)
+    assert mig.render(mig.picture(layout, H100)) == "\n".join(
+        [
+            "memory   0       1       2       3       4       5       6       7",
+            "        +-------------------------------+---------------+-------+-------+",
+            "        |3g.40gb                        |2g.20gb        |1g.10gb|free   |",
+            "        |40 GB                          |20 GB          |10 GB  |       |",
+            "        |3 slices                       |2 slices       |1 slice|       |",
+            "        |60 SM                          |32 SM          |16 SM  |       |",
+            "        +-------------------------------+---------------+-------+-------+",
+            "compute  6 of 7 slices (3 + 2 + 1), 108 SM",
+            "memory   7 of 8 slices, 70 GB in partitions",
+            "fits     nothing more",
+            "driver   525.85.12 or later",
+        ]
+    )
+
+
+def test_an_empty_gpu_is_free_room_that_takes_every_profile() -> None:
+    shown = mig.picture((), H100)
+    assert [(s.start, s.size, s.profile) for s in shown.segments] == [(0, 8, None)]
+    assert shown.fitting == tuple(p.name for p in H100.profiles)
+    assert (shown.compute_used, shown.memory_used, shown.memory_used_gb) == (0, 0, 0)
+
+
+def test_unknown_sms_are_left_out_and_expected_places_are_marked() -> None:
+    unseen = mig.geometry("h20_96gb")
+    text = mig.render(mig.picture(mig.fill("3g.48gb", unseen), unseen))
+    assert "SM" not in text
+    assert "expected from the driver's source" in text
+    assert "expected" not in mig.render(mig.picture(mig.fill("3g.40gb", H100), H100))
+
+
+@given(st.data())
+def test_every_picture_covers_the_grid_in_lines_of_one_width(data: st.DataObject) -> None:
+    geometry = mig.geometry(data.draw(st.sampled_from(PLACEABLE)))
+    names = data.draw(st.lists(st.sampled_from([p.name for p in geometry.profiles]), min_size=1, max_size=6))
+    tried = mig.attempt(names, geometry)
+    shown = mig.picture(tried.layout, geometry)
+    units = [unit for segment in shown.segments for unit in range(segment.start, segment.start + segment.size)]
+    assert units == list(range(geometry.placement_units or 0))
+    assert [p.name for p in shown.placed] == [p.profile for p in tried.layout]
+    _, *rows = ["".join(text for text, _ in line) for line in boxes(shown)]
+    assert len({len(row) for row in rows}) == 1
+    for profile in shown.placed:
+        assert profile.name in rows[1]
+        assert 0 <= tone(profile, geometry) < 7
+    assert mig.svg([("one", shown, ())]) == mig.svg([("one", shown, ())])
+
+
+def test_a_layout_that_fails_is_kept_as_far_as_it_got() -> None:
+    tried = mig.attempt("3g.40gb*2+2g.20gb+1g.10gb*3", H100)
+    assert [p.profile for p in tried.layout] == ["3g.40gb", "3g.40gb"]
+    assert tried.missing == (("2g.20gb", 1), ("1g.10gb", 3))
+    assert tried.why == "compute slices: 8 of 7"
+    assert tried.fitting == ()
+
+
+def test_a_count_beyond_any_gpu_is_tried_at_once() -> None:
+    tried = mig.attempt("1g.10gb*999999999", H100)
+    assert len(tried.layout) == 7
+    assert tried.missing == (("1g.10gb", 999999992),)
+    assert tried.why == "at most 7 of 1g.10gb on one GPU"
+
+
+def test_a_whole_layout_misses_nothing_and_says_what_still_fits() -> None:
+    tried = mig.attempt({"3g.40gb": 1}, H100)
+    assert (tried.missing, tried.why) == ((), "")
+    assert "4g.40gb" not in tried.fitting
+    assert "3g.40gb" in tried.fitting
+    assert len(mig.attempt("3g.40gb", H100).layout) == 2
+
+
+def test_without_known_places_there_is_no_picture() -> None:
+    with pytest.raises(MigNotSupported, match="not known"):
+        mig.picture((), mig.geometry("rtx_pro_5000_48gb"))
+
+
+def test_svg_has_a_box_for_every_segment_and_every_compute_slice() -> None:
+    shown = mig.picture(mig.place(["3g.40gb", "1g.10gb"], H100), H100)
+    tree = ET.fromstring(mig.svg([("H100 <&>", shown, [("missing", "x < y")])]))
+    texts = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"H100 <&>", "3g.40gb", "1g.10gb", "40 GB", "60 SM", "free", "missing", "x < y"} <= set(texts)
+    boxes_drawn = [e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if e.get("rx")]
+    assert len(boxes_drawn) == len(shown.segments) + 7
+    grid = boxes_drawn[: len(shown.segments)]
+    assert [float(e.get("width") or 0) for e in grid] == [90.0 * s.size for s in shown.segments]
+    assert sum(e.get("fill") == "#ffffff" for e in boxes_drawn) == 1 + 3
+
+
+def test_svg_grows_with_the_number_of_gpus() -> None:
+    shown = mig.picture((), H100)
+    one, two = (int(ET.fromstring(mig.svg([("t", shown, ())] * n)).get("height") or 0) for n in (1, 2))
+    assert two > one

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from skyinfra import DriverTooOld, InvalidLayout, MigNotSupported, UnknownProfile, mig
+from skyinfra.cli.app import app
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard output of `skyinfra mig ARGUMENTS`; errors of ours are raised."""
+    result = CliRunner().invoke(app, ["mig", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def test_show_draws_the_layout() -> None:
+    code, out = run("show", "H100", "3g.40gb+2g.20gb+1g.10gb*2")
+    assert code == 0
+    assert "|2g.20gb        |1g.10gb|1g.10gb|3g.40gb                        |" in out
+    assert "compute  7 of 7 slices" in out
+
+
+@pytest.mark.parametrize("accelerator", ["H100", "h100_80gb", "H100:8/3g.40gb*1"])
+def test_show_as_json(accelerator: str) -> None:
+    layout = [] if "/" in accelerator else ["3g.40gb*1"]
+    code, out = run("show", accelerator, *layout, "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert (shown["model"], shown["declared"], shown["fits"]) == ("h100_80gb", "3g.40gb*1", True)
+    (gpu,) = shown["gpus"]
+    assert [(p["profile"], p["start"], p["size"], p["sm"]) for p in gpu["partitions"]] == [("3g.40gb", 0, 4, 60)]
+    assert gpu["free"] == [{"start": 4, "size": 4}]
+    assert gpu["compute_slices"] == {"used": 3, "total": 7}
+
+
+def test_show_without_a_layout_draws_the_empty_gpu() -> None:
+    code, out = run("show", "A30")
+    assert code == 0
+    assert "|free" in out
+
+
+def test_an_impossible_layout_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.svg"
+    code, out = run("show", "H100", "3g.40gb*2+2g.20gb", "--svg", str(file))
+    assert code == 2
+    assert out.count("3g.40gb  ") == 2
+    assert "missing  2g.20gb: compute slices: 8 of 7" in out
+    assert "instead  3g.40gb*2 or 3g.40gb+2g.20gb*2" in out
+    texts = [e.text for e in ET.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    assert "2g.20gb: compute slices: 8 of 7" in texts
+    code, out = run("show", "H100", "3g.40gb*2+2g.20gb", "--json")
+    assert code == 2
+    assert json.loads(out)["gpus"][0]["missing"] == {"2g.20gb": 1}
+    assert json.loads(out)["gpus"][0]["instead"][0] == "3g.40gb*2"
+
+
+def test_show_says_what_fits_when_all_is_placed_anew() -> None:
+    code, out = run("show", "H100", "3g.40gb+2g.20gb+1g.10gb")
+    assert code == 0
+    assert "fits     nothing more" in out
+    assert "or       1g.10gb, 1g.10gb+me, when all partitions are placed anew" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        (["A100-40GB"], (19, 37, 12)),
+        (["A100-80GB"], (19, 37, 12)),
+        (["H100"], (19, 37, 12)),
+        (["A30"], (5, 9, 4)),
+        (["A100-40GB", "--all-profiles"], (239, 127, 44)),
+        (["A100-40GB", "--driver", "R470"], (18, 36, 11)),
+    ],
+)
+def test_layouts(arguments: list[str], numbers: tuple[int, int, int]) -> None:
+    code, out = run("layouts", *arguments, "--json")
+    listed = json.loads(out)
+    assert code == 0
+    assert tuple(len(listed[key]) for key in ("placements", "multisets", "maximal")) == numbers
+    code, out = run("layouts", *arguments)
+    assert f"{numbers[0]} layouts" in out and f"{numbers[2]} maximal" in out
+
+
+def test_check_knows_the_driver() -> None:
+    assert run("check", "A100-40GB", "4g.20gb+3g.20gb", "--driver", "510.47.03")[0] == 0
+    with pytest.raises(DriverTooOld, match="510 or later"):
+        run("check", "A100-40GB", "4g.20gb+3g.20gb", "--driver", "470.57.02")
+
+
+def test_each_gpu_is_drawn_where_each_has_its_own_layout() -> None:
+    code, out = run("show", "H100:2/3g.40gb|7g.80gb")
+    assert code == 0
+    assert "H100, GPU 0: 3g.40gb" in out and "H100, GPU 1: 7g.80gb" in out
+    with pytest.raises(InvalidLayout, match="own layout"):
+        run("show", "H100:3/3g.40gb|7g.80gb")
+
+
+def test_check_prints_placements_or_the_drawing() -> None:
+    code, out = run("check", "A100-40GB", "1g.5gb*5+2g.10gb")
+    assert code == 0
+    assert len(json.loads(out)["gpus"][0]["partitions"]) == 6
+    code, out = run("check", "A100-40GB", "1g.10gb*4+1g.5gb*3")
+    assert code == 1
+    assert "no free place for 1g.5gb" in out
+    with pytest.raises(InvalidLayout, match="no layout"):
+        run("check", "A100-40GB")
+
+
+def test_profiles() -> None:
+    code, out = run("profiles", "H100")
+    assert code == 0
+    assert "3g.40gb" in out and "525.85.12" in out
+    code, out = run("profiles", "H100", "--json")
+    listed = json.loads(out)
+    assert [p["name"] for p in listed["profiles"]] == [p.name for p in mig.geometry("h100_80gb").profiles]
+    assert listed["profiles"][0]["sources"]["starts"] in mig.sources()
+    code, out = run("profiles", "RTX PRO 5000")
+    assert "unknown" in out
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(MigNotSupported, match=r"With MIG: .*H100"):
+        run("show", "L4", "1g.10gb")
+    with pytest.raises(UnknownProfile, match=r"Did you mean 1g\.10gb"):
+        run("show", "H100", "1g.11gb")
+    with pytest.raises(InvalidLayout, match="given twice"):
+        run("show", "H100/3g.40gb", "3g.40gb")
+    with pytest.raises(InvalidLayout, match="huge"):
+        run("show", "H100", "huge")
+
+
+def test_colour_only_where_a_person_watches() -> None:
+    command = [sys.executable, "-m", "skyinfra.cli", "mig", "show", "H100", "3g.40gb"]
+    plain = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR")}
+    piped = subprocess.run(command, env=plain, capture_output=True, text=True, check=True).stdout
+    forced = subprocess.run(
+        command, env={**plain, "FORCE_COLOR": "1", "TERM": "xterm-256color"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert "\x1b[" not in piped
+    assert "\x1b[" in forced
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "skyinfra.cli", "mig", "show", "H100", "--svg", str(tmp_path / "no" / "x.svg")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--svg" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_loads_no_table_and_no_geometry() -> None:
+    code = "import sys, skyinfra.cli.app; print({'skyinfra.mig', 'skyinfra.accelerators', 'yaml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

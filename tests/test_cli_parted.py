@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit
+from skyinfra.cli.app import app
+
+FILE = """\
+version: v1
+mig-configs:
+  all-disabled:
+    - devices: all
+      mig-enabled: false
+  half:
+    - device-filter: ["0x233010DE", "0x233110DE"]
+      devices: [0, 1]
+      mig-enabled: true
+      mig-devices: {"3g.40gb": 2}
+  mixed:
+    - devices: [0]
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 7}
+    - devices: [1]
+      mig-enabled: true
+      mig-devices: {"2g.20gb": 1, "3g.40gb": 1}
+  empty:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+  wrong:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"4g.40gb": 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "config.yaml"
+    made.write_text(FILE)
+    return made
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """Standard output and error of `skyinfra mig ARGUMENTS`; errors of ours are raised."""
+    result = CliRunner().invoke(app, ["mig", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("label", "accelerator", "out"),
+    [
+        ("half", "H100:2", "H100:2/3g.40gb*2\n"),
+        ("half", "H100:3", "GPU 0: 3g.40gb*2\nGPU 1: 3g.40gb*2\n"),
+        ("mixed", "H100:2", "H100:2/1g.10gb*7|3g.40gb+2g.20gb\n"),
+        ("all-disabled", "H100:2", "H100:2\n"),
+        ("empty", "H100", "GPU 0: MIG without partitions\n"),
+    ],
+)
+def test_import(file: Path, label: str, accelerator: str, out: str) -> None:
+    assert run("import", str(file), "--config", label, "--accelerator", accelerator)[0] == out
+
+
+def test_import_warns_of_gpus_that_no_entry_names(file: Path) -> None:
+    out, err = run("import", str(file), "--config", "half", "--accelerator", "H100:3", "--json")
+    assert "warning: GPU 2: no entry names it" in err
+    assert json.loads(out) == {
+        "accelerator": None,
+        "layouts": {"0": "3g.40gb*2", "1": "3g.40gb*2"},
+        "warnings": ["GPU 2: no entry names it: it stays as it is"],
+    }
+
+
+def test_import_without_an_accelerator_prints_what_the_file_says(file: Path) -> None:
+    assert run("import", str(file), "--config", "half")[0] == "GPU 0, 1 of 0x233010DE, 0x233110DE: 3g.40gb*2\n"
+    assert run("import", str(file), "--config", "all-disabled")[0] == "every GPU: no MIG\n"
+    shown = json.loads(run("import", str(file), "--config", "mixed", "--json")[0])
+    assert shown["entries"] == yaml.safe_load(FILE)["mig-configs"]["mixed"]
+
+
+@pytest.mark.parametrize("accelerator", ["H100:8/3g.40gb*2", "H100:2/7g.80gb*1|1g.10gb*7", "A30/2g.12gb*2"])
+def test_export_and_import_give_the_accelerator_back(accelerator: str, tmp_path: Path) -> None:
+    out, err = run("export", accelerator, "--label", "mine")
+    assert err == ""
+    file = tmp_path / "out.yaml"
+    file.write_text(out)
+    name = accelerator.partition("/")[0]
+    back = run("import", str(file), "--config", "mine", "--accelerator", name)[0]
+    assert back == (accelerator if ":" in name else accelerator.replace("/", ":1/")) + "\n"
+
+
+def test_export_says_where_placements_are_lost() -> None:
+    out, err = run("export", "H100/3g.40gb*1")
+    assert yaml.safe_load(out)["mig-configs"]["skyinfra"][0]["mig-devices"] == {"3g.40gb": 1}
+    assert "warning: GPU 0: mig-parted's format has no placements" in err
+    with pytest.raises(InvalidLayout, match="no layout"):
+        run("export", "H100")
+
+
+def test_import_names_what_is_wrong(file: Path) -> None:
+    with pytest.raises(InvalidLayout, match="Did you mean half"):
+        run("import", str(file), "--config", "halv")
+    with pytest.raises(LayoutDoesNotFit, match=r"^mig-configs\.wrong\[0\]\.mig-devices: "):
+        run("import", str(file), "--config", "wrong", "--accelerator", "H100")
+    with pytest.raises(InvalidLayout, match="comes from the file"):
+        run("import", str(file), "--config", "half", "--accelerator", "H100/3g.40gb")
+    with pytest.raises(InvalidField, match="No such file"):
+        run("import", str(file.parent / "none.yaml"), "--config", "half")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("version: v1\nmig-configs: {\n", "line 3"),
+        ("version: v1\nversion: v1\n", "line 2: not YAML: version stands twice"),
+        ("version: v1\nmig-configs:\n  a:\n    - devices: all\n      devices: all\n", "line 5"),
+        ("", "a mapping"),
+        ("version: \x00", "not YAML"),
+    ],
+)
+def test_malformed_files(text: str, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidLayout) as caught:
+        run("import", str(file), "--config", "a")
+    assert part in str(caught.value)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidField, match="UTF-8"):
+        run("import", str(file), "--config", "a")
