@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import gc
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -308,54 +306,23 @@ def test_a_head_without_a_port_is_not_deployed_yet(fleet):
         open_pool(dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 0)))
 
 
-@contextlib.contextmanager
-def _not_a_fleet(fleet, *, speaks_first: bool):
-    """A server that answers one client in clear text; the manifest that names it as the fleet's head."""
-
-    def answer(server: socket.socket) -> None:
-        connection, _ = server.accept()
-        with connection, contextlib.suppress(ConnectionError):
-            if not speaks_first:
-                connection.recv(1)
-            connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
-            over.wait()
-
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=answer, args=[server])
-        thread.start()
-        try:
-            yield dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", server.getsockname()[1]))
-        finally:
-            over.set()
-            thread.join()
-
-
 def test_what_does_not_speak_tls_is_not_a_fleet(fleet):
-    with (
-        _not_a_fleet(fleet, speaks_first=False) as manifest,
-        pytest.raises(sky.FleetUnreachable, match="does not speak TLS"),
-    ):
-        open_pool(manifest)
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(ConnectionError):
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                while connection.recv(65536):
+                    pass
 
-def test_what_speaks_before_the_handshake_is_not_a_fleet(fleet, monkeypatch, wait_until):
-    handshake = IOStream.start_tls
-
-    def after_its_first_words(stream, *args, **kwargs):
-        wait_until(lambda: stream._read_buffer or stream._read_to_buffer())
-        return handshake(stream, *args, **kwargs)
-
-    monkeypatch.setattr(IOStream, "start_tls", after_its_first_words)
-    with warnings.catch_warnings():
-        # Tornado leaves the socket of a handshake that it does not begin to the garbage collector.
-        warnings.simplefilter("ignore", ResourceWarning)
-        with (
-            _not_a_fleet(fleet, speaks_first=True) as manifest,
-            pytest.raises(sky.FleetUnreachable, match="does not speak TLS"),
-        ):
+        thread = threading.Thread(target=answer)
+        thread.start()
+        manifest = dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", server.getsockname()[1]))
+        with pytest.raises(sky.FleetUnreachable, match="does not speak TLS"):
             open_pool(manifest)
-        gc.collect()
+        thread.join()
 
 
 def test_what_hangs_up_before_the_handshake_is_not_a_fleet(fleet, monkeypatch):
