@@ -26,11 +26,14 @@ _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
 def _strings(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError(f"expected a list of strings: [{value!r}]")
     return tuple(value) if isinstance(value, list) else value
 
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(_strings)]
-Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], str]
+# No variable of a process can hold a NUL.
+Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 
 
 class Image(Declared):

@@ -145,7 +145,9 @@ def test_a_missing_provider() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"pip": "torch"}, "Image.pip"),
+        ({"pip": "torch"}, r"Image\.pip: expected a list of strings: \['torch'\] \(given: 'torch'\)$"),
+        ({"run": "ls"}, r"Image\.run: expected a list of strings: \['ls'\]"),
+        ({"env": {"A": "b\0"}}, r"Image\.env\.A"),
         ({"python": "3"}, "Image.python"),
         ({"env": {"A-B": "1"}}, "A-B"),
         ({"env": {"A": 1}}, "Image.env.A"),

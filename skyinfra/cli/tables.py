@@ -97,6 +97,11 @@ def show_fleets(stack: SynthesizedStack) -> None:
     for manifest in stack.fleets().values():
         slots = len(manifest.slots) * len(manifest.nodes)
         out.print(
-            f"{manifest.fleet}: {len(manifest.nodes)} nodes, {slots} slots{simulated_mark(manifest.simulated)}, "
+            f"{manifest.fleet}: {_count(len(manifest.nodes), 'node')}, {_count(slots, 'slot')}"
+            f"{simulated_mark(manifest.simulated)}, "
             f"head {manifest.head}"
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

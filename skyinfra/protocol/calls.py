@@ -262,7 +262,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     """
     worker = get_worker()
     key = str(worker.get_current_task())
-    with tempfile.TemporaryDirectory(prefix="skyinfra-script-") as folder:
+    with _folder() as folder, _group() as group:
         path = Path(folder) / name
         path.write_bytes(source)
         process = subprocess.Popen(
@@ -272,18 +272,37 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A group of its own can be ended as a whole; in the runner's session it ends with the runner at the latest.
-            process_group=0,
+            process_group=group,
         )
         with process:
-            _set_group(key, process.pid)
+            _set_group(key, group)
             try:
                 _stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
                 return process.wait()
             finally:
                 _set_group(key, None)
                 # What the program started and left behind would keep the slot's memory.
-                _signal_group(process.pid, signal.SIGKILL)
+                _signal_group(group, signal.SIGKILL)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Of a script: below the node's own, with which it goes even where this process could not remove it."""
+    return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
+
+
+# Its input ends when this process does, however it does: the task starts again elsewhere, and must not run twice.
+_GUARD = "trap '' HUP INT TERM; read -r _; kill -KILL 0"
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[int]:
+    """A process group for a script, which is killed with this process. Its leader is a shell that waits for that."""
+    command = ["/bin/sh", "-c", _GUARD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as guard:
+        try:
+            yield guard.pid
+        finally:
+            _signal_group(guard.pid, signal.SIGKILL)
 
 
 def _set_group(key: str, group: int | None) -> None:

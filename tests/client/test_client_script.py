@@ -59,7 +59,8 @@ def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
     code, lines = run(
         "import os, sys, skyinfra\n"
         "print(sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES'], skyinfra.instance_info().slot, os.environ['MINE'])\n"
-        "print(os.listdir('.'), __file__.endswith('/script.py'))",
+        "print(os.listdir('.'), __file__ == os.getcwd() + '/script.py')\n"
+        "print(os.path.dirname(os.getcwd()) == os.environ['SKYINFRA_NODE_DIR'])",
         "a b",
         "--c",
         node="n1",
@@ -67,7 +68,7 @@ def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
     )
     assert code == 0
     assert lines[0][1] in [f"['a b', '--c'] MIG-n1-{i} n1/{i} x" for i in (0, 1)]
-    assert lines[1][1] == "['script.py'] True"
+    assert [text for _, text in lines[1:]] == ["['script.py'] True", "True"]
 
 
 def test_lines_are_cut_at_carriage_returns_and_decoded_whatever_they_hold(run):
@@ -98,6 +99,26 @@ def test_a_script_that_leaves_a_process_behind_ends_with_its_own_end(run, wait_u
     code, lines = run("import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'while True: pass']).pid)")
     assert code == 0
     wait_until(lambda: ended(lines[0][1]))
+
+
+def test_a_script_ends_with_its_worker_process_and_starts_again(pool, tmp_path, wait_until):
+    path = tmp_path / "twice.py"
+    path.write_text(
+        f"import os, pathlib, time\nfirst = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "print(os.getpid(), os.getppid())\nagain = first.exists()\nfirst.touch()\n"
+        "while not again: time.sleep(0.05)\n"
+    )
+    lines: list[str] = []
+
+    def kill_the_first_worker(_: str, text: str) -> None:
+        lines.append(text)
+        if len(lines) == 1:
+            wait_until((tmp_path / "first").exists)
+            os.kill(int(text.split()[1]), signal.SIGKILL)
+
+    assert run_script(pool, path, on_line=kill_the_first_worker) == 0
+    assert len(lines) == 2
+    wait_until(lambda: ended(lines[0].split()[0]), timeout=20)
 
 
 def test_an_exception_of_the_callback_ends_the_script(pool, tmp_path, wait_until):

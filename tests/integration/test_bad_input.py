@@ -137,7 +137,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         assert result.returncode == 1
         assert str(port) in result.stderr
     # With the port free again the same command finishes what the first one began.
-    skyinfra(project, "deploy", "--auto-approve")
+    deployed = skyinfra(project, "deploy", "--auto-approve")
+    assert "quickstart/pool: 1 node, 1 slot, head" in deployed.stdout
     assert status(project)["pools"][0]["head"]["port"] == port
     skyinfra(project, "destroy", "--auto-approve")
 
