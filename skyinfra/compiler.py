@@ -73,6 +73,7 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     """*pool* as part of the stack *stack*. Raises a `DeclarationError`."""
     if pool.stack is not None and pool.stack != stack:
         raise InvalidField(f"the pool is declared in the stack {stack!r}", field="stack", given=pool.stack)
+    _check_placeholders(pool)
     selection = pool.provider.select(_request(pool))
     accelerator = selection.accelerator
     if accelerator is not None:
@@ -100,6 +101,20 @@ def _request(pool: ComputePool) -> Request:
         python=pool.image.python,
         apt=tuple(pool.image.apt),
     )
+
+
+def _check_placeholders(pool: ComputePool) -> None:
+    """Terraform replaces the placeholders wherever they stand, so a declared value must not hold one."""
+    image = pool.image
+    values = {f"image.env.{name}": value for name, value in image.env.items()}
+    values.update({f"image.pip[{i}]": value for i, value in enumerate(image.pip)})
+    values.update({f"image.run[{i}]": value for i, value in enumerate(image.run)})
+    for field, value in values.items():
+        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER):
+            if placeholder in value:
+                raise InvalidField(
+                    f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."
+                )
 
 
 def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: bool) -> NodeConfig:

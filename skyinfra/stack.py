@@ -195,7 +195,9 @@ def describe(deployment: Deployment) -> dict[str, Any]:
 
 def _add_backend(library: ModuleType, stack: Any, id: str, backend: Backend, project: str) -> None:
     if isinstance(backend, LocalState):
-        library.LocalBackend(stack, path=f"{project}/{backend.path or f'terraform.{id}.tfstate'}")
+        path = f"{project}/{backend.path or f'terraform.{id}.tfstate'}"
+        # Terraform would keep the states of other workspaces in its working folder, which is thrown away.
+        library.LocalBackend(stack, path=path, workspace_dir=f"{path}.d")
     elif isinstance(backend, S3):
         values = {k: v for k, v in backend.model_dump(exclude={"use_lockfile"}).items() if v is not None}
         library.S3Backend(stack, **values)

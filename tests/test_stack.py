@@ -102,6 +102,7 @@ def test_backends(tmp_path: Path, library: str) -> None:
     """
     synth(tmp_path, program, library)
     assert read(tmp_path, "local")["terraform"]["backend"]["local"]["path"] == "../../../state/x.tfstate"
+    assert read(tmp_path, "local")["terraform"]["backend"]["local"]["workspace_dir"] == "../../../state/x.tfstate.d"
     assert read(tmp_path, "s3")["terraform"]["backend"]["s3"] == {
         "bucket": "b",
         "encrypt": True,
