@@ -35,6 +35,8 @@
     │   ├── InvalidNodeConfig         a node configuration that cannot be read
     │   ├── AcceleratorMissing        declared, but not on this node
     │   ├── PartitionFailed           NVML refused the layout
+    │   │   └── PartitionBusy         processes use what would have to go
+    │   ├── NodeRebooting             the node reboots to activate a pending MIG mode
     │   ├── PortTaken                 another process listens there
     │   ├── StateDirectoryError       the node's directory is full or cannot be written
     │   └── NodeFailed                a node did not come up; carries its log
@@ -259,6 +261,14 @@ class PartitionFailed(NodeError):
     """NVML refused a step towards the layout."""
 
 
+class PartitionBusy(PartitionFailed):
+    """Processes use what would have to go; the message lists them."""
+
+
+class NodeRebooting(NodeError):
+    """The node reboots, because the driver activates a pending MIG mode in no other way."""
+
+
 class PortTaken(NodeError):
     """Another process listens on the port."""
 
@@ -318,9 +328,11 @@ __all__ = [
     "MissingDependency",
     "NodeError",
     "NodeFailed",
+    "NodeRebooting",
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "PartitionBusy",
     "PartitionFailed",
     "PoolNotFound",
     "PortTaken",

@@ -12,9 +12,21 @@ import pynvml
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import inventory, partitioner
 from skyinfra.runner.inventory import Device
+from skyinfra.runner.machine import SimulatedMachine, SystemMachine
 from skyinfra.runner.nvml import Nvml
-from skyinfra.runner.partitioner import Emit, Partition, Step
+from skyinfra.runner.partitioner import Emit, Means, Partition, Step
 from skyinfra.runner.state import NodeDirectory
+
+
+@contextlib.contextmanager
+def session(nvml: Nvml) -> Iterator[Nvml]:
+    """*nvml*, open. Raises `AcceleratorMissing` where there is no driver."""
+    try:
+        nvml.open()
+    except pynvml.NVMLError as error:
+        raise inventory.no_driver(error) from error
+    with contextlib.closing(nvml):
+        yield nvml
 
 
 class Hardware:
@@ -47,30 +59,35 @@ class Hardware:
         if self._gpus is None:
             return []
         with self._nvml(self._gpus) as nvml:
-            return partitioner.plan(nvml, self._gpus)
+            return partitioner.plan(nvml, partitioner.wanted_of(self._gpus))
 
-    def partition(self, emit: Emit) -> tuple[Partition, ...]:
-        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done."""
+    def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
+        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done.
+
+        force: end the processes that use what has to go. reboot: let the machine reboot once where the driver
+        activates a pending MIG mode in no other way. Raises `PartitionBusy` and `NodeRebooting` besides.
+        """
         if self._gpus is None:
             return ()
+        driver = self._driver(self._gpus)
+        means = Means(
+            machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
+            force=force,
+            reboot_file=self._directory.reboot_file if reboot else None,
+        )
         with self._nvml(self._gpus) as nvml:
-            return partitioner.apply(nvml, self._gpus, emit=emit)
+            return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)
 
     def standing(self) -> tuple[Partition, ...]:
         """The partitions of GPUs that stand as declared already; changes nothing."""
         if self._gpus is None:
             return ()
         with self._nvml(self._gpus) as nvml:
-            return partitioner.standing(nvml, self._gpus)
+            return partitioner.standing(nvml, partitioner.wanted_of(self._gpus))
 
     @contextlib.contextmanager
     def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:
-        nvml = Nvml(self._driver(gpus))
-        try:
-            nvml.open()
-        except pynvml.NVMLError as error:
-            raise inventory.no_driver(error) from error
-        with contextlib.closing(nvml):
+        with session(Nvml(self._driver(gpus))) as nvml:
             yield nvml
 
     def _driver(self, gpus: NodeAccelerator) -> Any:

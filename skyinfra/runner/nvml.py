@@ -53,6 +53,7 @@ class ComputeInstance:
     handle: Any
     compute_slices: int
     uuid: str
+    device: Any = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,28 @@ class Gpu:
         """All of its memory, as the driver counts it."""
         return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
 
+    @property
+    def bus_id(self) -> str:
+        """PCI address as /sys has it, such as ``0000:1b:00.0``."""
+        return str(self._api.nvmlDeviceGetPciInfo(self._handle).busId).lower()[-12:]
+
+    @property
+    def pci_device_id(self) -> str:
+        """Such as ``0x2330``, in the form of `skyinfra.mig`'s geometries."""
+        return f"0x{self._api.nvmlDeviceGetPciInfo(self._handle).pciDeviceId >> 16:04X}"
+
+    def processes(self) -> tuple[int, ...]:
+        """The processes that use the GPU or a partition of it."""
+        return self._processes(self._handle)
+
+    def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
+        """The processes that use the MIG devices of *instance*."""
+        return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
+
+    def _processes(self, device: Any) -> tuple[int, ...]:
+        compute = self._api.nvmlDeviceGetComputeRunningProcesses(device)
+        return tuple(sorted({int(process.pid) for process in compute}))
+
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
         try:
@@ -124,6 +147,16 @@ class Gpu:
         """The GPU instance profiles of this device, in the order of NVML's enumeration."""
         found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
         return [profile for profile in found if profile is not None]
+
+    def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
+        """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
+        found = self._filled(
+            pynvml.c_nvmlGpuInstancePlacement_t,
+            self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
+            self._handle,
+            profile.profile_id,
+        )
+        return [(int(place.start), int(place.size)) for place in found]
 
     def instances(self) -> list[GpuInstance]:
         """The GPU instances that exist, by start. MIG must be on."""
@@ -186,7 +219,7 @@ class Gpu:
 
     def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
         device = self._api.nvmlComputeInstanceGetInfo_v2(handle).device
-        return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)))
+        return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)), device)
 
     def _compute_profiles(self, handle: Any) -> Iterator[Any]:
         for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):

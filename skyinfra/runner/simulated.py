@@ -138,6 +138,14 @@ class SimulatedDriver:
         total = self._total_memory()
         return pynvml.c_nvmlMemory_t(total=total, free=total, used=0)
 
+    def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
+        _, gpu, _, _ = self._read(device)
+        return pynvml.nvmlPciInfo_t(busId=f"00000000:{gpu + 16:02X}:00.0".encode(), pciDeviceId=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: Any) -> list[Any]:
+        self._read(device)
+        return []
+
     # NVML: MIG mode.
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
