@@ -73,7 +73,8 @@ class Hardware:
         means = Means(
             machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
             force=force,
-            reboot_file=self._directory.reboot_file if reboot else None,
+            reboot=reboot,
+            reboot_file=self._directory.reboot_file,
         )
         with self._nvml(self._gpus) as nvml:
             return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)

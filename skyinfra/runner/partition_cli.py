@@ -73,8 +73,12 @@ def _by_layout(options: argparse.Namespace) -> int:
     from skyinfra.runner.machine import SystemMachine
     from skyinfra.runner.nvml import Nvml
 
-    reboot_file = NodeDirectory(_STATE).reboot_file if options.reboot else None
-    means = partitioner.Means(machine=SystemMachine(), force=options.force, reboot_file=reboot_file)
+    means = partitioner.Means(
+        machine=SystemMachine(),
+        force=options.force,
+        reboot=options.reboot,
+        reboot_file=NodeDirectory(_STATE).reboot_file,
+    )
     with session(Nvml()) as nvml:
         wanted = live.wanted(nvml, options.layout, options.gpu or "all")
         if options.check or options.dry_run:

@@ -44,13 +44,14 @@ class Means:
     """What may be done to get there.
 
     machine: for services, resets and reboots; None leaves a mode that stays pending to a person. patience_s: for how
-    long something that is in use is waited for. force: end the processes that use what has to go. reboot_file: what
-    remembers the one reboot that a pending mode may cost; None allows none.
+    long something that is in use is waited for. force: end the processes that use what has to go. reboot: reboot the
+    machine where the driver activates a mode in no other way, once: ``reboot_file`` remembers it.
     """
 
     machine: Machine | None = None
     patience_s: float = 10.0
     force: bool = False
+    reboot: bool = False
     reboot_file: Path | None = None
 
 
@@ -131,6 +132,8 @@ class _Run:
             self._switch(targets)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
             targets = self._check()
+        if self._means.reboot_file is not None:
+            RebootGuard(self._means.reboot_file).clear()
         partitions: list[Partition] = []
         for target in targets:
             if target.on:
@@ -185,8 +188,6 @@ class _Run:
                 self._report_mode(target)
         if any(target.mode_differs for target in targets):
             self._activate(reasons)
-        elif self._means.machine is not None:
-            RebootGuard(self._means.reboot_file, self._means.machine).clear()
 
     def _report_mode(self, target: Target) -> None:
         if target.mode_differs:
@@ -209,16 +210,15 @@ class _Run:
             refused = self._activate_without_clients(machine)
         finally:
             machine.start_clients(names)
-        guard = RebootGuard(self._means.reboot_file, machine)
         pending = self._pending()
         if not pending:
-            guard.clear()
             return
-        if not guard.allowed:
+        file = self._means.reboot_file
+        if not self._means.reboot or file is None:
             raise _stays_pending(pending[0], reasons, refused)
         indices = [target.index for target in pending]
         self._emit("reboot", gpus=indices)
-        raise guard.reboot(indices, f"turn MIG {'on' if pending[0].on else 'off'}")
+        raise RebootGuard(file).reboot(machine, indices, f"turn MIG {'on' if pending[0].on else 'off'}")
 
     def _activate_without_clients(self, machine: Machine) -> str:
         """Asks again, then resets. Empty, or why the reset was refused."""

@@ -17,27 +17,19 @@ from skyinfra.runner.state import writing
 
 
 class RebootGuard:
-    """Lets *machine* reboot once. *file*: what remembers it; None where nobody has allowed a reboot."""
+    """Lets a machine reboot once. *file* is what remembers it."""
 
-    def __init__(self, file: Path | None, machine: Machine) -> None:
+    def __init__(self, file: Path) -> None:
         self._file = file
-        self._machine = machine
 
-    @property
-    def allowed(self) -> bool:
-        """Whether a reboot was allowed at all."""
-        return self._file is not None
-
-    def reboot(self, gpus: Sequence[int], what: str) -> NodeRebooting:
-        """Reboots the machine to get *what* done on *gpus*; the exception to raise then.
+    def reboot(self, machine: Machine, gpus: Sequence[int], what: str) -> NodeRebooting:
+        """Reboots *machine* to get *what* done on *gpus*; the exception to raise then.
 
         Raises `PartitionFailed` where a reboot was tried before, `NodeFailed` where the machine refuses.
         """
-        if self._file is None:
-            raise ValueError("no reboot is allowed")
         numbers = ", ".join(map(str, gpus))
-        boot = self._machine.boot_id()
-        before = self._asked_in(self._file)
+        boot = machine.boot_id()
+        before = self._asked_in()
         if before is not None and before != boot:
             raise PartitionFailed(
                 f"the node was rebooted to {what} on GPU {numbers}, and it is still pending; it is not rebooted again",
@@ -51,7 +43,7 @@ class RebootGuard:
             with writing(self._file):
                 _write(self._file, json.dumps({"boot": boot, "gpus": list(gpus)}) + "\n")
             try:
-                self._machine.reboot()
+                machine.reboot()
             except NodeFailed:
                 self.clear()
                 raise
@@ -62,17 +54,15 @@ class RebootGuard:
 
     def clear(self) -> None:
         """Forgets a reboot that did what it was for."""
-        if self._file is not None:
-            with writing(self._file):
-                self._file.unlink(missing_ok=True)
+        with writing(self._file):
+            self._file.unlink(missing_ok=True)
 
-    @staticmethod
-    def _asked_in(file: Path) -> str | None:
+    def _asked_in(self) -> str | None:
         """The boot in which a reboot was asked for; a file that cannot be read counts, because a loop is worse."""
-        if not file.exists():
+        if not self._file.exists():
             return None
         try:
-            return str(json.loads(file.read_text(encoding="utf-8"))["boot"])
+            return str(json.loads(self._file.read_text(encoding="utf-8"))["boot"])
         except (ValueError, KeyError, TypeError):
             return "unknown"
 
