@@ -7,7 +7,8 @@ simulated one. It takes care of what pynvml leaves to its caller:
 - functions that fill an array trust its size: it is sized for any GPU, because some drivers understate their counts
 - a MIG mode that was accepted but is not active is reported by a value, not raised
 - older drivers lack the versioned profile query, and with it the profile's name
-- handles die when the MIG mode changes: `Gpu` objects are not to be kept across `Gpu.set_mig_mode`
+- a change of the MIG mode may unbind the GPU and void every handle: `Gpu.set_mig_mode` takes a new one for its GPU by
+  the PCI address, which stays; what was read before (`GpuInstance`) is not to be kept
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pynvml
@@ -48,12 +50,12 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class ComputeInstance:
-    """A compute instance. ``uuid`` is that of the MIG device it makes."""
+    """A compute instance. ``device`` is the handle of the MIG device it makes, ``uuid`` that device's UUID."""
 
     handle: Any
     compute_slices: int
     uuid: str
-    device: Any = None
+    device: Any
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class Nvml:
         """Shuts it down; with `contextlib.closing` at the end of a block."""
         self.api.nvmlShutdown()
 
+    def driver_version(self) -> str:
+        """The version of the driver, such as ``570.133.20``."""
+        return str(self.api.nvmlSystemGetDriverVersion())
+
     def gpus(self) -> list[Gpu]:
         """The GPUs by index."""
         return [Gpu(self.api, index) for index in range(self.api.nvmlDeviceGetCount())]
@@ -102,31 +108,20 @@ class Gpu:
         self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
         self.name = str(api.nvmlDeviceGetName(self._handle))
 
-    def memory_bytes(self) -> int:
-        """All of its memory, as the driver counts it."""
-        return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
-
     @property
     def bus_id(self) -> str:
-        """PCI address as /sys has it, such as ``0000:1b:00.0``."""
-        return str(self._api.nvmlDeviceGetPciInfo(self._handle).busId).lower()[-12:]
+        """Its PCI address as /sys has it: ``0000:1b:00.0``, where NVML writes eight digits for the domain."""
+        pci = self._pci
+        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
     @property
     def pci_device_id(self) -> str:
-        """Such as ``0x2330``, in the form of `skyinfra.mig`'s geometries."""
-        return f"0x{self._api.nvmlDeviceGetPciInfo(self._handle).pciDeviceId >> 16:04X}"
+        """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
+        return f"0x{self._pci.pciDeviceId >> 16:04X}"
 
-    def processes(self) -> tuple[int, ...]:
-        """The processes that use the GPU or a partition of it."""
-        return self._processes(self._handle)
-
-    def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
-        """The processes that use the MIG devices of *instance*."""
-        return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
-
-    def _processes(self, device: Any) -> tuple[int, ...]:
-        compute = self._api.nvmlDeviceGetComputeRunningProcesses(device)
-        return tuple(sorted({int(process.pid) for process in compute}))
+    def memory_bytes(self) -> int:
+        """All of its memory, as the driver counts it."""
+        return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
 
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
@@ -141,7 +136,11 @@ class Gpu:
     def set_mig_mode(self, on: bool) -> int:
         """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
         mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
-        return int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
+        address = self.bus_id
+        status = int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
+        if status == pynvml.NVML_SUCCESS:
+            self._handle = self._api.nvmlDeviceGetHandleByPciBusId(address)
+        return status
 
     def profiles(self) -> list[ProfileInfo]:
         """The GPU instance profiles of this device, in the order of NVML's enumeration."""
@@ -186,6 +185,38 @@ class Gpu:
     def destroy(self, instance: GpuInstance) -> None:
         """Destroys *instance*, which must be empty."""
         self._api.nvmlGpuInstanceDestroy(instance.handle)
+
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes that compute or draw on this GPU, on whatever partition; sorted.
+
+        While MIG is on, the driver tells them to root only, and refuses others with NO_PERMISSION.
+        """
+        return self._processes(self._handle)
+
+    def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
+        """The ids of the processes on the MIG devices of *instance*; sorted."""
+        return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
+
+    @cached_property
+    def _pci(self) -> Any:
+        return self._api.nvmlDeviceGetPciInfo(self._handle)
+
+    def _processes(self, device: Any) -> tuple[int, ...]:
+        found = [*self._running("Compute", device), *self._running("Graphics", device)]
+        return tuple(sorted({int(process.pid) for process in found}))
+
+    def _running(self, kind: str, device: Any) -> list[Any]:
+        """The processes of one kind. Drivers before R510 have only the second version of the query."""
+        for version in ("_v3", "_v2"):
+            try:
+                return list(getattr(self._api, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device))
+            except pynvml.NVMLError as error:
+                # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
+                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                    return []
+                if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or version == "_v2":
+                    raise
+        return []
 
     def _profile(self, number: int) -> ProfileInfo | None:
         info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)

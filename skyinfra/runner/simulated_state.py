@@ -37,18 +37,37 @@ class InstanceState:
 
 
 @dataclass
-class GpuState:
-    """One GPU: its MIG mode (0 or 1) now and after a reset, and its instances.
+class ProcessState:
+    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU."""
 
-    held: a process holds the GPU, which nothing can be reset under. guest: it is passed through to a virtual
-    machine, whose driver cannot reset it.
+    pid: int
+    instance: int | None = None
+
+
+@dataclass
+class GpuState:
+    """One GPU: its MIG mode (0 or 1) now and after a reset, its instances, and the processes on it.
+
+    guest: it is passed through to a virtual machine, whose driver cannot reset it.
+    epoch: how often the mode has changed or the GPU was reset, which voids the handles of what stood there.
     """
 
     current: int = 0
     pending: int = 0
-    held: bool = False
     guest: bool = False
+    epoch: int = 0
     instances: list[InstanceState] = field(default_factory=list)
+    processes: list[ProcessState] = field(default_factory=list)
+
+    def holds(self, instance: int) -> bool:
+        """Whether a process is on that instance, or on the whole GPU."""
+        return any(process.instance in (None, instance) for process in self.processes)
+
+    def activate(self, mode: int) -> None:
+        """Sets the mode as a reset does: whatever stood there is gone."""
+        self.current = self.pending = mode
+        self.instances = []
+        self.epoch = (self.epoch + 1) % 2**16
 
 
 class StateFile:
@@ -96,7 +115,10 @@ class StateFile:
 
 
 def _gpu(value: dict[str, object]) -> GpuState:
-    gpu = GpuState(**value)  # type: ignore[arg-type]
+    # Written by an older version, it lacks some fields and has one that is no longer.
+    known = {each.name for each in dataclasses.fields(GpuState)}
+    gpu = GpuState(**{name: given for name, given in value.items() if name in known})  # type: ignore[arg-type]
+    gpu.processes = [ProcessState(**process) for process in gpu.processes]  # type: ignore[arg-type]
     gpu.instances = [InstanceState(**instance) for instance in gpu.instances]  # type: ignore[arg-type]
     for instance in gpu.instances:
         instance.compute = [ComputeState(**compute) for compute in instance.compute]  # type: ignore[arg-type]

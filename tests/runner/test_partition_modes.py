@@ -76,11 +76,17 @@ class Machine:
 
 
 class Counted(SimulatedDriver):
-    """A driver that says how many GPUs it has, and notices a reset under an open session."""
+    """A driver that says how many GPUs it has, and notices a reset under an open session.
+
+    What holds its GPUs are services, which NVML does not list: they do not compute.
+    """
 
     def __init__(self, accelerator: NodeAccelerator, path: Path) -> None:
         super().__init__(accelerator, path=path, seed="demo/mig/n1")
         self.count = accelerator.count
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:  # noqa: N802
+        return []
 
     def reset(self, index: int) -> None:
         with pytest.raises(pynvml.NVMLError):

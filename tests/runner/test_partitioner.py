@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
+import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ import pynvml
 import pytest
 from running_node import h100
 
-from skyinfra import PartitionFailed
+from skyinfra import PartitionBusy, PartitionFailed
 from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
 from skyinfra.runner import partitioner
 from skyinfra.runner.nvml import Nvml, ProfileInfo
@@ -207,14 +212,59 @@ def test_an_instance_in_use_is_waited_for(driver: Opener) -> None:
     assert places(apply(Nvml(busy_at_first), wanted)) == [(0, "7g.80gb", 0, 8)]
 
 
-def test_a_held_gpu_is_refused(driver: Opener) -> None:
+NOW = Means(patience_s=0)
+
+
+@contextlib.contextmanager
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that does nothing, as what uses a partition."""
+    running = subprocess.Popen(["sleep", "600"])
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_a_partition_in_use_is_not_destroyed_and_nothing_else_is(driver: Opener) -> None:
+    before = h100(MIXED, MIXED)
+    api = driver(before)
+    apply(Nvml(api), before)
+    wanted = h100((("7g.80gb", 0, 8),), (("3g.40gb", 0, 4),))
+    with process() as user:
+        api.hold(1, pid=user.pid, start=4)
+        with pytest.raises(PartitionBusy) as caught:
+            apply(Nvml(api), wanted, means=NOW)
+        said = rf"GPU 1 \(NVIDIA H100 \(simulated\)\): 2g\.20gb at 4:2 is used by {user.pid} \(sleep, user \w+\)"
+        assert re.search(said, str(caught.value))
+        assert "Nothing was changed." in (caught.value.hint or "")
+        assert "--force" in (caught.value.hint or "")
+        assert plan(Nvml(api), before) == [], "GPU 0, where nobody is in the way, is as it was too"
+        api.hold(1, pid=user.pid, start=4, held=False)
+    assert len(apply(Nvml(api), wanted, means=NOW)) == 2
+
+
+def test_a_partition_in_use_may_stay(driver: Opener) -> None:
     before = h100(MIXED)
     api = driver(before)
     apply(Nvml(api), before)
-    api.hold(0)
-    with pytest.raises(PartitionFailed, match=r"destroy 3g\.40gb at 0:4: IN_USE \(19\)") as caught:
-        apply(Nvml(api), h100((("7g.80gb", 0, 8),)), means=Means(patience_s=0))
-    assert "fuser" in (caught.value.hint or "")
+    api.hold(0, start=0)
+    assert len(apply(Nvml(api), h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))), means=NOW)) == 2
+
+
+def test_force_ends_the_processes(driver: Opener, events: list[dict[str, Any]]) -> None:
+    before = h100(MIXED)
+    api = driver(before)
+    apply(Nvml(api), before)
+    with process() as user:
+        api.hold(0, pid=user.pid, start=0)
+        ended = threading.Thread(target=lambda: (user.wait(), api.hold(0, pid=user.pid, start=0, held=False)))
+        ended.start()
+        apply(Nvml(api), h100((("7g.80gb", 0, 8),)), emit=events.append, means=Means(force=True))
+        ended.join()
+        assert user.returncode == -signal.SIGTERM
+    assert [e["phase"] for e in events] == ["force", *["destroy"] * 3, "create"]
+    assert events[0]["what"] == "3g.40gb at 0:4"
 
 
 def test_a_pending_mode_asks_for_a_reset(driver: Opener) -> None:
@@ -232,12 +282,13 @@ def test_a_pending_mode_asks_for_a_reset(driver: Opener) -> None:
     assert len(apply(Nvml(api), A100)) == 1
 
 
-def test_a_busy_gpu_keeps_the_mode_pending(driver: Opener) -> None:
+def test_mig_is_not_turned_on_under_a_process(driver: Opener) -> None:
     wanted = h100(MIXED)
     api = driver(wanted)
     api.hold(0)
-    with pytest.raises(PartitionFailed, match=r"IN_USE \(19\)"):
-        apply(Nvml(api), wanted)
+    with pytest.raises(PartitionBusy, match="the GPU is used by"):
+        apply(Nvml(api), wanted, means=NOW)
+    assert Nvml(api).gpus()[0].mig_mode() == (False, False)
     api.hold(0, held=False)
     assert len(apply(Nvml(api), wanted)) == 3
 
