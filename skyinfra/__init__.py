@@ -59,7 +59,7 @@ from skyinfra._errors import (
 )
 
 if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
-    from skyinfra import accelerators, mig, plugins
+    from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
     from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
@@ -103,6 +103,7 @@ _LAZY: dict[str, str | None] = {
     "is_tpu": "skyinfra.accelerators",
     "is_trainium": "skyinfra.accelerators",
     "mig": None,
+    "offers": None,
     "plugins": None,
 }
 
@@ -184,6 +185,7 @@ __all__ = [
     "is_tpu",
     "is_trainium",
     "mig",
+    "offers",
     "plugins",
 ]
 

@@ -43,7 +43,8 @@ class Changes(Options, total=False):
 class Accelerator:
     """The hardware wanted on one node. Immutable and hashable; checked where it is made.
 
-    name: the catalog's, such as "H100"; vendor: "nvidia", "amd", "aws", "google", "intel", or a custom one's own.
+    name: the catalog's, such as "H100"; vendor: "nvidia", "amd", "aws", "google", "intel", "qualcomm", or a custom
+    one's own.
     memory_gb: nominal, in decimal GB, of one device.
     count: None is the smallest machine that carries it.
     form_factor: None is any.
