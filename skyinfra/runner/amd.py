@@ -125,11 +125,7 @@ def _as_many(accelerator: NodeAccelerator, root: Path) -> bool:
 
 def plan(driver: AmdDriver, accelerator: NodeAccelerator) -> list[Step]:
     """The steps from what is to what *accelerator* wants, GPU by GPU; empty where it stands. Changes nothing."""
-    compute, memory = _wanted(accelerator)
-    gpus = driver.gpus()
-    every = any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in gpus)
-    touched = [gpu for gpu in gpus if every or _differs(gpu.compute, compute, WHOLE[0])]
-    return [ModeStep(gpu.index, "mode", profile=f"{compute}+{memory}") for gpu in touched]
+    return _steps(driver.gpus(), accelerator)
 
 
 def apply(
@@ -145,25 +141,35 @@ def apply(
     Raises `PartitionFailed` with the GPU, what was wanted, what was found and what amd-smi said.
     """
     compute, memory = _wanted(accelerator)
-    if any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in driver.gpus()):
-        _set_memory(driver, memory, emit, patience_s)
-    steps = [gpu for gpu in driver.gpus() if _differs(gpu.compute, compute, WHOLE[0])]
-    _set_compute(driver, steps, compute, patience_s)
+    gpus = driver.gpus()
+    if any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in gpus):
+        gpus = _set_memory(driver, gpus, memory, emit, patience_s)
+    steps = [gpu for gpu in gpus if _differs(gpu.compute, compute, WHOLE[0])]
+    if steps:
+        gpus = _set_compute(driver, steps, compute, patience_s)
     for gpu in steps:
         emit(ModeStep(gpu.index, "mode", profile=f"{compute}+{memory}").to_json())
-    return _partitions(driver.gpus(), accelerator)
+    return _partitions(gpus, accelerator)
 
 
 def standing(driver: AmdDriver, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
     """The partitions of a node that stands as declared. Raises `PartitionFailed` where it does not."""
-    steps = plan(driver, accelerator)
+    gpus = driver.gpus()
+    steps = _steps(gpus, accelerator)
     if steps:
         raise PartitionFailed(
             "the GPUs do not stand as declared",
             field="accelerator.layouts",
             hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
         )
-    return _partitions(driver.gpus(), accelerator)
+    return _partitions(gpus, accelerator)
+
+
+def _steps(gpus: Sequence[AmdGpu], accelerator: NodeAccelerator) -> list[Step]:
+    compute, memory = _wanted(accelerator)
+    every = any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in gpus)
+    touched = [gpu for gpu in gpus if every or _differs(gpu.compute, compute, WHOLE[0])]
+    return [ModeStep(gpu.index, "mode", profile=f"{compute}+{memory}") for gpu in touched]
 
 
 def _wanted(accelerator: NodeAccelerator) -> tuple[str, str]:
@@ -178,44 +184,57 @@ def _differs(found: str | None, wanted: str, usual: str) -> bool:
     return (found or usual) != wanted
 
 
-def _set_memory(driver: AmdDriver, memory: str, emit: Emit, patience_s: float) -> None:
-    """Asks every GPU for the memory mode and loads the driver again, if that has not happened by itself."""
-    answer = Answer(False, "")
-    for index in range(len(driver.gpus())):
-        # Before ROCm 7 the first change loads the driver again and with it changes every GPU.
-        gpu = driver.gpus()[index]
-        if _differs(gpu.memory, memory, WHOLE[1]):
-            answer = _patiently(partial(driver.set_memory, gpu, memory), patience_s)
-            if answer.failed and _differs(driver.gpus()[index].memory, memory, WHOLE[1]):
-                raise _refused(driver, gpu, memory, f"refuses the memory mode {memory}", answer)
-    if any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in driver.gpus()):
-        answer = _patiently(driver.reload, patience_s)
+def _set_memory(driver: AmdDriver, gpus: Sequence[AmdGpu], memory: str, emit: Emit, patience_s: float) -> list[AmdGpu]:
+    """Asks the GPUs for the memory mode, loads the driver again if amd-smi has not, and gives what stands then."""
+    now = list(gpus)
+    for gpu in gpus:
+        if not _differs(gpu.memory, memory, WHOLE[1]):
+            continue
+        answer = _patiently(partial(driver.set_memory, gpu, memory), patience_s)
+        if answer.failed or now == gpus:
+            now = driver.gpus()
+        if not any(_differs(each.memory, memory, WHOLE[1]) for each in now):
+            # Before ROCm 7 the first change loads the driver again, and with it changes every GPU.
+            break
         if answer.failed:
-            raise PartitionFailed(
-                f"the amdgpu driver cannot be loaded again for the memory mode {memory}: {answer.text}",
-                field="accelerator.memory_mode",
-                hint=_with_processes(driver, _RELOAD_HINT),
-            )
-        emit({"action": "reload", "driver": "amdgpu"})
-    for gpu in driver.gpus():
+            raise _refused(driver, gpu, memory, f"refuses the memory mode {memory}", answer)
+    else:
+        answer = _reload(driver, memory, emit, patience_s)
+        now = driver.gpus()
+    for gpu in now:
         if _differs(gpu.memory, memory, WHOLE[1]):
             raise _refused(driver, gpu, memory, f"does not take the memory mode {memory} over", answer)
     emit({"action": "memory", "profile": memory})
+    return now
 
 
-def _set_compute(driver: AmdDriver, gpus: Sequence[AmdGpu], compute: str, patience_s: float) -> None:
-    """Sets the compute mode of *gpus*, and looks whether it has taken effect: what amd-smi prints does not say it."""
+def _reload(driver: AmdDriver, memory: str, emit: Emit, patience_s: float) -> Answer:
+    answer = _patiently(driver.reload, patience_s)
+    if answer.failed:
+        raise PartitionFailed(
+            f"the amdgpu driver cannot be loaded again for the memory mode {memory}: {answer.text}",
+            field="accelerator.memory_mode",
+            hint=_HINTS["NO_PERM"] if answer.status == "NO_PERM" else _with_processes(driver, _RELOAD_HINT),
+        )
+    emit({"action": "reload", "driver": "amdgpu"})
+    return answer
+
+
+def _set_compute(driver: AmdDriver, gpus: Sequence[AmdGpu], compute: str, patience_s: float) -> list[AmdGpu]:
+    """Sets the compute mode of *gpus*, and gives what stands then: amd-smi's word is not taken for it."""
     answers: dict[int, Answer] = {}
     # From the last one on, so that amd-smi's numbers of those that are still to be set stay.
     for gpu in reversed(gpus):
         answers[gpu.index] = _patiently(partial(driver.set_compute, gpu, compute), patience_s)
         if answers[gpu.index].failed:
-            _check_compute(driver, compute, answers)
-    _check_compute(driver, compute, answers)
+            _check_compute(driver, driver.gpus(), compute, answers)
+    now = driver.gpus()
+    _check_compute(driver, now, compute, answers)
+    return now
 
 
-def _check_compute(driver: AmdDriver, compute: str, answers: Mapping[int, Answer]) -> None:
-    for gpu in driver.gpus() if answers else ():
+def _check_compute(driver: AmdDriver, gpus: Sequence[AmdGpu], compute: str, answers: Mapping[int, Answer]) -> None:
+    for gpu in gpus:
         if gpu.index in answers and _differs(gpu.compute, compute, WHOLE[0]):
             raise _refused(driver, gpu, compute, f"refuses the compute mode {compute}", answers[gpu.index])
 

@@ -27,7 +27,7 @@ _SBIN = ("/usr/sbin", "/sbin")
 _READ_S = 120
 _SET_S = 600
 _STATUS = re.compile(r"AMDSMI_STATUS_([A-Z_]+)")
-_NO_PERMISSION = re.compile(r"requires elevation|permission ?denied", re.I)
+_NO_PERMISSION = re.compile(r"requires elevation|permission ?denied|operation not permitted", re.I)
 _TOLD = 400
 
 
