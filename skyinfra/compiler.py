@@ -146,6 +146,7 @@ def _node_accelerator(accelerator: Accelerator, count: int) -> NodeAccelerator:
         memory_gb=accelerator.memory_gb,
         mig_model=accelerator.mig_model,
         layouts=tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in layouts),
+        memory_mode=accelerator.memory_mode,
     )
 
 

@@ -16,18 +16,8 @@ from skyinfra import mig
 from skyinfra._errors import InvalidField, InvalidLayout
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
+from skyinfra.cli.strips import STYLES
 from skyinfra.mig.drawing import boxes, facts, tone
-
-# As many as any GPU has sizes of profiles.
-_STYLES = (
-    "black on cyan",
-    "black on green",
-    "black on yellow",
-    "black on magenta",
-    "black on blue",
-    "black on white",
-    "black on red",
-)
 
 
 @dataclass(frozen=True)
@@ -237,7 +227,7 @@ def _text(shown: Shown) -> Text:
             profile = None if index is None else picture.segments[index].profile
             style = "not bold"
             if profile is not None:
-                style += " " + _STYLES[tone(profile, picture.geometry) % len(_STYLES)]
+                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
             made.append(piece, style=style)
         made.append("\n")
     for word, sentence in [*facts(picture), *shown.notes]:

@@ -149,8 +149,7 @@ class _Run:
 
     def _done(self, step: Step) -> None:
         self._changed = True
-        fields = step.to_json()
-        self._emit(fields.pop("action"), **fields)
+        self._emit_event(step.to_event())
 
     def _check(self) -> list[Target]:
         targets = _targets(self._nvml, self._wanted, self._means.patience_s)

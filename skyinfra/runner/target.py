@@ -77,6 +77,11 @@ class Step:
         """Its fields that say something."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
+    def to_event(self) -> dict[str, Any]:
+        """That it was done: ``action`` is the ``phase`` then."""
+        fields = self.to_json()
+        return {"phase": fields.pop("action"), **fields}
+
     def __str__(self) -> str:
         if self.action == "mode":
             return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
