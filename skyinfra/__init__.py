@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.manifest import Manifest
-    from skyinfra.providers import AWS, Local, VastAI
+    from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
 __version__ = "0.1.0"
@@ -76,6 +76,8 @@ __version__ = "0.1.0"
 # public name -> module that defines it, or None where the name is a module itself
 _LAZY: dict[str, str | None] = {
     "AWS": "skyinfra.providers",
+    "CapacityBlock": "skyinfra.providers",
+    "CapacityReservation": "skyinfra.providers",
     "Accelerator": "skyinfra.accelerators",
     "AcceleratorSpec": "skyinfra.accelerators",
     "ComputePool": "skyinfra.pool",
@@ -111,6 +113,8 @@ _LAZY: dict[str, str | None] = {
 
 __all__ = [
     "AWS",
+    "CapacityBlock",
+    "CapacityReservation",
     "Accelerator",
     "AcceleratorMissing",
     "AcceleratorSpec",

@@ -30,7 +30,8 @@ def hint(query: Query) -> str:
     """Lines that say what there is instead."""
     asked = query.constraints()
     lines = [_line(f"Without {name}", less.run(load()), query) for name, less in _less(query).items() if name in asked]
-    anywhere = replace(query, providers=())
+    # A region is one provider's.
+    anywhere = replace(query, providers=(), region=None if query.providers else query.region)
     lines += [_line("In other numbers", _other_counts(query), query), _line("Elsewhere", _elsewhere(anywhere), query)]
     if not any(lines):
         lines.append(_line("Elsewhere, in other numbers", _other_counts(anywhere), query))
