@@ -325,6 +325,9 @@ class Accelerator:
             rows = (row for name in catalog.names() for row in catalog.variants(name))
             able = (row.name for row in rows if row.mig_model and _mig.geometry(row.mig_model).profiles)
             hint = f"With MIG: {', '.join(dict.fromkeys(able))}."
+        if self.mig_model is not None:
+            reason = "; ".join(_mig.geometry(self.mig_model).notes) or "no source lists them"
+            return MigNotSupported(f"the profiles of {self.name} are not known: {reason}", hint=hint)
         return MigNotSupported(f"{self.name} cannot be partitioned, or its profiles are not known", hint=hint)
 
 

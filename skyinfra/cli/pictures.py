@@ -17,7 +17,7 @@ from skyinfra._errors import InvalidField, InvalidLayout
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
 from skyinfra.cli.strips import STYLES
-from skyinfra.mig.drawing import boxes, facts, tone
+from skyinfra.mig.drawing import EXPECTED, boxes, facts, tone
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,8 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
         out.print(
             f"{len(placed)} layouts of {target.name} beside which nothing fits, {len(maximal)} maximal combinations"
         )
+        if any(geometry.profile(name).expected for name in profiles):
+            out.print(EXPECTED)
         return
     every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
     tables.print_json(
@@ -167,7 +169,10 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
             "accelerator": target.name,
             "model": geometry.model,
             "profiles": list(profiles),
-            "placements": [[asdict(placement) for placement in layout] for layout in placed],
+            "placements": [
+                [{**asdict(each), "expected": geometry.profile(each.profile).expected} for each in layout]
+                for layout in placed
+            ],
             "multisets": [mig.text(names) for names in every],
             "maximal": [mig.text(names) for names in maximal],
         }

@@ -14,6 +14,7 @@ from skyinfra.mig.grid import Grid, Placement
 Cell: TypeAlias = tuple[str, int | None]
 
 _MARGIN = 8
+EXPECTED = "the places are expected from the driver's source; they were not seen on this part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
     needed = required_driver((profile.name for profile in shown.placed), geometry)
     pairs.append(("driver", "unknown" if needed is None else f"{needed} or later"))
     if any(profile.expected for profile in shown.placed):
-        pairs.append(("note", "the places are expected from the driver's source; they were not seen on this part"))
+        pairs.append(("note", EXPECTED))
     return pairs
 
 
