@@ -133,6 +133,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         env=dict(sorted(pool.image.env.items())),
         pip=tuple(pool.image.pip),
         run=tuple(pool.image.run),
+        drain_seconds=pool.worker.drain_seconds,
         secret_file=selection.secret_file,
     )
 

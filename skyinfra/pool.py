@@ -48,11 +48,13 @@ class Worker(Declared):
     """The workers of a node.
 
     concurrency: workers on one node. None is one for each slot the layout gives, or one on a CPU node; a number
-    that disagrees with the layout is an error. executor: each worker is a process of its own.
+    that disagrees with the layout is an error. executor: each worker is a process of its own. drain_seconds: for how
+    long a task may go on on a slot that a changed layout takes away; then it is ended and starts again on another.
     """
 
     concurrency: int | None = Field(default=None, ge=1)
     executor: Literal["process"] = "process"
+    drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
 class ComputePool(Declared):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -10,8 +10,10 @@ from skyinfra._errors import FleetError
 from skyinfra.cli import tables
 from skyinfra.cli.strips import lines, strips
 from skyinfra.project import Project, SynthesizedStack
-from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
+
+if TYPE_CHECKING:
+    from skyinfra.client.snapshot import Snapshot
 
 
 def show_status(stack: str | None, *, as_json: bool) -> None:
@@ -36,10 +38,10 @@ def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
 
 
 def _fleet_status(manifest: Manifest) -> dict[str, Any]:
-    slots: list[InstanceInfo] = []
+    now: Snapshot | None = None
     problem: str | None = None
     try:
-        slots = _live_slots(manifest)
+        now = _look(manifest)
     except FleetError as error:
         problem = str(error)
     return {
@@ -50,15 +52,15 @@ def _fleet_status(manifest: Manifest) -> dict[str, Any]:
         "simulated": manifest.simulated,
         "head": {"address": manifest.head.address, "port": manifest.head.port},
         "problem": problem,
-        "nodes": [_node_status(manifest, index, slots) for index in range(len(manifest.nodes))],
+        "nodes": [_node_status(manifest, node, now) for node in manifest.nodes],
     }
 
 
-def _live_slots(manifest: Manifest) -> list[InstanceInfo]:
+def _look(manifest: Manifest) -> Snapshot:
     from skyinfra.client import open_pool
 
     with open_pool(manifest, timeout=5) as pool:
-        return pool.slots()
+        return pool.look()
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,33 +70,41 @@ def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stacks
 
 
-def _node_status(manifest: Manifest, index: int, slots: list[InstanceInfo]) -> dict[str, Any]:
-    node = manifest.nodes[index]
-    live = {slot.worker: slot for slot in slots if slot.node == node.name}
-    wanted = {slot.index for slot in manifest.slots}
-    gpus = strips(live.values(), manifest.slots)
+def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -> dict[str, Any]:
+    live = {slot.slot: slot for slot in (now.slots if now else ()) if slot.node == node.name}
+    draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
+    told = now.state if now else None
+    promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots}
+    wanted = (told.slots.get(node.name) if told else None) or tuple(promised)
+    slots = [
+        {**draining[name].to_json(), "state": "draining", "waits_for": told.draining.get(name, ()) if told else ()}
+        for name in draining
+    ]
+    slots += [{**live[name].to_json(), "state": "ready"} for name in live]
+    slots += [_missing(name, promised.get(name)) for name in wanted if name not in live and name not in draining]
+    state = "ready" if set(wanted) <= set(live) else "missing slots" if live else "not reachable"
+    gpus = strips([*live.values(), *draining.values()], [slot for name, slot in promised.items() if name in wanted])
     return {
         "name": node.name,
         "id": node.id,
         "head": node.head,
         "address": node.address,
         "machine_type": node.machine_type,
-        "state": "ready" if wanted <= set(live) else "missing slots" if live else "not reachable",
-        "slots": [
-            {**live[slot.index].to_json(), "state": "ready"}
-            if slot.index in live
-            else {
-                "worker": slot.index,
-                "slot": f"{node.name}/{slot.index}",
-                "kind": slot.kind,
-                "profile": slot.profile,
-                "accelerator": slot.accelerator,
-                "uuid": None,
-                "state": "missing",
-            }
-            for slot in manifest.slots
-        ],
+        "state": "draining" if draining else state,
+        "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
+    }
+
+
+def _missing(name: str, slot: ManifestSlot | None) -> dict[str, Any]:
+    return {
+        "worker": int(name.rpartition("/")[2]),
+        "slot": name,
+        "kind": slot.kind if slot else None,
+        "profile": slot.profile if slot else None,
+        "accelerator": slot.accelerator if slot else None,
+        "uuid": None,
+        "state": "missing",
     }
 
 
@@ -117,10 +127,17 @@ def _print_stack(status: dict[str, Any]) -> None:
                 made.add_row(
                     node["name"] + (" (head)" if node["head"] else ""),
                     str(slot["worker"]),
-                    slot["kind"],
+                    slot["kind"] or "",
                     f"{slot['accelerator']}{mark}" if slot["accelerator"] else "",
                     slot["profile"] or "",
                     slot["uuid"] or "",
-                    slot["state"] if slot["state"] == "ready" else f"[red]{slot['state']}[/]",
+                    _state(slot),
                 )
         out.print(made)
+
+
+def _state(slot: dict[str, Any]) -> str:
+    if slot["state"] == "draining":
+        tasks = ", ".join(slot["waits_for"])
+        return f"[yellow]draining{escape(f': {tasks}') if tasks else ''}[/]"
+    return "ready" if slot["state"] == "ready" else f"[red]{slot['state']}[/]"

@@ -21,8 +21,10 @@ import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra.client.snapshot import Snapshot
 from skyinfra.protocol import calls
 from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 
@@ -183,16 +185,25 @@ class Connection:
             hint="Its machine ended or cannot be reached; what ran on the fleet has to be started again.",
         )
 
-    async def slots(self) -> list[InstanceInfo]:
-        """The slots that are registered, in slot order. Raises OSError where the head does not answer."""
+    async def look(self) -> Snapshot:
+        """The fleet as it is now. Raises OSError where the head does not answer."""
         identity = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
         # Dask's wire format turns lists into tuples; as JSON they are lists again.
-        descriptions = json.loads(
-            json.dumps([w[STARTUP_KEY] for w in identity["workers"].values() if STARTUP_KEY in w])
+        described = json.loads(
+            json.dumps([(w["status"], w[STARTUP_KEY]) for w in identity["workers"].values() if STARTUP_KEY in w])
         )
+        told = json.loads(json.dumps(identity.get(STARTUP_KEY)))
+        return Snapshot(
+            slots=self._slots(described, "running"),
+            # The runner pauses the workers of the slots that go.
+            draining=self._slots(described, "paused"),
+            state=FleetState.read(told) if told is not None else None,
+        )
+
+    def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}
-        slots = [InstanceInfo.read(description, source="worker") for description in descriptions]
-        return sorted(slots, key=lambda slot: (order.get(slot.node, len(order)), slot.node, slot.worker))
+        slots = [InstanceInfo.read(each, source="worker") for found, each in described if found == status]
+        return tuple(sorted(slots, key=lambda slot: (order.get(slot.node, len(order)), slot.node, slot.worker)))
 
     async def close(self) -> None:
         """Leaves the fleet. A head that is gone is not waited for."""

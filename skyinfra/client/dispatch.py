@@ -20,6 +20,7 @@ from distributed.client import FutureCancelledError
 from skyinfra._errors import SlotLost, TaskAttemptsExceeded
 from skyinfra.client.connection import Connection
 from skyinfra.client.pickling import Shipment
+from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol import calls
 from skyinfra.protocol.calls import Outcome
 
@@ -29,36 +30,6 @@ _LOOK_S = 2.0
 _RELEASE_S = 0.1
 # Dask warns about calls above 10 MB, in words about its own collections.
 _LARGE_CALL = 1_000_000
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a task may run: on the slot ``NODE/INDEX``, on any slot of a node, or anywhere."""
-
-    slot: str | None = None
-    node: str | None = None
-
-    @property
-    def resources(self) -> dict[str, int]:
-        """Dask resources. Names of workers do not do: Dask resolves them once, to an address that may be gone."""
-        resources = {"slot": 1}
-        if self.slot:
-            resources[f"slot:{self.slot}"] = 1
-        if self.node:
-            resources[f"node:{self.node}"] = 1
-        return resources
-
-    def among(self, slots: set[str]) -> bool:
-        """Whether one of *slots* is such a place."""
-        if self.slot:
-            return self.slot in slots
-        return any(self.node is None or slot.rpartition("/")[0] == self.node for slot in slots)
-
-    def __str__(self) -> str:
-        return self.slot or self.node or "any slot"
-
-
-ANYWHERE = Target()
 
 
 @dataclass
@@ -105,7 +76,8 @@ class Dispatcher:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.window = Window(max(1, len(connection.manifest.nodes) * len(connection.manifest.slots)))
+        self._windows: dict[Target, Window] = {}
+        self._snapshot = Snapshot(())
         self._waiting: dict[str, _Waiting] = {}
         self._done: list[Any] = []
         self._arrivals: dict[str, asyncio.Future[bytes]] = {}
@@ -113,8 +85,10 @@ class Dispatcher:
         self._stopping: set[asyncio.Task[Any]] = set()
         self._answered = time.monotonic()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begins to look after the tasks that will come."""
+        with contextlib.suppress(OSError):  # who waits for a task will hear of it
+            await self.saw(await self.connection.look())
         for routine in (self._watch(), self._release()):
             self._keep(asyncio.create_task(routine), self._background)
 
@@ -142,7 +116,7 @@ class Dispatcher:
         waiting = _Waiting(shipment.name, target, waiter)
         self._waiting[shipment.key] = waiting
         try:
-            async with self.window.place() if windowed else contextlib.nullcontext():
+            async with self.window(target).place() if windowed else contextlib.nullcontext():
                 return await self._until_done(shipment, target)
         except asyncio.CancelledError:
             if waiting.failure is not None:
@@ -235,38 +209,61 @@ class Dispatcher:
                 self._answered = time.monotonic()
                 continue
             try:
-                present = {slot.slot for slot in await self.connection.slots()} if self.connection.alive else None
+                now = await self.connection.look() if self.connection.alive else None
             except OSError:
-                present = None
-            if present is None:
+                now = None
+            if now is None:
                 self._look_for_head()
             else:
                 self._answered = time.monotonic()
-                await self.window.resize(len(present))
-                self._look_for_slots(present)
+                await self.saw(now)
+                self._look_for_slots(now)
+
+    async def saw(self, now: Snapshot) -> None:
+        """Lets as many tasks to the fleet as it has slots *now*."""
+        self._snapshot = now
+        for target, window in self._windows.items():
+            await window.resize(self._places(target))
+
+    def window(self, target: Target) -> Window:
+        """The window of the tasks for *target*."""
+        if target not in self._windows:
+            self._windows[target] = Window(max(1, self._places(target)))
+        return self._windows[target]
+
+    def _places(self, target: Target) -> int:
+        return sum(target.takes(slot) for slot in self._snapshot.slots)
 
     def _look_for_head(self) -> None:
         if time.monotonic() - self._answered > self.connection.patience:
             for waiting in self._waiting.values():
                 self._wake(waiting, self.connection.gone())
 
-    def _look_for_slots(self, present: set[str]) -> None:
-        now = time.monotonic()
+    def _look_for_slots(self, now: Snapshot) -> None:
+        clock = time.monotonic()
         for waiting in self._waiting.values():
-            if waiting.target.among(present):
+            prospect = now.prospect(waiting.target)
+            if prospect == "gone":
+                self._wake(waiting, self._changed(waiting, now))
+            elif prospect != "missing":
                 waiting.missing_since = None
             elif waiting.missing_since is None:
-                waiting.missing_since = now
-            elif now - waiting.missing_since > self.connection.patience:
+                waiting.missing_since = clock
+            elif clock - waiting.missing_since > self.connection.patience:
                 self._wake(waiting, self._lost(waiting))
 
     def _lost(self, waiting: _Waiting) -> SlotLost:
-        what = f"slot {waiting.target}" if waiting.target.slot else f"every slot of {waiting.target}"
-        if waiting.target == ANYWHERE:
-            what = f"every slot of {self.connection.manifest.fleet}"
+        what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
         return SlotLost(
             f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
             hint="pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
+        )
+
+    def _changed(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
+        return SlotLost(
+            f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
+            f"{self.connection.manifest.fleet} any more",
+            hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
         )
 
     def _wake(self, waiting: _Waiting, failure: Exception) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import queue
+import threading
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +13,10 @@ from typing import Any, Self, TypeVar, overload
 from skyinfra._errors import FleetError, FleetUnreachable
 from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
-from skyinfra.client.dispatch import ANYWHERE, Dispatcher, Target
+from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
+from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -38,7 +41,8 @@ class Pool:
 
     def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
         self.manifest = manifest
-        self._closed = False
+        self.target = ANYWHERE
+        self._ended = threading.Event()
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
@@ -54,7 +58,7 @@ class Pool:
         )
         await connection.open()
         dispatcher = Dispatcher(connection)
-        dispatcher.start()
+        await dispatcher.start()
         return dispatcher
 
     # The fleet ------------------------------------------------------------------------------------------------------
@@ -62,16 +66,32 @@ class Pool:
     def slots(self) -> list[InstanceInfo]:
         """The slots that are there now, in slot order: by node as in the manifest, then by index.
 
-        Raises `FleetUnreachable` where the head does not answer.
+        Slots that a changed layout takes away, on which tasks may still end, are not among them. Raises
+        `FleetUnreachable` where the head does not answer.
         """
+        return [slot for slot in self.look().slots if self.target.takes(slot)]
+
+    def look(self) -> Snapshot:
+        """The fleet as its head describes it now. Raises `FleetUnreachable`."""
         self._check_open()
         try:
-            return self._loop.run(self._dispatcher.connection.slots())
+            return self._loop.run(self._dispatcher.connection.look())
         except OSError as error:
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
                 f"{error or type(error).__name__}"
             ) from None
+
+    def where(self, *, profile: str | None = None, node: str | None = None) -> Pool:
+        """This pool with only its slots of one MIG profile, or of one node.
+
+        ``train(0) >> pool.where(profile="3g.40gb")``. It shares the connection: closing one closes both. A task that
+        waits there while the layout is being changed goes on waiting; it gets `SlotLost` where no slot of the fleet is
+        such a one, or none is left after a change.
+        """
+        chosen = copy.copy(self)
+        chosen.target = Target(node=node or self.target.node, profile=profile or self.target.profile)
+        return chosen
 
     def nodes(self) -> list[ManifestNode]:
         """The nodes of the fleet, as its manifest names them."""
@@ -95,21 +115,19 @@ class Pool:
                 raise TypeError("a task has its arguments already; submit the function to give others")
         else:
             task = pickling.as_task(task, args, kwargs)
-        return self.send(task, ANYWHERE)
+        return self.send(task, self.target)
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
 
-        slots: only on these; by default on all that the manifest promises or that are there. A slot that is not there
-        is waited for: `SlotLost` is raised when it stays away. The first task that raises ends it; its exception is
-        raised, the others are cancelled.
+        slots: only on these; by default on all that the fleet is to have or that are there. A slot that is not there
+        is waited for: `SlotLost` is raised when it stays away, and when the layout has it no more or gives it another
+        profile than in *slots*. The first task that raises ends it; its exception is raised, the others are cancelled.
         """
-        names = [slot.slot for slot in slots] if slots is not None else self._all_slots()
-        shipment_of = [(task, Target(slot=name)) for name in names]
         futures: list[Future[T]] = []
         try:
-            for each, target in shipment_of:
-                futures.append(self.send(each, target, windowed=False))
+            for target in self._targets(slots):
+                futures.append(self.send(task, target, windowed=False))
             self._raise_first(futures)
             return [future.result() for future in futures]
         finally:
@@ -153,13 +171,13 @@ class Pool:
         exhausted = False
         try:
             while True:
-                limit = window or self._dispatcher.window.limit
+                limit = window or self._dispatcher.window(self.target).limit
                 while not exhausted and running < limit and len(kept) < 2 * limit:
                     task = next(tasks, None)
                     if task is None:
                         exhausted = True
                         break
-                    future = self.send(task, ANYWHERE, windowed=False)
+                    future = self.send(task, self.target, windowed=False)
                     kept[future] = None
                     running += 1
                     future.when_done(finished.put)
@@ -186,9 +204,12 @@ class Pool:
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner)
 
-    def _all_slots(self) -> list[str]:
-        promised = [f"{node.name}/{slot.index}" for node in self.manifest.nodes for slot in self.manifest.slots]
-        return list(dict.fromkeys([*promised, *(slot.slot for slot in self.slots())]))
+    def _targets(self, slots: Sequence[InstanceInfo] | None) -> list[Target]:
+        if slots is None and self.target == ANYWHERE:
+            return [Target(slot=name) for name in self.look().promised(self.manifest)]
+        if slots is None and not (slots := self.slots()):
+            return [self.target]  # waits for the first one, or says that there is none
+        return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod
     def _raise_first(futures: Sequence[Future[T]]) -> None:
@@ -221,8 +242,8 @@ class Pool:
 
     def close(self) -> None:
         """Cancels what was not waited for and leaves the fleet, which stays as it is. May be called again."""
-        if not self._closed:
-            self._closed = True
+        if not self._ended.is_set():
+            self._ended.set()
             try:
                 self._loop.run(self._leave())
             finally:
@@ -233,7 +254,7 @@ class Pool:
         await self._dispatcher.connection.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._ended.is_set():
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
 
     def __enter__(self) -> Self:
@@ -251,5 +272,5 @@ class Pool:
         nodes, slots = len(self.manifest.nodes), len(self.manifest.nodes) * len(self.manifest.slots)
         notes = [f"{nodes} nodes", f"{slots} slots"]
         notes += ["simulated"] if self.manifest.simulated else []
-        notes += ["closed"] if self._closed else []
+        notes += ["closed"] if self._ended.is_set() else []
         return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from skyinfra._errors import SlotLost, did_you_mean
-from skyinfra.client.dispatch import ANYWHERE, Target
 from skyinfra.client.pool import Pool
+from skyinfra.client.snapshot import Target
 from skyinfra.client.task import Task
 from skyinfra.protocol import calls
 
@@ -53,9 +53,9 @@ def run_script(
 
 def _target(pool: Pool, node: str | None) -> Target:
     if node is None:
-        return ANYWHERE
+        return pool.target
     names = [each.name for each in pool.nodes()]
     if node not in names:
         hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
         raise SlotLost(f"{pool.manifest.fleet} has no node of that name", given=node, hint=hint)
-    return Target(node=node)
+    return Target(node=node, profile=pool.target.profile)

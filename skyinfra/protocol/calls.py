@@ -170,8 +170,13 @@ def _attempt(task: Header) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _attempt_file(key: str) -> Path:
-    return Path(os.environ[NODE_DIRECTORY]) / "attempts" / key
+def forgive(key: str, directory: Path) -> None:
+    """The node in *directory* ends the task *key* for reasons of its own: its starts so far do not count."""
+    _attempt_file(key, directory).unlink(missing_ok=True)
+
+
+def _attempt_file(key: str, directory: Path | None = None) -> Path:
+    return (directory or Path(os.environ[NODE_DIRECTORY])) / "attempts" / key
 
 
 def _count_start(path: Path) -> int:

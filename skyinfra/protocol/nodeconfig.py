@@ -7,6 +7,7 @@ It never holds the fleet secret: ``secret_file`` names the file that does.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -61,6 +62,7 @@ class NodeConfig:
     the head it is where the scheduler listens, port 0 meaning any free one, kept once chosen. ``cpu_slots`` is the
     number of CPU workers of a pool without accelerators. ``simulate`` gives the node simulated accelerators.
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
+    ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
     ``secret_file`` is relative to the folder of the configuration file.
     """
 
@@ -77,6 +79,7 @@ class NodeConfig:
     env: dict[str, str] = field(default_factory=dict)
     pip: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
+    drain_seconds: float = 600.0
     secret_file: str = "secret"  # noqa: S105 - the name of a file
 
     @property
@@ -118,6 +121,8 @@ class NodeConfig:
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdigit():
             raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)
+        if not 0 <= self.drain_seconds < math.inf:
+            raise InvalidNodeConfig("must be at least 0", field=f"{source}.drain_seconds", given=self.drain_seconds)
 
     @classmethod
     def load(cls, path: Path) -> NodeConfig:

@@ -25,8 +25,8 @@ def boot(path: Path, *, wait_s: float) -> Status:
     """Makes sure that a runner in the background serves the node *path* as its configuration says now.
 
     A runner that serves it already is told to read its configuration again; else one is started. Returns once every
-    slot is ready. Raises `NodeFailed` with the node's error and the end of its log; a runner that was started here
-    does not outlive that.
+    slot is ready; the time in which tasks end on slots that go does not count. Raises `NodeFailed` with the node's
+    error and the end of its log; a runner that was started here does not outlive that.
     """
     node = Node.load(path)
     directory = NodeDirectory(path.parent)
@@ -92,6 +92,7 @@ def _wait(
 ) -> Status:
     """Waits for a status that *concerns* the request and is final. Raises `NodeFailed`."""
     status: Status | None = None
+    told: tuple[str, ...] = ()
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         # Asked before the status is read: what the runner wrote last is seen.
@@ -107,8 +108,19 @@ def _wait(
             raise _failed(node, directory, status, "did not come up")
         if not living:
             raise _failed(node, directory, status, "ended")
+        if current is not None and current.state == "draining":
+            # Tasks have their own patience, which the node's configuration says; it ends there.
+            deadline += _POLL_S
+            told = _tell(node, current.waits_for, told)
         time.sleep(_POLL_S)
     raise _failed(node, directory, status, f"was not ready within {wait_s:g} s")
+
+
+def _tell(node: Node, waits_for: tuple[str, ...], told: tuple[str, ...]) -> tuple[str, ...]:
+    """Says what a node that is draining waits for, where that is news."""
+    if waits_for and waits_for != told:
+        print(f"node {node.name} waits for tasks on slots that go: {'; '.join(waits_for)}", file=sys.stderr, flush=True)
+    return waits_for or told
 
 
 def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: str) -> NodeFailed:

@@ -9,13 +9,14 @@ import ssl
 from pathlib import Path
 
 import dask
-from distributed import Scheduler
 from distributed.comm import connect
 from distributed.security import Security
 from distributed.utils import get_ip, get_mp_context
 
 from skyinfra._errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
+from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.scheduler import FleetScheduler
 from skyinfra.runner.state import NodeDirectory
 
 _CONNECT_S = 3
@@ -69,10 +70,13 @@ def host_port(endpoint: Endpoint) -> str:
     return str(endpoint).removeprefix("tls://")
 
 
-async def start(declared: Endpoint, *, directory: NodeDirectory, security: Security) -> Scheduler:
+async def start(
+    declared: Endpoint, *, directory: NodeDirectory, security: Security, layout: FleetLayout
+) -> FleetScheduler:
     """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-    Writes ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
+    *layout*: what it hands on. Writes ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the
+    address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
@@ -80,7 +84,8 @@ async def start(declared: Endpoint, *, directory: NodeDirectory, security: Secur
     choose = f"remove {directory.scheduler_file} to have another chosen" if kept else "declare another port"
     try:
         _check_free(endpoint)
-        scheduler = await Scheduler(
+        scheduler: FleetScheduler = await FleetScheduler(
+            layout=layout,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,
@@ -93,7 +98,7 @@ async def start(declared: Endpoint, *, directory: NodeDirectory, security: Secur
     return scheduler
 
 
-def reached_at(scheduler: Scheduler) -> Endpoint:
+def reached_at(scheduler: FleetScheduler) -> Endpoint:
     """The address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
     return parse(scheduler.address.removeprefix("tls://"))
 

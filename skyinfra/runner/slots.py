@@ -5,8 +5,9 @@ The order is the manifest's: by accelerator, within it by placement; CPU slots b
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from skyinfra import mig
@@ -36,19 +37,38 @@ def plan(
     partitions: Sequence[Partition],
     *,
     running: Iterable[InstanceInfo] = (),
+    held: Container[int | None] = (),
 ) -> tuple[InstanceInfo, ...]:
     """The slots of the node *config*, ordered by their index.
 
     *devices*: the accelerators that were found. *partitions*: those that stand on them; a device with partitions gives
-    one slot per partition. *running*: slots that have a worker now; one whose device stays keeps its index where
-    the new number of slots allows it, so that its worker (and the task in it) never notices a change elsewhere.
+    one slot per partition. *running*: slots that have a worker now; one whose device stays keeps its index, so that
+    its worker (and the task in it) never notices a change elsewhere. No other slot gets the index of a running one.
+    *held*: the GPUs on which no slot is to be beside those that run.
     """
+    kept = {_device_of(slot): slot.worker for slot in running}
     accelerator = config.accelerator
     if accelerator is None:
-        wanted = [_blank(config, "cpu") for _ in range(config.cpu_slots)]
+        wanted = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
     else:
-        wanted = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
-    return _number(wanted, {_device_of(slot): slot.worker for slot in running})
+        found = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
+        wanted = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
+    return _number(wanted, kept)
+
+
+def count(config: NodeConfig) -> int:
+    """How many slots the node *config* is to have: one for each partition, and for each accelerator without any."""
+    accelerator = config.accelerator
+    if accelerator is None:
+        return config.cpu_slots
+    return sum(len(layout) or 1 for layout in accelerator.layouts) or accelerator.count
+
+
+def names(node: str, total: int, kept: Iterable[int]) -> tuple[str, ...]:
+    """What the *total* slots of *node* will be called, of which those with the indexes *kept* are known already."""
+    known = set(kept)
+    others = itertools.islice((index for index in itertools.count() if index not in known), max(0, total - len(known)))
+    return tuple(_name(node, index) for index in sorted({*known, *others}))
 
 
 def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
@@ -142,12 +162,14 @@ def _device_of(slot: InstanceInfo) -> tuple[object, ...]:
 
 def _number(wanted: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
     """Gives every slot its index: the one it is running with, else the lowest that is free."""
-    indexes: list[int | None] = [kept.get(_device_of(slot)) for slot in wanted]
-    indexes = [index if index is not None and index < len(wanted) else None for index in indexes]
-    free = iter(sorted(set(range(len(wanted))) - {index for index in indexes if index is not None}))
+    taken = set(kept.values())
+    free = (index for index in itertools.count() if index not in taken)
+    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in wanted]
     numbered = [
-        replace(slot, worker=number, slot=f"{slot.node}/{number}")
-        for slot, index in zip(wanted, indexes, strict=True)
-        for number in [next(free) if index is None else index]
+        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(wanted, indexes, strict=True)
     ]
     return tuple(sorted(numbered, key=lambda slot: slot.worker))
+
+
+def _name(node: str, index: int) -> str:
+    return f"{node}/{index}"

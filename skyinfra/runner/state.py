@@ -8,6 +8,11 @@ The directory is the folder of the node configuration. The runner writes
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner
     reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
+    told.json       the last layout that the node knows of, where it is not that of its configuration
+
+and on the head it reads
+
+    desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from skyinfra.protocol.instance import InstanceInfo
 
 VERSION = 1
 
-State = Literal["starting", "partitioning", "serving", "ready", "failed", "stopped"]
+State = Literal["starting", "partitioning", "draining", "serving", "ready", "failed", "stopped"]
 
 _HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
@@ -47,11 +52,13 @@ _LOCK_PATIENCE_S = 1.0
 class Status:
     """What the node is doing, as ``status.json`` says it.
 
-    state: ``starting`` (installing), ``partitioning``, ``serving`` (slots are on their way), ``ready`` (every slot is
-    registered with the scheduler), ``failed`` (see ``error``), ``stopped``.
+    state: ``starting`` (installing), ``partitioning``, ``draining`` (tasks end on slots that go), ``serving`` (slots
+    are on their way), ``ready`` (every slot is registered with the scheduler), ``failed`` (see ``error``), ``stopped``.
     config_sha256: of the bytes of the node configuration that the state is about.
     generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
     error: class name and message of what stands in the way, also while the runner still tries.
+    layouts: the layout that each GPU is to have, such as ``3g.40gb+1g.10gb*2``; none where GPUs are not partitioned.
+    layout_from: the file that says so. waits_for: what a node that is draining waits for, a sentence for each slot.
     """
 
     fleet: str
@@ -64,6 +71,9 @@ class Status:
     error: tuple[str, str] | None = None
     slots: tuple[InstanceInfo, ...] = field(default=())
     generation: int = 0
+    layouts: tuple[str, ...] = ()
+    layout_from: str = "node.json"
+    waits_for: tuple[str, ...] = ()
 
     def dumps(self) -> str:
         """The text of ``status.json``."""
@@ -79,6 +89,8 @@ class Status:
             "generation": self.generation,
             "simulated": self.simulated,
             "error": error,
+            "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
+            "waits_for": list(self.waits_for),
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -99,6 +111,9 @@ class Status:
             error=(error["class"], error["message"]) if error else None,
             slots=tuple(InstanceInfo.read(slot, source="status.json") for slot in document["slots"]),
             generation=document["generation"],
+            layouts=tuple(document["layout"]["gpus"]),
+            layout_from=document["layout"]["from"],
+            waits_for=tuple(document["waits_for"]),
         )
 
 
@@ -115,6 +130,8 @@ class NodeDirectory:
         self.reboot_file = path / "reboot.json"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
+        self.desired_file = path / "desired.json"
+        self.told_file = path / "told.json"
         self.packages = path / "site-packages"
         self.scratch = path / "scratch"
         self._lock_id: tuple[int, int] | None = None

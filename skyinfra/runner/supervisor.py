@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from distributed import Nanny
 from distributed.core import Status
@@ -24,17 +25,42 @@ _GIVE_UP_S = 30.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 # A worker is asked to end; after 80 % of this it is killed.
 _CLOSE_S = 2.0
+# A worker whose task holds the GIL does not answer; it is asked again.
+_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What keeps a drained worker: ``running``, the keys of its tasks; ``kept``, how many results are not fetched yet.
+
+    ``silent``: the worker does not answer, so that nothing of it is known.
+    """
+
+    running: tuple[str, ...] = ()
+    kept: int = 0
+    silent: bool = False
+
+    def __str__(self) -> str:
+        if self.silent:
+            return "its worker does not answer"
+        parts = [f"task {key.rpartition('-')[0]}" for key in self.running]
+        parts += (
+            ["1 result to be fetched" if self.kept == 1 else f"{self.kept} results to be fetched"] if self.kept else []
+        )
+        return ", ".join(parts)
 
 
 class SlotSupervisor:
     """The worker of *slot*. *make* gives a Nanny that is not started.
 
     ``up``: whether the worker is registered with the scheduler. ``error``: why it is not, as far as that is known.
+    ``draining_since``: since when (``time.monotonic``) the worker is being drained, or None.
     """
 
     def __init__(self, slot: InstanceInfo, make: Callable[[], Nanny]) -> None:
         self.slot = slot
         self.error: str | None = None
+        self.draining_since: float | None = None
         self._make = make
         self._nanny: Nanny | None = None
         self._pid: int | None = None
@@ -45,13 +71,63 @@ class SlotSupervisor:
     def up(self) -> bool:
         """Whether the worker process runs and is registered with the scheduler."""
         nanny = self._nanny
-        # A Nanny is running only after its worker has reported that the scheduler accepted it.
-        return nanny is not None and nanny.status == Status.running and _serving(nanny)
+        return nanny is not None and self._serves(nanny)
+
+    @property
+    def _draining(self) -> bool:
+        return self.draining_since is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no worker any more, and no other will come."""
+        return self._task.done()
 
     async def stop(self) -> None:
         """Ends the worker and everything that its tasks started. A running task has 1.6 s to end by itself."""
         self._stopping.set()
         await self._task
+
+    async def kill(self) -> None:
+        """Ends the worker at once: a task that starts again elsewhere must not run here any more."""
+        self._kill_group()
+        await self.stop()
+
+    async def drain(self) -> Unfinished | None:
+        """Takes the worker out of service; what it still has to finish, or None where that is nothing.
+
+        To be called again until nothing is left, see `SlotWorker.drain`. A worker that ends meanwhile, because its
+        task took it down, is not started again; one that was not up is ended.
+        """
+        if self.draining_since is None:
+            self.draining_since = time.monotonic()
+        nanny = self._nanny
+        if nanny is None or not self._serves(nanny):
+            await self.stop()
+            return None
+        if nanny.status == Status.running:
+            nanny.close_gracefully(reason="skyinfra-runner drains the slot")
+        try:
+            answer = await asyncio.wait_for(nanny.rpc(nanny.worker_address).skyinfra_drain(on=True), _ANSWER_S)
+        except OSError:
+            return None if self.ended else Unfinished(silent=True)
+        left = Unfinished(tuple(answer["running"]), answer["kept"])
+        return left if left != Unfinished() else None
+
+    async def resume(self) -> bool:
+        """Takes a worker that was being drained back into service. False: not yet, or not any more, see `ended`."""
+        nanny = self._nanny
+        if nanny is None or not self._serves(nanny):
+            await self.stop()
+            return False
+        try:
+            await asyncio.wait_for(nanny.rpc(nanny.worker_address).skyinfra_drain(on=False), _ANSWER_S)
+        except OSError:
+            return False
+        if not self._serves(nanny):
+            return False
+        nanny.status = Status.running
+        self.draining_since = None
+        return True
 
     def check(self) -> None:
         """Raises what ended the supervision, which only an error of the runner itself does."""
@@ -63,6 +139,8 @@ class SlotSupervisor:
         while not self._stopping.is_set():
             started = time.monotonic()
             await self._one_nanny()
+            if self._draining:
+                return
             attempts = 1 if time.monotonic() - started > _GIVE_UP_S else attempts + 1
             await pause(self._stopping, _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1])
 
@@ -100,7 +178,7 @@ class SlotSupervisor:
 
     async def _until_it_ends(self, nanny: Nanny) -> None:
         gone_since: float | None = None
-        while nanny.status == Status.running and not self._stopping.is_set():
+        while self._keeps(nanny) and not self._stopping.is_set():
             self._sweep(nanny.pid)
             if _serving(nanny):
                 gone_since = None
@@ -112,15 +190,28 @@ class SlotSupervisor:
                 return
             await pause(self._stopping, _POLL_S)
 
+    def _serves(self, nanny: Nanny) -> bool:
+        return self._keeps(nanny) and _serving(nanny)
+
+    def _keeps(self, nanny: Nanny) -> bool:
+        """Whether *nanny* has a worker and does not mean to end it."""
+        # A Nanny is running only after its worker has reported that the scheduler accepted it. While it is closing
+        # gracefully, which is what `drain` makes of it, it does not start a worker anew.
+        draining = nanny.status == Status.closing_gracefully and self._draining
+        return draining or bool(nanny.status == Status.running)
+
     def _sweep(self, pid: int | None) -> None:
         """Kills what the tasks of a worker that is gone have left; *pid* is that of the worker now."""
         if pid == self._pid:
             return
+        self._kill_group()
+        self._pid = pid
+
+    def _kill_group(self) -> None:
         if self._pid is not None:
             # The worker leads a process group, see SlotWorker.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
-        self._pid = pid
 
     async def _end(self, nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
         while not starting.done():

@@ -10,11 +10,14 @@ import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from distributed import Nanny, Worker, WorkerPlugin
+from distributed.core import Status
 from distributed.security import Security
+from distributed.worker_state_machine import READY, CancelComputeEvent
 
 from skyinfra.protocol import calls
 from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
@@ -24,6 +27,8 @@ from skyinfra.runner import head, slots
 _DEATH_TIMEOUT_S = 60
 # A client that lost the head comes back within 30 s, or tells its user that the fleet is gone.
 _ABANDONED_S = 45.0
+# What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
+DRAIN_CALL = "skyinfra_drain"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -42,10 +47,29 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, plugins=[_AbandonedTasks()], **keywords)
+        self.handlers[DRAIN_CALL] = self.drain
 
     async def get_startup_information(self) -> dict[str, Any]:
         """What travels with the registration."""
         return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
+
+    def drain(self, on: bool) -> dict[str, Any]:
+        """Takes the worker out of service, or back into it; what it still has to do.
+
+        A paused worker starts nothing; the scheduler gives it no task, and places those anew that it was given and has
+        not started. Those may still have been on their way, so this is called again and again. ``running``: the keys
+        of the tasks that have started. ``kept``: how many results lie here that their clients have yet to fetch.
+        """
+        now, wanted = (Status.running, Status.paused) if on else (Status.paused, Status.running)
+        if self.status == now:
+            self.status: Status = wanted
+        if self.status == Status.paused:
+            for key in [task.key for task in self.state.tasks.values() if task.state in READY]:
+                # Ordered: by the time the scheduler places the task anew, it knows that this worker is paused.
+                stimulus = f"drain-{time.time()}"
+                self.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
+                self.batched_send({"op": "reschedule", "key": key, "worker": self.address, "stimulus_id": stimulus})
+        return {"running": sorted(task.key for task in self.state.all_running_tasks), "kept": len(self.data)}
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]

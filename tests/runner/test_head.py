@@ -11,6 +11,7 @@ from running_node import SECRET
 
 from skyinfra import NodeFailed, PortTaken
 from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import head
 from skyinfra.runner.state import NodeDirectory
@@ -26,7 +27,7 @@ def test_addresses_are_read_as_they_are_written(text: str, endpoint: Endpoint) -
 
 def attempt(endpoint: Endpoint, directory: Path) -> None:
     security = Credentials.derive(SECRET, role="scheduler", name="n1").security()
-    asyncio.run(head.start(endpoint, directory=NodeDirectory(directory), security=security))
+    asyncio.run(head.start(endpoint, directory=NodeDirectory(directory), security=security, layout=FleetLayout(1)))
 
 
 def test_a_declared_port_that_is_taken(tmp_path: Path) -> None:

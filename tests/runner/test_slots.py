@@ -38,10 +38,12 @@ def test_a_gpu_without_partitions_is_one_slot() -> None:
 
 def test_running_slots_keep_their_index() -> None:
     before = slots.plan(config(h100((), ())), GPUS, ON_0 + ON_1)
-    after = slots.plan(config(h100((), ())), GPUS, ON_1, running=before)
-    assert [(s.slot, s.uuid) for s in after] == [("n1/0", "GPU-a"), ("n1/1", "MIG-b0")], "2 slots have indexes 0 and 1"
+    after = slots.plan(config(h100((), ())), GPUS, ON_1, running=before[2:])
+    assert [(s.slot, s.uuid) for s in after] == [("n1/0", "GPU-a"), ("n1/2", "MIG-b0")], "a worker is not renamed"
+    still = slots.plan(config(h100((), ())), GPUS, ON_1, running=before)
+    assert [s.slot for s in still] == ["n1/2", "n1/3"], "two workers are never called the same"
     more = (*ON_1, Partition(0, "2g.20gb", 0, 2, "MIG-x"), Partition(0, "2g.20gb", 2, 2, "MIG-y"))
-    kept = slots.plan(config(h100((), ())), GPUS, more, running=before)
+    kept = slots.plan(config(h100((), ())), GPUS, more, running=before[2:])
     assert [(s.slot, s.uuid) for s in kept] == [("n1/0", "MIG-x"), ("n1/1", "MIG-y"), ("n1/2", "MIG-b0")]
     assert slots.plan(config(h100((), ())), GPUS, ON_0 + ON_1, running=before) == before
 
@@ -54,6 +56,7 @@ def test_cpu_slots() -> None:
     ]
     assert slots.environment(planned[0], None) == {}
     assert slots.resources(planned[1]) == {"slot": 1.0, "slot:n1/1": 1.0, "node:n1": 1.0}
+    assert slots.plan(config(None, cpu_slots=3), (), (), running=planned)[:2] == planned
     fewer = slots.plan(config(None, cpu_slots=1), (), (), running=planned)
     assert fewer == planned[:1]
 

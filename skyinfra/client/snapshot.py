@@ -1,0 +1,106 @@
+"""The fleet as its head describes it at one moment, and where in it a task may run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest
+
+# There: a slot has the target, or had it when it began to go. Coming: a layout is being changed. Missing: the slot is
+# to be there and is not. Gone: there will be none.
+Prospect = Literal["there", "coming", "missing", "gone"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a task may run: on the slot ``NODE/INDEX``, on any slot of a node or of a profile, or anywhere."""
+
+    slot: str | None = None
+    node: str | None = None
+    profile: str | None = None
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Dask resources. Names of workers do not do: Dask resolves them once, to an address that may be gone."""
+        resources = {"slot": 1}
+        if self.slot:
+            resources[f"slot:{self.slot}"] = 1
+        if self.node:
+            resources[f"node:{self.node}"] = 1
+        if self.profile:
+            resources[f"profile:{self.profile}"] = 1
+        return resources
+
+    def takes(self, slot: InstanceInfo) -> bool:
+        """Whether *slot* is such a place."""
+        wanted = (self.slot or slot.slot, self.node or slot.node, self.profile or slot.profile)
+        return wanted == (slot.slot, slot.node, slot.profile)
+
+    def __str__(self) -> str:
+        if self.slot:
+            return f"slot {self.slot}" + (f" ({self.profile})" if self.profile else "")
+        words = ["every slot"]
+        words += [f"of {self.node}"] if self.node else []
+        words += [f"with the profile {self.profile}"] if self.profile else []
+        return " ".join(words)
+
+
+ANYWHERE = Target()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the head says of its fleet.
+
+    slots: those that are registered and take tasks, in slot order. draining: those that are registered and go.
+    state: which slots there are to be, where the head knows that.
+    """
+
+    slots: tuple[InstanceInfo, ...]
+    draining: tuple[InstanceInfo, ...] = ()
+    state: FleetState | None = None
+
+    def promised(self, manifest: Manifest) -> list[str]:
+        """The names of the slots that there are to be, and of those that are there besides.
+
+        A node of *manifest* that has not told its slots yet is to have those of the manifest.
+        """
+        told = self.state.slots if self.state is not None else {}
+        names: list[str] = []
+        for node in manifest.nodes:
+            names += told.get(node.name) or [f"{node.name}/{slot.index}" for slot in manifest.slots]
+        return list(dict.fromkeys([*names, *(slot.slot for slot in self.slots)]))
+
+    def prospect(self, target: Target) -> Prospect:
+        """Whether there is, or will be, a slot for *target*."""
+        if any(target.takes(slot) for slot in (*self.slots, *self.draining)):
+            return "there"
+        changing = {slot.node for slot in self.draining}
+        if target.slot is None:
+            on = changing if target.node is None else changing & {target.node}
+            return "coming" if on else "gone" if target.profile and self._complete() else "missing"
+        node = target.slot.rpartition("/")[0]
+        told = self.state.slots.get(node) if self.state is not None else None
+        renamed = told is not None and target.slot not in told
+        if renamed or any(slot.slot == target.slot for slot in self.slots):
+            return "gone"
+        return "coming" if node in changing else "missing"
+
+    def profiles(self) -> str:
+        """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""
+        return _counted(slot.profile or slot.kind for slot in self.slots) or "none"
+
+    def _complete(self) -> bool:
+        """Whether every slot that there is to be is there, so that nothing else will come."""
+        told = self.state.slots.values() if self.state is not None else ()
+        present = {slot.slot for slot in self.slots}
+        return bool(present) and any(told) and all(name in present for names in told for name in names)
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(name if count == 1 else f"{name}*{count}" for name, count in Counter(names).items())

@@ -1,0 +1,121 @@
+"""How a node that is not the head follows it: learns the fleet's layout, and says which slots it is to have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import distributed
+from distributed.security import Security
+
+from skyinfra._errors import InvalidNodeConfig
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.manifest import Endpoint
+
+# The head answers after that long where nothing has changed: a silent link has been noticed by then.
+_WAIT_S = 30.0
+_ANSWER_S = 15.0
+_RETRY_S = 1.0
+_CONNECT_S = 3.0
+
+
+async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
+    """The layout that the *head* wants now; None where it says nothing about layouts.
+
+    Raises OSError where it does not answer, `InvalidNodeConfig` where its answer cannot be read.
+    """
+    async with _rpc(head, security) as scheduler:
+        return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _CONNECT_S))
+
+
+class Follower:
+    """Follows *head* for the node *name* until it is closed; what breaks is tried again.
+
+    *on_layout* gets the layout that the head wants, at first and whenever it changes; *on_refusal* gets the reason
+    where what the head says cannot be read.
+    """
+
+    def __init__(
+        self,
+        head: Endpoint,
+        security: Security,
+        name: str,
+        *,
+        on_layout: Callable[[FleetLayout], None],
+        on_refusal: Callable[[InvalidNodeConfig], None],
+    ) -> None:
+        self._head = head
+        self._security = security
+        self._name = name
+        self._on_layout = on_layout
+        self._on_refusal = on_refusal
+        self._promised: tuple[str, ...] | None = None
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"follow {head}")
+
+    def promise(self, slots: Sequence[str]) -> None:
+        """Lets the head know the names of the slots that this node is to have."""
+        self._promised = tuple(slots)
+        self._news.set()
+
+    def check(self) -> None:
+        """Raises what ended it, which only an error of the runner itself does."""
+        if self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Ends it."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with _rpc(self._head, self._security) as scheduler, asyncio.TaskGroup() as group:
+                    group.create_task(self._listen(scheduler))
+                    group.create_task(self._report(scheduler))
+            except* OSError:
+                # The head is gone or silent. Another one at its place knows nothing of this node.
+                self._news.set()
+            await asyncio.sleep(_RETRY_S)
+
+    async def _listen(self, scheduler: Any) -> None:
+        seen: str | None = None
+        while True:
+            answer = scheduler.skyinfra_layout(seen=seen, wait_s=_WAIT_S)
+            try:
+                layout = _read(await asyncio.wait_for(answer, _WAIT_S + _ANSWER_S))
+            except InvalidNodeConfig as refused:
+                self._on_refusal(refused)
+                layout = None
+            if layout is None:
+                await asyncio.sleep(_WAIT_S)
+            elif layout.digest != seen:
+                seen = layout.digest
+                self._on_layout(layout)
+
+    async def _report(self, scheduler: Any) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._promised is not None:
+                await asyncio.wait_for(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
+
+
+def _rpc(head: Endpoint, security: Security) -> Any:
+    return distributed.rpc(str(head), connection_args=security.get_connection_args("worker"), timeout=_CONNECT_S)
+
+
+def _read(answer: object) -> FleetLayout | None:
+    """A scheduler that has no such call, because its runner is older, answers with None."""
+    return FleetLayout.read(_lists(answer), source="the head's layout") if answer is not None else None
+
+
+def _lists(value: object) -> object:
+    """Dask's wire format turns lists into tuples; the documents have lists."""
+    if isinstance(value, tuple | list):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return value

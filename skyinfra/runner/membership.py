@@ -1,0 +1,167 @@
+"""The node's place in its fleet: the head carries the scheduler and hands its layout on, the other nodes follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from distributed.core import Status as DaskStatus
+from distributed.security import Security
+
+from skyinfra._errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, SkyinfraError
+from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner import follow, head
+from skyinfra.runner.follow import Follower
+from skyinfra.runner.node import Node
+from skyinfra.runner.scheduler import FleetScheduler
+from skyinfra.runner.state import NodeDirectory
+from skyinfra.runner.supervisor import pause
+from skyinfra.runner.workers import Workers
+
+logger = logging.getLogger("skyinfra.runner")
+
+_RETRY_S = 1.0
+
+
+class Membership:
+    """Ties a node to its fleet. *changed* is set when the head wants another layout than the node is known to have.
+
+    endpoint: where the scheduler is, once it has answered. obstacle: class name and message of why it has not.
+    refused: why what the head wants is not done.
+    """
+
+    def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event) -> None:
+        self.endpoint: Endpoint | None = None
+        self.obstacle: tuple[str, str] | None = None
+        self.refused: SkyinfraError | None = None
+        self._directory = directory
+        self._workers = workers
+        self._changed = changed
+        self._scheduler: FleetScheduler | None = None
+        self._scheduler_made_from: tuple[Endpoint, str] | None = None
+        self._follower: Follower | None = None
+        self._follows: tuple[Endpoint, str, str] | None = None
+        self._sha256 = ""
+        # What the head wants, and of which node configuration.
+        self._heard: tuple[str, FleetLayout | None] = ("", None)
+
+    async def told(self, node: Node) -> FleetLayout | None:
+        """What the head wants of *node*, where it answers or this runner has heard it for this configuration."""
+        self._sha256 = node.sha256
+        if not node.config.head:
+            await self._ask(node)
+        return self._heard[1] if self._heard[0] == node.sha256 else None
+
+    async def join(self, node: Node, layout: FleetLayout) -> Endpoint | None:
+        """The scheduler's address, once it answers; None where something new is wanted before that.
+
+        On the head the scheduler hands *layout* on.
+        """
+        declared = head.parse(node.config.scheduler)
+        if node.config.head:
+            await self._unfollow()
+            return await self._own_scheduler(node, declared, layout)
+        await self._stop_scheduler()
+        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        self.obstacle = ("NodeFailed", f"the head {head.host_port(declared)} has not answered yet")
+        while not self._changed.is_set():
+            try:
+                await head.check_reachable(declared, security=security)
+            except (NodeFailed, CredentialsRefused) as error:
+                self.obstacle = (type(error).__name__, str(error))
+                await pause(self._changed, _RETRY_S)
+            else:
+                self.obstacle = None
+                self.endpoint = declared
+                if await self._learns_better(node, layout):
+                    self._changed.set()
+                    return None
+                await self._follow(node, declared, security)
+                return declared
+        return None
+
+    def offer(self, layout: FleetLayout) -> None:
+        """On the head: hands *layout* on to the other nodes."""
+        if self._scheduler is not None:
+            self._scheduler.offer(layout)
+
+    def promise(self, node: Node, slots: Sequence[str]) -> None:
+        """Lets the head know the names of the slots that *node* is to have."""
+        if self._scheduler is not None:
+            self._scheduler.promise(node.name, tuple(slots))
+        elif self._follower is not None:
+            self._follower.promise(slots)
+
+    def check(self) -> None:
+        """Raises what ended the following of the head, which only an error of the runner itself does."""
+        if self._follower is not None:
+            self._follower.check()
+
+    @property
+    def scheduler_ended(self) -> bool:
+        """Whether the head's scheduler was shut down, by a client for instance."""
+        return self._scheduler is not None and self._scheduler.status in (DaskStatus.closed, DaskStatus.failed)
+
+    async def leave(self) -> None:
+        """Ends the scheduler, with the workers, or stops following it."""
+        await self._unfollow()
+        await self._stop_scheduler()
+
+    async def _learns_better(self, node: Node, layout: FleetLayout) -> bool:
+        """Whether the head, which did not answer when *layout* was chosen, wants another one."""
+        if self._heard[0] == node.sha256:
+            return False
+        await self._ask(node)
+        return self._heard[0] == node.sha256 and self._heard[1] not in (None, layout)
+
+    async def _ask(self, node: Node) -> None:
+        """Asks the head once, as it may not be up yet."""
+        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        try:
+            self._heard = node.sha256, await follow.ask(head.parse(node.config.scheduler), security)
+        except OSError:
+            return
+        except InvalidNodeConfig as refused:
+            self._refuse(refused)
+
+    async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
+        made_from = (declared, node.secret)
+        if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
+            await self._stop_scheduler()
+            security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
+            self._scheduler = await head.start(declared, directory=self._directory, security=security, layout=layout)
+            self._scheduler_made_from = made_from
+        self.endpoint = head.reached_at(self._scheduler)
+        return self.endpoint
+
+    async def _stop_scheduler(self) -> None:
+        if self._scheduler is not None:
+            # A closing scheduler ends its workers; they are to start anew against the next one.
+            await self._workers.stop(self._workers)
+            await self._scheduler.close(reason="skyinfra-runner")
+            self._scheduler = None
+
+    async def _follow(self, node: Node, declared: Endpoint, security: Security) -> None:
+        follows = (declared, node.secret, node.name)
+        if self._follower is None or self._follows != follows:
+            await self._unfollow()
+            self._follower = Follower(declared, security, node.name, on_layout=self._hear, on_refusal=self._refuse)
+            self._follows = follows
+
+    async def _unfollow(self) -> None:
+        if self._follower is not None:
+            await self._follower.close()
+            self._follower = None
+
+    def _hear(self, layout: FleetLayout) -> None:
+        if self._heard != (self._sha256, layout):
+            self._heard = self._sha256, layout
+            self._changed.set()
+
+    def _refuse(self, refused: InvalidNodeConfig) -> None:
+        if str(refused) != str(self.refused):
+            logger.error("%s: %s", type(refused).__name__, refused)
+        self.refused = refused

@@ -1,0 +1,193 @@
+"""Brings the partitions and workers of a node to what is desired, and disturbs nothing that stays.
+
+The workers of what goes are drained first: they get no new task, what they have not started starts elsewhere, and what
+they have started ends. A GPU is partitioned as soon as nothing runs on what goes there; the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skyinfra._errors import SkyinfraError
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.nodeconfig import NodeConfig, PlacedPartition
+from skyinfra.runner import head, slots
+from skyinfra.runner.hardware import Hardware
+from skyinfra.runner.membership import Membership
+from skyinfra.runner.node import Node
+from skyinfra.runner.partitioner import Step
+from skyinfra.runner.state import NodeDirectory, State
+from skyinfra.runner.supervisor import pause
+from skyinfra.runner.workers import Wanted, Workers
+
+logger = logging.getLogger("skyinfra.runner")
+
+_POLL_S = 0.2
+
+Layouts = tuple[tuple[PlacedPartition, ...], ...]
+
+
+@dataclass
+class _Run:
+    """One run: what is to be, and how far it got.
+
+    going: the running workers that have to end; touched: those of them whose device goes. endpoint: the scheduler's
+    address, once it has answered.
+    """
+
+    node: Node
+    layout: FleetLayout
+    going: set[Wanted] = field(default_factory=set)
+    touched: set[Wanted] = field(default_factory=set)
+    endpoint: Endpoint | None = None
+
+    @property
+    def held(self) -> set[int | None]:
+        """The GPUs that cannot be partitioned yet."""
+        return {key.slot.gpu for key in self.going & self.touched}
+
+
+class Reconciler:
+    """Reconciles one node, again and again.
+
+    *partitions*: whether it may change the GPUs' layout. *superseded*: set when something else is desired; a run then
+    ends early. *enter* gets the state that the node comes to.
+    """
+
+    def __init__(
+        self,
+        directory: NodeDirectory,
+        workers: Workers,
+        membership: Membership,
+        *,
+        partitions: bool,
+        superseded: asyncio.Event,
+        enter: Callable[[State], None],
+    ) -> None:
+        self._directory = directory
+        self._workers = workers
+        self._membership = membership
+        self._partitions = partitions
+        self._superseded = superseded
+        self._enter = enter
+        # The layout of each GPU as it was brought up last.
+        self._layouts: Layouts = ()
+
+    async def run(self, node: Node, layout: FleetLayout) -> bool:
+        """Brings the node to what *node* says; False where something else was desired before that was done.
+
+        *layout*: what a head hands on. A change that is refused leaves in service what is there.
+        """
+        await self._workers.stop([key for key in self._workers if _is_foreign(key, node)])
+        try:
+            return await self._run(_Run(node, layout))
+        except SkyinfraError:
+            await self._workers.resume(self._workers.draining())
+            raise
+
+    async def _run(self, run: _Run) -> bool:
+        brought_up: set[Wanted] | None = None
+        while True:
+            run.going = await self._workers.drain(run.going, run.node.config.drain_seconds)
+            if run.going != brought_up:
+                self._enter("partitioning")
+                in_the_way = await self._bring_up(run)
+                if in_the_way is None:
+                    return False
+                if not in_the_way <= run.going:
+                    run.going |= in_the_way
+                    continue
+                brought_up = set(run.going)
+            await self._workers.resume(self._workers.draining() - run.going)
+            if not self._workers.draining():
+                return True
+            self._enter("draining")
+            await pause(self._superseded, _POLL_S)
+            if self._superseded.is_set():
+                return False
+
+    async def _bring_up(self, run: _Run) -> set[Wanted] | None:
+        """Partitions the GPUs that are free for it and starts what can start there.
+
+        Gives the running workers that have to end first; None where something else is desired.
+        """
+        config = self._held_back(run.node.config, run.held)
+        hardware = Hardware(config, self._directory)
+        devices = await asyncio.to_thread(hardware.devices)
+        steps = await asyncio.to_thread(hardware.plan)
+        touched = {key for key in self._workers if _is_touched(key.slot, steps)}
+        run.touched |= touched
+        if touched or (run.held and not self._partitions):
+            self._promise(run, self._workers.slots, without=touched)
+            return touched
+        if self._partitions:
+            partitions = await asyncio.to_thread(hardware.partition, _log_event)
+            self._layouts = _per_gpu(config)
+        else:
+            partitions = await asyncio.to_thread(hardware.standing)
+        self._enter("serving")
+        # A booting node waits for its head here, after its GPUs were partitioned.
+        run.endpoint = run.endpoint or await self._membership.join(run.node, run.layout)
+        if run.endpoint is None:
+            return None
+        planned = slots.plan(config, devices, partitions, running=self._workers.slots, held=run.held)
+        return self._start(run, planned)
+
+    def _start(self, run: _Run, planned: Sequence[InstanceInfo]) -> set[Wanted]:
+        """Starts the workers of the *planned* slots; gives the running workers that have to end first."""
+        assert run.endpoint is not None  # noqa: S101 - the caller has it
+        config = run.node.config
+        wanted = [Wanted.of(slot, config, run.endpoint, run.node.secret) for slot in planned]
+        in_the_way = {key for key in self._workers if key not in wanted}
+        self._promise(run, planned, without=in_the_way)
+        taken = {slot.slot for slot in self._workers.slots}
+        threads = max(1, (os.cpu_count() or 1) // max(1, slots.count(config)))
+        for key in wanted:
+            if key.slot.slot not in taken:
+                self._workers.start(key, threads=threads)
+        return in_the_way
+
+    def _promise(self, run: _Run, known: Sequence[InstanceInfo], *, without: Collection[Wanted]) -> None:
+        """Tells the head which slots there are to be: those that are *known*, and as many more as the layout has."""
+        going = {key.slot.slot for key in (*without, *run.going)}
+        kept = [slot.worker for slot in known if slot.slot not in going]
+        self._membership.promise(run.node, slots.names(run.node.name, slots.count(run.node.config), kept))
+
+    def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
+        """*config*, but on the GPUs *held* with the layout that stands there."""
+        accelerator = config.accelerator
+        if accelerator is None or not held or not self._layouts:
+            return config
+        wanted = _per_gpu(config)
+        layouts = tuple(self._layouts[gpu] if gpu in held else each for gpu, each in enumerate(wanted))
+        return replace(config, accelerator=replace(accelerator, layouts=layouts if any(layouts) else ()))
+
+
+def _per_gpu(config: NodeConfig) -> Layouts:
+    """One layout for each accelerator, empty for one that is not partitioned."""
+    accelerator = config.accelerator
+    return (accelerator.layouts or ((),) * accelerator.count) if accelerator is not None else ()
+
+
+def _is_foreign(key: Wanted, node: Node) -> bool:
+    """Whether *key* belongs to another scheduler: its tasks are lost, so that nothing waits for them."""
+    moved = not node.config.head and key.scheduler != head.parse(node.config.scheduler)
+    return moved or key.secret != node.secret
+
+
+def _is_touched(slot: InstanceInfo, steps: Sequence[Step]) -> bool:
+    """Whether the device of *slot* goes, or its GPU changes its MIG mode, which nothing on it survives."""
+    goes = slot.uuid is not None and slot.uuid in {step.uuid for step in steps if step.action == "destroy"}
+    return goes or slot.gpu in {step.gpu for step in steps if step.action == "mode"}
+
+
+def _log_event(event: dict[str, Any]) -> None:
+    logger.info("%s", json.dumps({"event": "partition", **event}))

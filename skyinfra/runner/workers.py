@@ -1,0 +1,157 @@
+"""The workers of a node: one for each slot, started, drained and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from distributed import Nanny
+
+from skyinfra.protocol import calls
+from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
+from skyinfra.runner import head, slots, worker
+from skyinfra.runner.state import NodeDirectory
+from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
+
+logger = logging.getLogger("skyinfra.runner")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a slot's worker is started from; a slot whose `Wanted` stays the same is left alone."""
+
+    slot: InstanceInfo
+    vendor: Vendor | None
+    env: tuple[tuple[str, str], ...]
+    pip: tuple[str, ...]
+    scheduler: Endpoint
+    secret: str = field(repr=False)
+
+    @classmethod
+    def of(cls, slot: InstanceInfo, config: NodeConfig, scheduler: Endpoint, secret: str) -> Wanted:
+        """What *slot* of the node *config* is started from."""
+        vendor = config.accelerator.vendor if config.accelerator else None
+        return cls(slot, vendor, tuple(config.env.items()), config.pip, scheduler, secret)
+
+
+class Workers:
+    """The workers that run in *directory*, by what they were started from. Iterating gives that."""
+
+    def __init__(self, directory: NodeDirectory) -> None:
+        self._directory = directory
+        self._running: dict[Wanted, SlotSupervisor] = {}
+        self._unfinished: dict[Wanted, Unfinished] = {}
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return iter(tuple(self._running))
+
+    @property
+    def slots(self) -> tuple[InstanceInfo, ...]:
+        """The slots that have a worker, or one that is on its way, by index."""
+        return tuple(sorted((key.slot for key in self._running), key=lambda slot: slot.worker))
+
+    @property
+    def up(self) -> bool:
+        """Whether there are workers, and all of them are registered with the scheduler."""
+        return bool(self._running) and all(supervisor.up for supervisor in self._running.values())
+
+    @property
+    def problems(self) -> list[str]:
+        """Why workers are not up, as far as that is known."""
+        return [f"slot {s.slot.slot}: {s.error}" for s in self._running.values() if s.error and not s.up]
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """What keeps the workers that are being drained, one sentence for each."""
+        found = sorted(self._unfinished.items(), key=lambda item: item[0].slot.worker)
+        return tuple(f"slot {key.slot.slot}: {left}" for key, left in found)
+
+    def draining(self) -> set[Wanted]:
+        """Those that are out of service."""
+        return {key for key, supervisor in self._running.items() if supervisor.draining_since is not None}
+
+    def check(self) -> None:
+        """Raises what ended the supervision of a worker, which only an error of the runner itself does."""
+        for supervisor in self._running.values():
+            supervisor.check()
+
+    def start(self, wanted: Wanted, *, threads: int) -> None:
+        """Starts the worker of one slot. *threads*: how many CPU threads numerical libraries start in it."""
+        security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
+        env = worker.environment(
+            wanted.slot,
+            directory=self._directory.path,
+            packages=self._directory.packages,
+            variables=dict(wanted.env),
+            confine=slots.environment(wanted.slot, wanted.vendor),
+            threads=threads,
+        )
+
+        def make() -> Nanny:
+            return worker.nanny(
+                wanted.slot,
+                scheduler=str(wanted.scheduler),
+                host=head.own_address(wanted.scheduler),
+                security=security,
+                env=env,
+                packages=self._directory.packages,
+                scratch=self._directory.scratch,
+            )
+
+        self._running[wanted] = SlotSupervisor(wanted.slot, make)
+
+    async def stop(self, keys: Iterable[Wanted]) -> None:
+        """Ends these workers, and what runs there."""
+        for key in (keys := tuple(keys)):
+            self._unfinished.pop(key, None)
+        await asyncio.gather(*(self._running.pop(key).stop() for key in keys))
+
+    async def drain(self, keys: Iterable[Wanted], patience_s: float) -> set[Wanted]:
+        """One round of draining: takes *keys* out of service and ends those that have nothing to finish any more.
+
+        Gives those that have. A task that has not finished *patience_s* seconds after the first round is ended with
+        its worker: the scheduler starts it again on another slot.
+        """
+        keys = tuple(keys)
+        kept = await asyncio.gather(*(self._drained(key, patience_s) for key in keys))
+        return {key for key, busy in zip(keys, kept, strict=True) if busy}
+
+    async def _drained(self, key: Wanted, patience_s: float) -> bool:
+        """Whether *key* has something to finish; ends it where it has not."""
+        supervisor = self._running[key]
+        left = await supervisor.drain()
+        if left is None:
+            await self.stop([key])
+            logger.info("slot %s: drained and ended", key.slot.slot)
+            return False
+        if left != self._unfinished.get(key):
+            logger.info("slot %s: its layout or configuration changes; waits for %s", key.slot.slot, left)
+        self._unfinished[key] = left
+        since = supervisor.draining_since
+        if since is None or time.monotonic() - since <= patience_s:
+            return True
+        logger.warning(
+            "slot %s: not finished within %g s and ended: %s; tasks start again on other slots",
+            *(key.slot.slot, patience_s, left),
+        )
+        for task in left.running:
+            calls.forgive(task, self._directory.path)
+        await supervisor.kill()
+        await self.stop([key])
+        return False
+
+    async def resume(self, keys: Iterable[Wanted]) -> None:
+        """Takes workers that were being drained back into service; those that have ended meanwhile are forgotten."""
+        for key in tuple(keys):
+            supervisor = self._running[key]
+            if await supervisor.resume():
+                self._unfinished.pop(key, None)
+                logger.info("slot %s: is wanted again", key.slot.slot)
+            elif supervisor.ended:
+                await self.stop([key])
