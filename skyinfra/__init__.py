@@ -26,16 +26,20 @@ from skyinfra._errors import (
     InvalidLayout,
     InvalidManifest,
     InvalidNodeConfig,
+    InvalidPartition,
     LayoutDoesNotFit,
     LayoutError,
     MigNotSupported,
     MissingDependency,
     NodeError,
     NodeFailed,
+    NodeRebooting,
     NotInTask,
     NotOffered,
     NotSupported,
+    PartitionBusy,
     PartitionFailed,
+    PartitionNotSupported,
     PoolNotFound,
     PortTaken,
     ProjectError,
@@ -57,14 +61,14 @@ from skyinfra._errors import (
 )
 
 if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
-    from skyinfra import accelerators, mig, plugins
+    from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
     from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.manifest import Manifest
-    from skyinfra.providers import AWS, Local, VastAI
+    from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
 __version__ = "0.1.0"
@@ -72,6 +76,8 @@ __version__ = "0.1.0"
 # public name -> module that defines it, or None where the name is a module itself
 _LAZY: dict[str, str | None] = {
     "AWS": "skyinfra.providers",
+    "CapacityBlock": "skyinfra.providers",
+    "CapacityReservation": "skyinfra.providers",
     "Accelerator": "skyinfra.accelerators",
     "AcceleratorSpec": "skyinfra.accelerators",
     "ComputePool": "skyinfra.pool",
@@ -101,11 +107,14 @@ _LAZY: dict[str, str | None] = {
     "is_tpu": "skyinfra.accelerators",
     "is_trainium": "skyinfra.accelerators",
     "mig": None,
+    "offers": None,
     "plugins": None,
 }
 
 __all__ = [
     "AWS",
+    "CapacityBlock",
+    "CapacityReservation",
     "Accelerator",
     "AcceleratorMissing",
     "AcceleratorSpec",
@@ -131,6 +140,7 @@ __all__ = [
     "InvalidLayout",
     "InvalidManifest",
     "InvalidNodeConfig",
+    "InvalidPartition",
     "LayoutDoesNotFit",
     "LayoutError",
     "Local",
@@ -141,10 +151,13 @@ __all__ = [
     "NVIDIA",
     "NodeError",
     "NodeFailed",
+    "NodeRebooting",
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "PartitionBusy",
     "PartitionFailed",
+    "PartitionNotSupported",
     "Pool",
     "PoolNotFound",
     "PortTaken",
@@ -180,6 +193,7 @@ __all__ = [
     "is_tpu",
     "is_trainium",
     "mig",
+    "offers",
     "plugins",
 ]
 

@@ -11,6 +11,8 @@
     │   │   ├── LayoutDoesNotFit      the profiles exist but have no placement together
     │   │   ├── DriverTooOld          the driver does not offer the layout
     │   │   └── MigNotSupported       the accelerator cannot be partitioned
+    │   ├── InvalidPartition          no such AMD partition or memory mode, or two that do not go together
+    │   ├── PartitionNotSupported     the accelerator has no AMD partition modes
     │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
     │   ├── DuplicatePool             two pools of one name in one stack
     │   ├── NotOffered                the provider has no machine for the declaration
@@ -34,7 +36,9 @@
     ├── NodeError
     │   ├── InvalidNodeConfig         a node configuration that cannot be read
     │   ├── AcceleratorMissing        declared, but not on this node
-    │   ├── PartitionFailed           NVML refused the layout
+    │   ├── PartitionFailed           the driver refused the layout
+    │   │   └── PartitionBusy         processes use what would have to go
+    │   ├── NodeRebooting             the node reboots to activate a pending MIG mode
     │   ├── PortTaken                 another process listens there
     │   ├── StateDirectoryError       the node's directory is full or cannot be written
     │   └── NodeFailed                a node did not come up; carries its log
@@ -153,6 +157,14 @@ class MigNotSupported(LayoutError):
     """The accelerator cannot be partitioned, or its MIG geometry is not known."""
 
 
+class InvalidPartition(DeclarationError):
+    """The GPU has no partition or memory mode of that name, or the two do not go together on it."""
+
+
+class PartitionNotSupported(DeclarationError):
+    """The accelerator has no partition modes, or they are not known."""
+
+
 class ConcurrencyMismatch(DeclarationError):
     """Worker.concurrency disagrees with the number of slots that the layout gives."""
 
@@ -256,7 +268,15 @@ class AcceleratorMissing(NodeError):
 
 
 class PartitionFailed(NodeError):
-    """NVML refused a step towards the layout."""
+    """The driver refused a step towards the layout."""
+
+
+class PartitionBusy(PartitionFailed):
+    """Processes use what would have to go; the message lists them."""
+
+
+class NodeRebooting(NodeError):
+    """The node reboots, because the driver activates a pending MIG mode in no other way."""
 
 
 class PortTaken(NodeError):
@@ -312,16 +332,20 @@ __all__ = [
     "InvalidLayout",
     "InvalidManifest",
     "InvalidNodeConfig",
+    "InvalidPartition",
     "LayoutDoesNotFit",
     "LayoutError",
     "MigNotSupported",
     "MissingDependency",
     "NodeError",
     "NodeFailed",
+    "NodeRebooting",
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "PartitionBusy",
     "PartitionFailed",
+    "PartitionNotSupported",
     "PoolNotFound",
     "PortTaken",
     "ProjectError",

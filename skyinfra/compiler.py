@@ -127,7 +127,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         provider=pool.provider.kind,
         head=head,
         scheduler=selection.scheduler,
-        accelerator=_node_accelerator(accelerator, selection.count) if accelerator else None,
+        accelerator=_node_accelerator(accelerator, selection) if accelerator else None,
         cpu_slots=0 if accelerator else pool.worker.concurrency or 1,
         simulate=selection.simulated,
         env=dict(sorted(pool.image.env.items())),
@@ -137,15 +137,17 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
     )
 
 
-def _node_accelerator(accelerator: Accelerator, count: int) -> NodeAccelerator:
+def _node_accelerator(accelerator: Accelerator, selection: Selection) -> NodeAccelerator:
+    count = selection.count
     layouts = accelerator.layouts(count)
     return NodeAccelerator(
         name=accelerator.name,
         vendor=_vendor(accelerator),
         count=count,
-        memory_gb=accelerator.memory_gb,
+        memory_gb=accelerator.memory_gb * selection.share if selection.share < 1 else accelerator.memory_gb,
         mig_model=accelerator.mig_model,
         layouts=tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in layouts),
+        memory_mode=accelerator.memory_mode,
     )
 
 

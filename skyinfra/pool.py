@@ -13,7 +13,7 @@ from skyinfra._declared import Declared
 from skyinfra._errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
 from skyinfra.plugins import Mig
-from skyinfra.providers import Provider
+from skyinfra.providers import Provider, strings
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,13 +25,7 @@ STACK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
-def _strings(value: object) -> object:
-    if isinstance(value, str):
-        raise ValueError(f"expected a list of strings: [{value!r}]")
-    return tuple(value) if isinstance(value, list) else value
-
-
-Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(_strings)]
+Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 # No variable of a process can hold a NUL.
 Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 
@@ -80,7 +74,7 @@ class ComputePool(Declared):
     nodes: int = Field(default=1, ge=1)
     image: Image = Field(default_factory=Image)
     worker: Worker = Field(default_factory=Worker)
-    plugins: Annotated[tuple[Mig, ...] | list[Mig], BeforeValidator(_strings)] = ()
+    plugins: Annotated[tuple[Mig, ...] | list[Mig], BeforeValidator(strings)] = ()
     spot: bool = False
     vcpus: int | None = Field(default=None, ge=1)
     memory_gb: float | None = Field(default=None, gt=0)

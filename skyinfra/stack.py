@@ -127,17 +127,31 @@ def _sections(
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
         modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
+        if (provider := deployment.pool.provider.terraform()) is not None:
+            modules[name]["providers"] = {provider.name: f"{provider.name}.{provider.alias}"}
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
     names = {stack: {name: name for name in outputs}} if outputs else {}
     sections: dict[str, dict[str, Any]] = {
+        **_providers(deployments),
         "module": modules,
         "output": outputs,
         "//.skyinfra": choices,
         "//.outputs": names,
     }
     return {section: content for section, content in sections.items() if content}
+
+
+def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
+    """The Terraform providers of the pools, one for each configuration that differs."""
+    needed = [deployment.pool.provider.terraform() for deployment in deployments]
+    configurations: dict[str, list[dict[str, str]]] = {}
+    required = {}
+    for provider in dict.fromkeys(each for each in needed if each is not None):
+        configurations.setdefault(provider.name, []).append({"alias": provider.alias, **dict(provider.config)})
+        required[provider.name] = {"source": provider.source, "version": provider.version}
+    return {"provider": dict(sorted(configurations.items())), "terraform.required_providers": required}
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:

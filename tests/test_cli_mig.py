@@ -160,3 +160,26 @@ def test_help_loads_no_table_and_no_geometry() -> None:
     code = "import sys, skyinfra.cli.app; print({'skyinfra.mig', 'skyinfra.accelerators', 'yaml'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_layouts_say_which_places_are_only_expected() -> None:
+    code, out = run("layouts", "H20", "--json")
+    assert code == 0
+    assert all(p["expected"] is True for layout in json.loads(out)["placements"] for p in layout)
+    assert "expected from the driver's source" in run("layouts", "H20")[1]
+    known = json.loads(run("layouts", "H100", "--json")[1])
+    assert all(p["expected"] is False for layout in known["placements"] for p in layout)
+    assert "expected" not in run("layouts", "H100")[1]
+
+
+def test_a_profile_of_another_gpu_says_which_have_it() -> None:
+    with pytest.raises(UnknownProfile, match=r"3g\.20gb is a profile of a100_40gb"):
+        run("check", "H100", "3g.20gb")
+
+
+def test_a_gpu_whose_profiles_are_not_known_says_why() -> None:
+    with pytest.raises(MigNotSupported) as caught:
+        run("show", "B100", "1g.24gb")
+    assert "the profiles of B100 are not known: " in str(caught.value)
+    with pytest.raises(MigNotSupported, match="L4 cannot be partitioned"):
+        run("show", "L4", "1g.10gb")

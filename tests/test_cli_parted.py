@@ -106,7 +106,7 @@ def test_export_says_where_placements_are_lost() -> None:
 def test_import_names_what_is_wrong(file: Path) -> None:
     with pytest.raises(InvalidLayout, match="Did you mean half"):
         run("import", str(file), "--config", "halv")
-    with pytest.raises(LayoutDoesNotFit, match=r"^mig-configs\.wrong\[0\]\.mig-devices: "):
+    with pytest.raises(LayoutDoesNotFit, match=r"mig-configs\.wrong\[0\]\.mig-devices: "):
         run("import", str(file), "--config", "wrong", "--accelerator", "H100")
     with pytest.raises(InvalidLayout, match="comes from the file"):
         run("import", str(file), "--config", "half", "--accelerator", "H100/3g.40gb")
@@ -133,3 +133,26 @@ def test_malformed_files(text: str, part: str, tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidField, match="UTF-8"):
         run("import", str(file), "--config", "a")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("devices: [0, 1]", "devices: 7", r"config\.yaml, line 8, mig-configs\.half\[0\]\.devices: all, or a list"),
+        ('{"1g.10gb": 7}', '{"1g.10gb": -7}', r"line 14, mig-configs\.mixed\[0\]\.mig-devices\.1g\.10gb: "),
+        ("mig-enabled: false", "mig-enable: false", r"line 5, mig-configs\.all-disabled\[0\]\.mig-enable: an unknown"),
+        ("version: v1", "version: v2", r"line 1, version: the version is v1"),
+        ("version: v1\n", "", r"config\.yaml, version: the version is v1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(file: Path, old: str, new: str, where: str) -> None:
+    file.write_text(FILE.replace(old, new, 1))
+    with pytest.raises(InvalidLayout, match=where):
+        run("import", str(file), "--config", "half")
+
+
+def test_a_layout_of_another_gpu_is_named_with_its_line(file: Path) -> None:
+    with pytest.raises(LayoutDoesNotFit, match=r"config\.yaml, line 25, mig-configs\.wrong\[0\]\.mig-devices: "):
+        run("import", str(file), "--config", "wrong", "--accelerator", "H100:2")
+    with pytest.raises(InvalidLayout, match=r"line 15, mig-configs\.mixed\[1\]\.devices: the node has 1 GPU"):
+        run("import", str(file), "--config", "mixed", "--accelerator", "H100:1")

@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "providers": {"offers", "accelerators", "mig", "_declared"},
     "plugins": {"accelerators", "mig"},
     "pool": {"providers", "accelerators", "plugins", "_declared"},
+    "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "protocol"},
     "backends": {"_declared"},
@@ -36,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "deploy": {"stack", "backends", "compiler", "pool", "client", "project", "progress", "terraform"},
 }
 # The declaration may be used as the whole program (`with sky.ComputePool(...)`), so it reaches up when it is entered.
-LATE = {("pool", "deploy"), ("pool", "client")}
+# Packing is declared beside the rest of MIG (`sky.mig.pack`), but needs offers and a solver, which no node has.
+LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
 TRAVELS = {"mig", "protocol", "runner", "_errors"}
 ON_NODES = {"distributed", "dask", "tornado", "cloudpickle", "cryptography", "pynvml"}

@@ -14,10 +14,12 @@ A4500: _Factory
 A5000: _Factory
 A6000: _Factory
 A800: _Factory
+AI100: _Factory
 B100: _Factory
 B200: _Factory
 B300: _Factory
 CMP_50HX: _Factory
+Cloud_AI_100: _Factory
 GB200: _Factory
 GB300: _Factory
 GH200: _Factory

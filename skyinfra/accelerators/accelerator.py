@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 from skyinfra import mig as _mig
-from skyinfra._errors import InvalidAccelerator, LayoutError, MigNotSupported, SkyinfraError, UnknownProfile
-from skyinfra.accelerators import catalog, grammar
+from skyinfra._errors import (
+    InvalidAccelerator,
+    InvalidPartition,
+    LayoutError,
+    MigNotSupported,
+    PartitionNotSupported,
+    SkyinfraError,
+    UnknownProfile,
+)
+from skyinfra.accelerators import catalog, grammar, partitions
 from skyinfra.mig import Declared, Geometry, Layout, PerGpu
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -23,6 +31,7 @@ class Options(TypedDict, total=False):
     form_factor: such as "SXM", "PCIe" or "NVL".
     mig: one profile name fills each GPU; a list, a mapping or a string with several is each GPU's exact layout;
         mig.per_gpu(...) gives each GPU its own.
+    partition, memory_mode: of every AMD GPU, such as "CPX" and "NPS4"; a partition mode alone goes with NPS1.
     exact: no other accelerator may stand in for it, even a better one.
     """
 
@@ -30,6 +39,8 @@ class Options(TypedDict, total=False):
     memory: str | int | None
     form_factor: str | None
     mig: Declared | PerGpu | None
+    partition: str | None
+    memory_mode: str | None
     exact: bool
 
 
@@ -43,17 +54,20 @@ class Changes(Options, total=False):
 class Accelerator:
     """The hardware wanted on one node. Immutable and hashable; checked where it is made.
 
-    name: the catalog's, such as "H100"; vendor: "nvidia", "amd", "aws", "google", "intel", or a custom one's own.
+    name: the catalog's, such as "H100"; vendor: "nvidia", "amd", "aws", "google", "intel", "qualcomm", or a custom
+    one's own.
     memory_gb: nominal, in decimal GB, of one device.
     count: None is the smallest machine that carries it.
     form_factor: None is any.
     mig: the declared layout, as one string, or one for each GPU.
+    partition, memory_mode: the modes of every AMD GPU, such as "CPX" and "NPS1"; None where nothing is declared.
     exact: no other accelerator may stand in for it.
     mig_model: the key of its MIG geometry, None without MIG.
     custom: made by Custom(), not from the catalog.
 
     Raises UnknownAccelerator for a name that is not in the catalog; InvalidAccelerator for a memory, form factor or
-    count that does not exist; MigNotSupported, InvalidLayout, UnknownProfile or LayoutDoesNotFit for the layout.
+    count that does not exist; MigNotSupported, InvalidLayout, UnknownProfile or LayoutDoesNotFit for the layout;
+    PartitionNotSupported or InvalidPartition for the modes.
     """
 
     name: str
@@ -62,6 +76,8 @@ class Accelerator:
     count: int | None
     form_factor: str | None
     mig: str | PerGpu | None
+    partition: str | None
+    memory_mode: str | None
     exact: bool
     architecture: str | None
     mig_model: str | None
@@ -77,6 +93,8 @@ class Accelerator:
         memory: str | int | None = None,
         form_factor: str | None = None,
         mig: Declared | PerGpu | None = None,
+        partition: str | None = None,
+        memory_mode: str | None = None,
         exact: bool = False,
     ) -> None:
         spelling = catalog.read_name(name)
@@ -98,7 +116,11 @@ class Accelerator:
             _chips=row.chips,
             _details=tuple((key, value) for key, value in details.items() if value is not None),
         )
+        if mig is not None and (partition is not None or memory_mode is not None):
+            hint = "mig= divides NVIDIA GPUs, partition= AMD GPUs: give the one that this GPU has."
+            raise InvalidPartition("a GPU is divided in one way only", field="partition", given=partition, hint=hint)
         self._set_count_and_mig(count, mig)
+        self._set_modes(partition, memory_mode)
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
@@ -115,6 +137,8 @@ class Accelerator:
             form_factor=read.spelling.form_factor,
             count=read.count,
             mig=read.mig,
+            partition=read.partition,
+            memory_mode=read.memory_mode,
             exact=read.exact,
         )
 
@@ -141,6 +165,9 @@ class Accelerator:
             except MigNotSupported as error:
                 error.at("mig_model")
                 raise
+        for key in {"partition", "memory_mode"} & set(metadata or ()):
+            hint = f"They are known for {', '.join(each.name for each in partitions.parts())}."
+            raise PartitionNotSupported("a custom accelerator has no partition modes", field=key, hint=hint)
         made = object.__new__(cls)
         made._set(
             name=name.strip(),
@@ -153,6 +180,8 @@ class Accelerator:
             custom=True,
             _chips=1,
             _details=tuple(sorted((metadata or {}).items())),
+            partition=None,
+            memory_mode=None,
         )
         made._set_count_and_mig(count, mig)
         return made
@@ -184,19 +213,30 @@ class Accelerator:
         return dict(self._details)
 
     def layouts(self, count: int | None = None) -> tuple[Layout, ...]:
-        """The layout of each GPU, for *count* GPUs (default: the declared count, or 1); () without MIG.
+        """The layout of each GPU, for *count* GPUs (default: the declared count, or 1); () for whole GPUs.
 
-        Raises InvalidLayout where per_gpu() holds another number of layouts.
+        The partitions of an AMD GPU bear the name of its partition mode; start and size are in XCDs. Raises
+        InvalidLayout where per_gpu() holds another number of layouts.
         """
+        gpus = (self.count or 1) if count is None else count
+        if self.partition is not None:
+            return (partitions.part(self.name).layout(self.partition),) * gpus
         if self.mig is None or self.mig_model is None:
             return ()
-        return _mig.resolve(self.mig, _mig.geometry(self.mig_model), (self.count or 1) if count is None else count)
+        return _mig.resolve(self.mig, _mig.geometry(self.mig_model), gpus)
 
     def with_(self, **changes: Unpack[Changes]) -> Accelerator:
-        """The same with some things changed. With another name, memory and form factor start from that name's."""
+        """The same with some things changed.
+
+        With another name, memory and form factor start from that name's; with another partition mode, the memory mode
+        starts from NPS1.
+        """
         options: dict[str, Any] = {"name": self.name, "count": self.count, "mig": self.mig, "exact": self.exact}
         if self.custom or "name" not in changes:
             options |= {"memory": self.memory_gb, "form_factor": self.form_factor}
+        if not self.custom:
+            options |= {"partition": self.partition}
+            options |= {} if "partition" in changes else {"memory_mode": self.memory_mode}
         options |= changes
         if not self.custom:
             return Accelerator(**options)
@@ -214,6 +254,9 @@ class Accelerator:
             text += "!"
         if self.count is not None:
             text += f":{self.count}"
+        if self.partition is not None:
+            memory = "" if self.memory_mode == partitions.UNIFORM else f"+{self.memory_mode}"
+            return f"{text}/{self.partition}{memory}"
         return text if self.mig is None else f"{text}/{self.mig}"
 
     def _set(self, **fields: object) -> None:
@@ -233,6 +276,20 @@ class Accelerator:
             raise
         if isinstance(declared, PerGpu) and count is None:
             self._set(count=len(declared.layouts))
+
+    def _set_modes(self, partition: str | None, memory_mode: str | None) -> None:
+        self._set(partition=None, memory_mode=None)
+        if partition is None and memory_mode is None:
+            return
+        try:
+            part = partitions.part(self.name, self.vendor)
+        except PartitionNotSupported as error:
+            error.at("memory_mode" if partition is None else "partition")
+            raise
+        if partition is None:
+            raise partitions.memory_alone(part, memory_mode)
+        mode, memory = partitions.choose(part, partition, memory_mode)
+        self._set(partition=mode, memory_mode=memory)
 
     def _checked(self, declared: Declared | PerGpu) -> str | PerGpu:
         """The layout in its canonical form. It is the same on every GPU unless given per GPU, so one is tried."""
@@ -256,12 +313,21 @@ class Accelerator:
             raise
 
     def _no_mig(self) -> MigNotSupported:
+        modes = next((part.modes for part in partitions.parts() if part.name == self.name), None)
         if self.custom and self.mig_model is None:
             hint = f"Give mig_model=, the MIG geometry it has: {', '.join(_mig.models())}."
+        elif modes is not None and not self.custom:
+            named = " or ".join(f'"{mode}"' for mode in modes)
+            return MigNotSupported(
+                f"{self.name} has no MIG", hint=f"It is divided by partition modes: partition={named}."
+            )
         else:
             rows = (row for name in catalog.names() for row in catalog.variants(name))
             able = (row.name for row in rows if row.mig_model and _mig.geometry(row.mig_model).profiles)
             hint = f"With MIG: {', '.join(dict.fromkeys(able))}."
+        if self.mig_model is not None:
+            reason = "; ".join(_mig.geometry(self.mig_model).notes) or "no source lists them"
+            return MigNotSupported(f"the profiles of {self.name} are not known: {reason}", hint=hint)
         return MigNotSupported(f"{self.name} cannot be partitioned, or its profiles are not known", hint=hint)
 
 

@@ -22,7 +22,7 @@ _MEMORY = re.compile(r"(\d{1,5})\s*(?:GB?)?", re.I | re.A)
 class Variant:
     """One row: an accelerator in one memory size and form factor.
 
-    vendor: "nvidia", "amd", "aws", "google" or "intel".
+    vendor: "nvidia", "amd", "aws", "google", "intel" or "qualcomm".
     memory_gb: nominal, in decimal GB, of one device (one GPU, one chip).
     mig_model: the key of its MIG geometry; None without MIG.
     cuda_min: the first CUDA toolkit for it, such as "11.8".

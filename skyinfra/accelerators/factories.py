@@ -23,6 +23,8 @@ class Factory(Protocol):
         memory: str | int | None = None,
         form_factor: str | None = None,
         mig: Declared | PerGpu | None = None,
+        partition: str | None = None,
+        memory_mode: str | None = None,
         exact: bool = False,
     ) -> Accelerator: ...
 

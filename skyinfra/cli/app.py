@@ -147,6 +147,50 @@ def run(
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))
 
 
+@app.command()
+def offers(
+    accelerator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="ACCELERATOR", help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.'
+        ),
+    ] = None,
+    provider: Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")] = None,  # noqa: UP045
+    region: Annotated[Optional[str], typer.Option(help="Only what is offered there.")] = None,  # noqa: UP045
+    spot: Annotated[bool, typer.Option("--spot", help="Sort by, and limit, the spot price.")] = False,
+    max_price: Annotated[Optional[float], typer.Option(metavar="USD", help="Per hour and machine, at most.")] = None,  # noqa: UP045
+    count: Annotated[Optional[int], typer.Option(help="How many accelerators, exactly.")] = None,  # noqa: UP045
+    memory: Annotated[Optional[float], typer.Option(metavar="GB", help="Of one accelerator, at least.")] = None,  # noqa: UP045
+    fraction: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="SHARE", help="The share of an accelerator that is enough, such as 0.25."),
+    ] = None,
+    vcpus: Annotated[Optional[int], typer.Option(metavar="N", help="Of the machine, at least.")] = None,  # noqa: UP045
+    ram: Annotated[Optional[float], typer.Option(metavar="GIB", help="Of the machine, at least.")] = None,  # noqa: UP045
+    legacy: Annotated[bool, typer.Option("--legacy", help="Also what is no longer sold to everybody.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
+    from skyinfra.cli.offers import show_offers
+    from skyinfra.offers import ask
+
+    wanted = accelerator.split(",") if accelerator and "," in accelerator else accelerator
+    query = ask(
+        wanted,
+        provider=provider,
+        region=region,
+        spot=spot,
+        count=count,
+        memory_gb=memory,
+        fraction=fraction,
+        vcpus=vcpus,
+        ram_gib=ram,
+        max_price=max_price,
+        legacy=legacy,
+    )
+    show_offers(query, as_json=as_json)
+
+
 class _Approval:
     """Shows a plan and asks whether to go on."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +29,11 @@ def export_parted(accelerator: str, *, label: str) -> None:
 
 def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: bool) -> None:
     """Prints what a configuration says; with the accelerator of the node, as the string that means the same."""
-    configs = mig.read_parted(_load(file))
+    document, tree = _load(file)
+    try:
+        configs = mig.read_parted(document)
+    except InvalidLayout as error:
+        raise _located(error, file, tree) from None
     try:
         entries = mig.choose_config(configs, label)
     except InvalidLayout as error:
@@ -45,7 +50,7 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
         found, warnings = mig.layouts_from_parted(entries, target.geometry, gpus)
     except LayoutError as error:
         error.at(f"mig-configs.{label}")
-        raise
+        raise _located(error, file, tree) from None
     _warn(warnings)
     written = {gpu: _written(layout, target.geometry) for gpu, layout in found.items()}
     string = _string(target.name, gpus, written)
@@ -109,11 +114,38 @@ def _refuse_doubles(node: yaml.Node | None) -> None:
             _refuse_doubles(value)
 
 
-def _load(file: Path) -> object:
+def _located(error: LayoutError, file: Path, tree: yaml.Node | None) -> LayoutError:
+    """The same error with the file, and the line of its field where it is in the file, in front of its path."""
+    line = _line(tree, error.field or "")
+    place = f"{file}, line {line}" if line else str(file)
+    error.field = f"{place}, {error.field}" if error.field else place
+    return error
+
+
+def _line(node: yaml.Node | None, path: str) -> int | None:
+    """The line of the field *path*, such as ``mig-configs.LABEL[0].devices``; labels may hold dots."""
+    if not path and node is not None:
+        return int(node.start_mark.line) + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in sorted(node.value, key=lambda pair: -len(str(pair[0].value))):
+            name = str(key.value)
+            if path == name:
+                return int(key.start_mark.line) + 1
+            if path.startswith((f"{name}.", f"{name}[")):
+                return _line(value, path[len(name) :].removeprefix("."))
+    form = re.match(r"\[(\d+)\]\.?", path)
+    if form and isinstance(node, yaml.SequenceNode) and int(form[1]) < len(node.value):
+        return _line(node.value[int(form[1])], path[form.end() :])
+    return None
+
+
+def _load(file: Path) -> tuple[object, yaml.Node | None]:
+    """The document of a file, and its tree, which knows the lines."""
     try:
         text = file.read_text(encoding="utf-8")
-        _refuse_doubles(yaml.compose(text, Loader=yaml.SafeLoader))
-        return yaml.safe_load(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_doubles(tree)
+        return yaml.safe_load(text), tree
     except OSError as error:
         raise InvalidField(f"cannot be read: {error.strerror}", field="FILE", given=str(file)) from None
     except UnicodeDecodeError:

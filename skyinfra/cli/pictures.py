@@ -16,18 +16,8 @@ from skyinfra import mig
 from skyinfra._errors import InvalidField, InvalidLayout
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
-from skyinfra.mig.drawing import boxes, facts, tone
-
-# As many as any GPU has sizes of profiles.
-_STYLES = (
-    "black on cyan",
-    "black on green",
-    "black on yellow",
-    "black on magenta",
-    "black on blue",
-    "black on white",
-    "black on red",
-)
+from skyinfra.cli.strips import STYLES
+from skyinfra.mig.drawing import EXPECTED, boxes, facts, tone
 
 
 @dataclass(frozen=True)
@@ -170,6 +160,8 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
         out.print(
             f"{len(placed)} layouts of {target.name} beside which nothing fits, {len(maximal)} maximal combinations"
         )
+        if any(geometry.profile(name).expected for name in profiles):
+            out.print(EXPECTED)
         return
     every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
     tables.print_json(
@@ -177,7 +169,10 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
             "accelerator": target.name,
             "model": geometry.model,
             "profiles": list(profiles),
-            "placements": [[asdict(placement) for placement in layout] for layout in placed],
+            "placements": [
+                [{**asdict(each), "expected": geometry.profile(each.profile).expected} for each in layout]
+                for layout in placed
+            ],
             "multisets": [mig.text(names) for names in every],
             "maximal": [mig.text(names) for names in maximal],
         }
@@ -237,7 +232,7 @@ def _text(shown: Shown) -> Text:
             profile = None if index is None else picture.segments[index].profile
             style = "not bold"
             if profile is not None:
-                style += " " + _STYLES[tone(profile, picture.geometry) % len(_STYLES)]
+                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
             made.append(piece, style=style)
         made.append("\n")
     for word, sentence in [*facts(picture), *shown.notes]:

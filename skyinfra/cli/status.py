@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from skyinfra._errors import FleetError
 from skyinfra.cli import tables
+from skyinfra.cli.strips import lines, strips
 from skyinfra.project import Project, SynthesizedStack
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -19,7 +20,7 @@ def show_status(stack: str | None, *, as_json: bool) -> None:
     stacks = (project.stack(stack),) if stack else project.stacks() or project.synth()
     found = [_stack_status(each) for each in stacks]
     if as_json:
-        tables.print_json({"stacks": found})
+        tables.print_json({"stacks": _plain(found)})
         return
     for each in found:
         _print_stack(each)
@@ -60,10 +61,18 @@ def _live_slots(manifest: Manifest) -> list[InstanceInfo]:
         return pool.slots()
 
 
+def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same for a program: the GPUs of the nodes as JSON values."""
+    for node in (node for stack in stacks for pool in stack["pools"] for node in pool.get("nodes", ())):
+        node["gpus"] = [gpu.to_json() for gpu in node["gpus"]]
+    return stacks
+
+
 def _node_status(manifest: Manifest, index: int, slots: list[InstanceInfo]) -> dict[str, Any]:
     node = manifest.nodes[index]
     live = {slot.worker: slot for slot in slots if slot.node == node.name}
     wanted = {slot.index for slot in manifest.slots}
+    gpus = strips(live.values(), manifest.slots)
     return {
         "name": node.name,
         "id": node.id,
@@ -85,6 +94,7 @@ def _node_status(manifest: Manifest, index: int, slots: list[InstanceInfo]) -> d
             }
             for slot in manifest.slots
         ],
+        "gpus": gpus,
     }
 
 
@@ -99,6 +109,8 @@ def _print_stack(status: dict[str, Any]) -> None:
         out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {head}")
         if pool["problem"]:
             out.print(f"[red]{escape(pool['problem'])}[/]")
+        for line in lines((node["name"], node["gpus"]) for node in pool["nodes"]):
+            out.print(line, soft_wrap=True)
         made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE")
         for node in pool["nodes"]:
             for slot in node["slots"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from skyinfra.mig.grid import Grid, Placement
 Cell: TypeAlias = tuple[str, int | None]
 
 _MARGIN = 8
+EXPECTED = "the places are expected from the driver's source; they were not seen on this part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,22 @@ def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
 
     Free units are blank. The line width follows the longest name.
     """
-    segments = _segments(layout, geometry)
-    named = [(segment, segment.profile.name if segment.profile else "") for segment in segments]
-    cell = _cell(named)
-    bars = "".join("|" + name.ljust(segment.size * cell - 1) for segment, name in named)
-    return f"{_ruler(geometry, cell)}\n{' ' * _MARGIN}{bars}|"
+    units = geometry.placement_units or 0
+    bars = "".join(text for text, _ in strip(layout, units))
+    return f"{_ruler(geometry, _strip_cell(layout))}\n{' ' * _MARGIN}{bars}"
+
+
+def strip(layout: Sequence[Placement], units: int) -> list[Cell]:
+    """One line: which instance takes which of a GPU's *units*. Free units are blank.
+
+    Join the texts for plain text; the index says which placement of *layout* to colour a cell for.
+    """
+    cell = _strip_cell(layout)
+    line: list[Cell] = [("|", None)]
+    for _, size, index in _spans(layout, units):
+        name = "" if index is None else layout[index].profile
+        line += [(name.ljust(size * cell - 1), index), ("|", None)]
+    return line
 
 
 def boxes(shown: Picture) -> list[list[Cell]]:
@@ -119,7 +131,7 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
     needed = required_driver((profile.name for profile in shown.placed), geometry)
     pairs.append(("driver", "unknown" if needed is None else f"{needed} or later"))
     if any(profile.expected for profile in shown.placed):
-        pairs.append(("note", "the places are expected from the driver's source; they were not seen on this part"))
+        pairs.append(("note", EXPECTED))
     return pairs
 
 
@@ -136,17 +148,24 @@ def render(shown: Picture) -> str:
 
 
 def _segments(layout: Sequence[Placement], geometry: Geometry) -> tuple[Segment, ...]:
-    units = geometry.placement_units or 0
-    found: list[Segment] = []
+    return tuple(
+        Segment(start, size, None if index is None else geometry.profile(layout[index].profile))
+        for start, size, index in _spans(layout, geometry.placement_units or 0)
+    )
+
+
+def _spans(layout: Sequence[Placement], units: int) -> list[tuple[int, int, int | None]]:
+    """Start, size and placement of every stretch of the grid; no placement where it is free."""
+    found: list[tuple[int, int, int | None]] = []
     at = 0
-    for placement in sorted(layout, key=lambda each: each.start):
+    for index, placement in sorted(enumerate(layout), key=lambda each: each[1].start):
         if placement.start > at:
-            found.append(Segment(at, placement.start - at, None))
-        found.append(Segment(placement.start, placement.size, geometry.profile(placement.profile)))
+            found.append((at, placement.start - at, None))
+        found.append((placement.start, placement.size, index))
         at = placement.start + placement.size
     if at < units:
-        found.append(Segment(at, units - at, None))
-    return tuple(found)
+        found.append((at, units - at, None))
+    return found
 
 
 def _labels(profile: Profile | None, with_sm: bool) -> list[str]:
@@ -160,7 +179,15 @@ def _labels(profile: Profile | None, with_sm: bool) -> list[str]:
 
 def _cell(labels: Sequence[tuple[Segment, str]]) -> int:
     """The width of a unit, so that every label has room in its segment."""
-    return max([4, *(-(-(len(label) + 1) // segment.size) for segment, label in labels)])
+    return _width((segment.size, label) for segment, label in labels)
+
+
+def _strip_cell(layout: Sequence[Placement]) -> int:
+    return _width((placement.size, placement.profile) for placement in layout)
+
+
+def _width(labels: Iterable[tuple[int, str]]) -> int:
+    return max([4, *(-(-(len(label) + 1) // size) for size, label in labels)])
 
 
 def _ruler(geometry: Geometry, cell: int) -> str:

@@ -110,6 +110,10 @@ class Geometry:
     def _unknown(self, name: str) -> UnknownProfile:
         known = [profile.name for profile in self.profiles]
         hint = f"{did_you_mean(name, known)} Profiles of {self.model}: {', '.join(known)}.".lstrip()
+        wanted = name.strip().lower()
+        others = [model for model in models() if any(each.name == wanted for each in geometry(model).profiles)]
+        if others:
+            hint += f" {wanted} is a profile of {', '.join(others)}."
         return UnknownProfile(f"{self.model} has no profile of that name", given=name, hint=hint)
 
 

@@ -15,7 +15,7 @@ from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, starts
-from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first
+from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,13 @@ def _one(declared: Declared, geometry: Geometry) -> Layout:
 def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
     if not tried.missing:
         return tried.layout
+    # All layouts are made of placements, so that module stands above this one.
+    from skyinfra.mig.layouts import nearest
+
+    wanted = Counter(placement.profile for placement in tried.layout) + Counter(dict(tried.missing))
+    instead = " or ".join(text(names) for names in nearest(wanted, geometry))
     hint = f"{draw(tried.layout, geometry)}\nWould still fit: {', '.join(tried.fitting) or 'nothing'}."
+    hint += f"\nInstead: {instead}." if instead else ""
     raise LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {tried.why}", given=given, hint=hint)
 
 

@@ -25,11 +25,14 @@ class InstanceInfo:
     """The slot a task runs on.
 
     node: name of the node. worker: index of the slot on its node, from 0. slot: ``NODE/INDEX``, unique in the fleet.
-    kind: what the slot is. profile: MIG profile or None. accelerator: catalog name, such as ``H100``, or None.
+    kind: what the slot is. profile: MIG profile, AMD partition mode, or None. accelerator: catalog name, such as
+    ``H100``, or None.
     gpu: index of the accelerator on the node, or None. uuid: of the partition or GPU, or None.
     visible: the variable that confines the worker to its device, as ``(name, value)``, or None.
     fleet: ``STACK/POOL``. memory_gb: of the slot, GB as the profile or the catalog names it, or None.
     head: whether the node carries the scheduler. simulated: whether the accelerator is simulated.
+    start, size, units: of a partition, where it stands on its GPU and what the whole GPU has, in the placement units of
+    its MIG geometry, or in XCDs on an AMD GPU; None for what is no partition, or where it is not known.
     """
 
     node: str
@@ -45,6 +48,9 @@ class InstanceInfo:
     memory_gb: float | None = None
     head: bool = False
     simulated: bool = False
+    start: int | None = None
+    size: int | None = None
+    units: int | None = None
 
     @property
     def accelerators(self) -> tuple[str, ...]:

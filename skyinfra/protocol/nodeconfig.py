@@ -25,7 +25,10 @@ Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
 @dataclass(frozen=True)
 class PlacedPartition:
-    """One partition of a layout: where it stands in memory slices. ``profile`` is resolved on the device by name."""
+    """One partition of a layout: where it stands in memory slices. ``profile`` is resolved on the device by name.
+
+    Of an AMD GPU, ``profile`` is the partition mode of the whole GPU, and start and size are in XCDs.
+    """
 
     profile: str
     start: int
@@ -37,7 +40,8 @@ class NodeAccelerator:
     """The accelerators the node is to have: ``count`` devices of ``memory_gb`` GB (decimal, nominal) each.
 
     ``layouts`` holds one layout per GPU index; empty means whole GPUs, with MIG mode off.
-    ``mig_model`` is the key of the MIG geometry, such as ``h100_80gb``; None where the GPU has none.
+    ``mig_model`` is the key of the MIG geometry, such as ``h100_80gb``; None where the GPU has none. ``memory_mode`` is
+    that of the AMD GPUs, such as ``NPS4``, where layouts are given.
     """
 
     name: str
@@ -46,6 +50,7 @@ class NodeAccelerator:
     memory_gb: float | None = None
     mig_model: str | None = None
     layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    memory_mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,13 @@ class NodeConfig:
                 field=f"{source}.accelerator.layouts",
                 given=len(accelerator.layouts),
                 hint=f"This node has {accelerator.count} accelerators.",
+            )
+        modes = {p.profile for layout in accelerator.layouts for p in layout} if accelerator is not None else set()
+        if accelerator is not None and accelerator.vendor == "amd" and len(modes) > 1:
+            raise InvalidNodeConfig(
+                "AMD GPUs of one node have one partition mode",
+                field=f"{source}.accelerator.layouts",
+                given=", ".join(sorted(modes)),
             )
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdigit():

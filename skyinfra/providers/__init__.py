@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from skyinfra.providers.aws import AWS
-from skyinfra.providers.base import Provider, Request, Selection
+from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
+from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
 from skyinfra.providers.local import Local
 from skyinfra.providers.vastai import VastAI
 
-__all__ = ["AWS", "Local", "Provider", "Request", "Selection", "VastAI"]
+__all__ = [
+    "AWS",
+    "CapacityBlock",
+    "CapacityReservation",
+    "Local",
+    "Provider",
+    "Request",
+    "Selection",
+    "TerraformProvider",
+    "VastAI",
+    "strings",
+]

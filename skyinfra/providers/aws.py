@@ -1,24 +1,354 @@
-"""AWS: the declaration. This version does not compile it yet."""
+"""AWS: Amazon EC2."""
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from skyinfra._errors import NotSupported
-from skyinfra.providers.base import Provider, Request
+from pydantic import BeforeValidator, Field, model_validator
+
+from skyinfra import offers
+from skyinfra._declared import Declared
+from skyinfra._errors import InvalidField, NotOffered, NotSupported, did_you_mean
+from skyinfra.accelerators import Accelerator
+from skyinfra.offers import Offer
+from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
+from skyinfra.providers.tags import layout_tag
+
+_DATA = Path(__file__).with_name("aws.json")
+SCHEDULER_PORT = 8786
+# Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
+_FALLBACK_PRICE = 2.0
+
+Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
+
+
+class CapacityBlock(Declared):
+    """Capacity that was bought for a time, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
+
+    id: str = Field(pattern=r"^cr-[0-9a-z]+$")
+
+
+class CapacityReservation(Declared):
+    """An on-demand capacity reservation, by its id, such as ``cr-0123456789abcdef0``."""
+
+    id: str = Field(pattern=r"^cr-[0-9a-z]+$")
 
 
 class AWS(Provider):
-    """Amazon EC2. region: such as ``us-east-1``. Can be declared; this version of skyinfra does not compile it yet."""
+    """Amazon EC2, by Terraform's hashicorp/aws and the credentials that it finds.
+
+    region: such as ``us-east-1``. zones: to use, in order of preference; empty is all that offer the machine.
+    profile: of the shared AWS configuration. instance_types: to take, in order of preference; empty takes the
+    cheapest that carries the accelerator, and for a spot pool those besides that cost at most twice that.
+    head_instance_type: of the head of a pool that is an Auto Scaling group (spot, or several types), which carries no
+    slots. vpc_id, subnet_ids, security_group_ids: your own network; without them the pool has one of its own.
+    head_public_ip: an Elastic IP for the head in your own subnets. allow_cidrs: networks that may reach the head; with
+    none, nothing comes in. ssh_public_key: to log in with; Session Manager needs none. iam_instance_profile: yours
+    instead of one that allows Session Manager and nothing else. ami: an image of your own, or the path of an SSM
+    parameter that holds one. capacity: a capacity block or reservation to run in. spot_max_price: USD per hour.
+    efa: Elastic Fabric Adapter on every network card. placement_group: close together in one zone; with efa it is on
+    unless it says otherwise.
+    """
 
     kind: ClassVar[str] = "aws"
+    boots: ClassVar[str] = "cloud-init"
 
-    region: str = "us-east-1"
+    region: str = Field(default="us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    zones: Strings = ()
+    profile: str | None = None
+    instance_types: Strings = ()
+    head_instance_type: str | None = None
+    vpc_id: str | None = Field(default=None, pattern=r"^vpc-[0-9a-z]+$")
+    subnet_ids: Strings = ()
+    security_group_ids: Strings = ()
+    head_public_ip: bool = False
+    allow_cidrs: Strings = ()
+    ssh_public_key: str | None = None
+    iam_instance_profile: str | None = None
+    ami: str | None = Field(default=None, pattern=r"^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$")
+    capacity: CapacityBlock | CapacityReservation | None = None
+    spot_max_price: float | None = Field(default=None, gt=0)
+    efa: bool = False
+    placement_group: bool | None = None
 
-    def select(self, request: Request) -> NoReturn:
-        """Raises `NotSupported`: there are no offers and no module for AWS in this version."""
-        raise NotSupported(
-            "this version of skyinfra does not compile AWS yet",
-            field="provider",
-            hint="sky.Local(simulate=True) runs the same declaration on simulated accelerators of this machine.",
+    @model_validator(mode="after")
+    def _check_network(self) -> AWS:
+        if self.vpc_id and not self.subnet_ids:
+            raise InvalidField(
+                "a VPC of your own needs the subnets to stand in",
+                field="AWS.subnet_ids",
+                hint=f"Give subnet_ids of {self.vpc_id}, or leave vpc_id out: the pool makes a network of its own.",
+            )
+        for name in ("security_group_ids", "head_public_ip"):
+            if getattr(self, name) and not self.subnet_ids:
+                raise InvalidField("goes with subnet_ids", field=f"AWS.{name}", given=getattr(self, name))
+        for zone in self.zones:
+            if not zone.startswith(self.region):
+                raise InvalidField(f"not a zone of {self.region}", field="AWS.zones", given=zone)
+        return self
+
+    def terraform(self) -> TerraformProvider:
+        """The provider of the region, with the profile where one is declared."""
+        config = {"region": self.region, **({"profile": self.profile} if self.profile else {})}
+        return TerraformProvider(
+            name="aws",
+            source="registry.terraform.io/hashicorp/aws",
+            version=">= 5.100.0, < 7.0.0",
+            config=tuple(config.items()),
         )
+
+    def select(self, request: Request) -> Selection:
+        """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
+        self._check_purchase(request)
+        chosen = self._accelerated(request) if request.accelerators else self._plain(request)
+        group = len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
+        return Selection(
+            accelerator=chosen.accelerator,
+            machine_types=chosen.machine_types,
+            scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
+            secret_file="secret",  # noqa: S106 - the name of a file
+            image=self.ami or chosen.image,
+            inputs=self._inputs(chosen, group),
+            hourly_cost=chosen.hourly_cost,
+            price_note=chosen.price_note + ("; the head, a machine besides the nodes, is not in it" if group else ""),
+            share=chosen.share,
+            separate_head=group,
+        )
+
+    # What is bought.
+
+    def _check_purchase(self, request: Request) -> None:
+        if request.spot and self.capacity is not None:
+            raise InvalidField(
+                "reserved capacity is not spot capacity",
+                field="provider.capacity",
+                given=type(self.capacity).__name__,
+                hint="Leave out spot=True, or capacity.",
+            )
+        if self.spot_max_price is not None and not request.spot:
+            raise InvalidField(
+                "is the price of spot capacity",
+                field="provider.spot_max_price",
+                given=self.spot_max_price,
+                hint="Declare the pool with spot=True, or limit its price with max_hourly_cost.",
+            )
+
+    def _accelerated(self, request: Request) -> _Chosen:
+        found = self._of_types(request) if self.instance_types else self._found(request)
+        first = found[0]
+        accelerator = next(a for a in request.accelerators if offers.carries(first, a))
+        same = [offer for offer in found if offers.carries(offer, accelerator) and offer.chips == first.chips]
+        if not self.instance_types:
+            same = _fallback(same, spot=request.spot)
+        self._check_efa(same)
+        if first.fraction < 1 and accelerator.mig:
+            raise NotSupported(f"{first.machine_type} has a share of a GPU, which has no layout", field="accelerator")
+        return _Chosen(
+            accelerator.with_(count=first.chips if accelerator.vendor == "google" else first.count),
+            tuple(offer.machine_type for offer in same),
+            image="" if self.ami else _image(accelerator, same),
+            efa={o.machine_type: _interfaces(o) for o in same} if self.efa else {},
+            share=first.fraction,
+            **self._cost(first, request),
+        )
+
+    def _query(self, request: Request, **changes: Any) -> offers.Query:
+        return offers.ask(
+            request.accelerators,
+            provider=self.kind,
+            region=self.region,
+            spot=request.spot,
+            vcpus=request.vcpus,
+            # A machine of 64 GiB is what is meant by 64 GB.
+            ram_gib=request.memory_gb,
+            max_price=request.max_hourly_cost,
+            **changes,
+        )
+
+    def _found(self, request: Request) -> list[Offer]:
+        query = self._query(request)
+        found = query.run(offers.load())
+        if not found:
+            raise offers.not_offered(query).at("accelerator")
+        return list(found)
+
+    def _of_types(self, request: Request) -> list[Offer]:
+        """The offers of the declared instance types, in their order. All of them carry the same."""
+        matching = self._query(request, fraction=0.001).run(offers.load())
+        by_type = {offer.machine_type: offer for offer in matching}
+        known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.kind}
+        for name in self.instance_types:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"`skyinfra offers --provider {self.kind}` lists them."
+                raise InvalidField(
+                    "no machine with accelerators", field="provider.instance_types", given=name, hint=hint
+                )
+            if name not in by_type:
+                raise NotOffered(
+                    f"{offers.told(known[name], spot=request.spot)} is not what is declared",
+                    field="provider.instance_types",
+                    given=name,
+                    hint=f"Declared: {' or '.join(map(str, request.accelerators))} in {self.region}, with the vCPUs, "
+                    f"memory and price of the pool. It is offered in {', '.join(known[name].regions) or 'no region'}.",
+                )
+        chosen = [by_type[name] for name in self.instance_types]
+        for offer in chosen:
+            if (offer.accelerator, offer.memory_gb, offer.count, offer.fraction) != (
+                chosen[0].accelerator,
+                chosen[0].memory_gb,
+                chosen[0].count,
+                chosen[0].fraction,
+            ):
+                raise InvalidField(
+                    f"carries {offer.carries}, and {chosen[0].machine_type} {chosen[0].carries}",
+                    field="provider.instance_types",
+                    given=offer.machine_type,
+                    hint="The nodes of a pool are alike. Declare a pool for each.",
+                )
+        return chosen
+
+    def _plain(self, request: Request) -> _Chosen:
+        """Nodes without accelerators: the smallest general machine, or the declared types."""
+        if request.max_hourly_cost is not None:
+            raise NotSupported(
+                "the prices of machines without accelerators are not known here", field="max_hourly_cost"
+            )
+        types = tuple(self.instance_types) or (_general(request),)
+        image = "" if self.ami else _plain_image(types)
+        return _Chosen(None, types, image, hourly_cost=None, price_note="price not known")
+
+    def _cost(self, offer: Offer, request: Request) -> dict[str, Any]:
+        if isinstance(self.capacity, CapacityBlock):
+            return {"hourly_cost": None, "price_note": "a capacity block, which was paid for when it was bought"}
+        price = offer.price(spot=request.spot)
+        purchase = "spot" if request.spot else "on-demand"
+        if price is None:
+            return {"hourly_cost": None, "price_note": f"{purchase} price not known"}
+        about = "about, " if price.basis == "estimated" else ""
+        return {"hourly_cost": price.usd_per_hour, "price_note": f"{about}{purchase} in {price.region}, {price.date}"}
+
+    # What the module gets.
+
+    def _check_efa(self, chosen: list[Offer]) -> None:
+        for offer in chosen if self.efa else ():
+            if not offer.efa_interfaces:
+                able = [o for o in offers.load() if o.provider == self.kind and o.accelerator == offer.accelerator]
+                names = [o.machine_type for o in able if o.efa_interfaces]
+                raise InvalidField(
+                    f"{offer.machine_type} has no Elastic Fabric Adapter",
+                    field="provider.efa",
+                    hint=f"With {offer.accelerator}: {', '.join(names) or 'no machine type has one'}.",
+                )
+
+    def _inputs(self, chosen: _Chosen, group: bool) -> dict[str, object]:
+        block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
+        reserved = self.capacity.id if self.capacity else None
+        optional = {
+            "vpc_id": self.vpc_id,
+            "ssh_public_key": self.ssh_public_key,
+            "iam_instance_profile": self.iam_instance_profile,
+            "head_machine_type": self.head_instance_type,
+            "head_image": _plain_image((self.head_instance_type,) if self.head_instance_type else ())
+            if group
+            else None,
+            "spot_max_price": self.spot_max_price,
+            "capacity_block_id": reserved if block else None,
+            "capacity_reservation_id": reserved if reservation else None,
+            "efa_interfaces": chosen.efa or None,
+            "layout": layout_tag(chosen.accelerator) if chosen.accelerator else None,
+        }
+        return {
+            "zones": list(self.zones),
+            "subnet_ids": list(self.subnet_ids),
+            "security_group_ids": list(self.security_group_ids),
+            "head_public_ip": self.head_public_ip,
+            "allow_cidrs": list(self.allow_cidrs),
+            "placement_group": self.efa if self.placement_group is None else self.placement_group,
+            "scheduler_port": SCHEDULER_PORT,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What `select` has decided on; see `Selection`."""
+
+    accelerator: Accelerator | None
+    machine_types: tuple[str, ...]
+    image: str
+    hourly_cost: float | None
+    price_note: str
+    efa: dict[str, list[dict[str, object]]] | None = None
+    share: float = 1.0
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
+    """The machine types to try: the first, and for spot what costs not much more, cheapest first."""
+    price = found[0].price(spot=spot)
+    if not spot or price is None:
+        return found[:1]
+    limit = price.usd_per_hour * _FALLBACK_PRICE
+    return [offer for offer in found if (p := offer.price(spot=True)) is not None and p.usd_per_hour <= limit]
+
+
+def _interfaces(offer: Offer) -> list[dict[str, object]]:
+    """One network interface on each card. Where there is a card more than adapters, the first one is plain."""
+    cards = offer.network_cards or offer.efa_interfaces
+    plain = cards - offer.efa_interfaces
+    return [
+        {
+            "network_card": card,
+            "device_index": 0 if card == 0 else 1,
+            "interface_type": "interface" if card < plain else "efa",
+        }
+        for card in range(cards)
+    ]
+
+
+def _is_arm(machine_type: str) -> bool:
+    family = machine_type.partition(".")[0]
+    # Graviton's families end in g and what they have besides: m7g, c8gd.
+    return (
+        family in _data()["arm_families"] or family.lstrip("abcdefghijklmnopqrstuvwxyz").lstrip("0123456789")[:1] == "g"
+    )
+
+
+def _image(accelerator: Accelerator, chosen: list[Offer]) -> str:
+    data = _data()
+    why = data["no_image"].get(accelerator.name)
+    images = data["images"].get(accelerator.vendor, {})
+    arm = {_is_arm(offer.machine_type) for offer in chosen}
+    path = images.get("arm64" if True in arm else "x86_64")
+    if why or path is None or len(arm) > 1:
+        reason = why or f"no image with the driver of {accelerator.name} is known"
+        raise NotSupported(reason, field="provider.ami", hint="Give the id of an image that has it: ami='ami-...'.")
+    return str(path)
+
+
+def _plain_image(machine_types: tuple[str, ...]) -> str:
+    """An image without drivers, for the architecture of these machines."""
+    arm = any(_is_arm(name) for name in machine_types)
+    return str(_data()["images"]["cpu"]["arm64" if arm else "x86_64"])
+
+
+def _general(request: Request) -> str:
+    table = _data()["cpu_types"]
+    for name, vcpus, memory in table["rows"]:
+        if vcpus >= (request.vcpus or 0) and memory >= (request.memory_gb or 0):
+            return str(name)
+    raise NotOffered(
+        "no general machine has as many vCPUs and as much memory",
+        field="vcpus",
+        given=f"{request.vcpus} vCPUs, {request.memory_gb} GB",
+        hint=f"The largest is {table['rows'][-1][0]}; name another with instance_types.",
+    )

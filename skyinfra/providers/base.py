@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from skyinfra._declared import Declared
 from skyinfra.accelerators import Accelerator
+
+
+def strings(value: object) -> object:
+    """A list of strings as a tuple; a single string, of which each letter would be one, is refused."""
+    if isinstance(value, str):
+        raise ValueError(f"expected a list of strings: [{value!r}]")
+    return tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class TerraformProvider:
+    """A Terraform provider as a module needs it: its name there, where it comes from, and its configuration.
+
+    Pools whose configurations differ get one each, told apart by `alias`.
+    """
+
+    name: str
+    source: str
+    version: str
+    config: tuple[tuple[str, str], ...]
+
+    @property
+    def alias(self) -> str:
+        """Made of the values of the configuration: ``us-east-1``, ``us-east-1_research``."""
+        return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", value) for _, value in self.config)
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,8 @@ class Selection:
     those of them that are paths, counted from the project folder. hourly_cost: USD per hour and node, None where
     nothing is bought; price_note: region and date of that price. scheduler: where the head's scheduler listens.
     secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
-    simulated: whether the accelerators are simulated.
+    simulated: whether the accelerators are simulated. share: of each accelerator that a node has, less than 1 for
+    fractional machines. separate_head: whether the head is a machine besides the nodes, without slots.
     """
 
     accelerator: Accelerator | None
@@ -51,6 +78,8 @@ class Selection:
     hourly_cost: float | None = None
     price_note: str = ""
     simulated: bool = False
+    share: float = 1.0
+    separate_head: bool = False
 
     @property
     def count(self) -> int:
@@ -62,6 +91,12 @@ class Provider(Declared):
     """Where the nodes of a pool come from. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]
+    # How its nodes take their configuration: "node.json" is the file itself.
+    boots: ClassVar[str] = "node.json"
+
+    def terraform(self) -> TerraformProvider | None:
+        """The Terraform provider that its module needs; None where it needs none."""
+        return None
 
     @abstractmethod
     def select(self, request: Request) -> Selection:

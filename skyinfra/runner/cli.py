@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from skyinfra._errors import SkyinfraError
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.runner import partition_cli
 from skyinfra.runner.state import NodeDirectory, Status
 
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -37,15 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _unknown(options.config, error)
 
 
-def _unknown(config: Path, error: Exception) -> int:
-    log = NodeDirectory(config.parent).log_file
+def _unknown(config: Path | None, error: Exception) -> int:
     text = "".join(traceback.format_exception(error))
-    place = f"; {log} has the details"
-    try:
-        with log.open("a", encoding="utf-8") as stream:
+    place = ""
+    if config is not None:
+        log = NodeDirectory(config.parent).log_file
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
             stream.write(text)
-    except OSError:
-        place = ""
+            place = f"; {log} has the details"
     print(f"skyinfra-runner failed: {type(error).__name__}: {error}{place}", file=sys.stderr)
     return 1
 
@@ -57,8 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     boot = _command(commands, "boot", _boot, "partition, then serve; changes nothing where that is done already")
     boot.add_argument("--detach", action="store_true", help="serve in the background; return once every slot is ready")
     boot.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="with --detach: for how long (120)")
-    partition = _command(commands, "partition", _partition, "bring the GPUs to the declared layout")
-    partition.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
+    partition_cli.add(commands)
     _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
@@ -102,26 +98,6 @@ def _run_service(config: Path, *, partitions: bool) -> int:
 
         asyncio.run(serve())
     return 0
-
-
-def _partition(options: argparse.Namespace) -> int:
-    from skyinfra.runner.hardware import Hardware
-
-    config = NodeConfig.load(options.config)
-    hardware = Hardware(config, NodeDirectory(options.config.absolute().parent))
-    hardware.devices()
-    if options.check:
-        steps = hardware.plan()
-        for step in steps:
-            _print_event({"event": "differs", **step.to_json()})
-        return 1 if steps else 0
-    for partition in hardware.partition(lambda event: _print_event({"event": "partition", **event})):
-        _print_event({"event": "standing", **asdict(partition)})
-    return 0
-
-
-def _print_event(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
 
 
 def _status(options: argparse.Namespace) -> int:

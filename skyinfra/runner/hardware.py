@@ -10,17 +10,29 @@ from typing import Any
 import pynvml
 
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
-from skyinfra.runner import inventory, partitioner
+from skyinfra.runner import amd, inventory, partitioner
 from skyinfra.runner.inventory import Device
+from skyinfra.runner.machine import SimulatedMachine, SystemMachine
 from skyinfra.runner.nvml import Nvml
-from skyinfra.runner.partitioner import Emit, Partition, Step
+from skyinfra.runner.partitioner import Emit, Means, Partition, Step
 from skyinfra.runner.state import NodeDirectory
+
+
+@contextlib.contextmanager
+def session(nvml: Nvml) -> Iterator[Nvml]:
+    """*nvml*, open. Raises `AcceleratorMissing` where there is no driver."""
+    try:
+        nvml.open()
+    except pynvml.NVMLError as error:
+        raise inventory.no_driver(error) from error
+    with contextlib.closing(nvml):
+        yield nvml
 
 
 class Hardware:
     """The accelerators that *config* declares, on this node. *root*: where device files are looked for.
 
-    Its methods raise `AcceleratorMissing` where they are not there, `PartitionFailed` where NVML refuses.
+    Its methods raise `AcceleratorMissing` where they are not there, `PartitionFailed` where the driver refuses.
     """
 
     def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
@@ -29,9 +41,12 @@ class Hardware:
         self._root = root
         accelerator = config.accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
+        self._amd = amd.of(config, directory, root=root)
 
     def devices(self) -> tuple[Device, ...]:
         """The accelerators by index; empty on a node that declares none."""
+        if self._amd is not None:
+            return self._amd.devices()
         if self._gpus is not None:
             with self._nvml(self._gpus) as nvml:
                 return inventory.nvidia(nvml, self._gpus)
@@ -44,33 +59,45 @@ class Hardware:
 
     def plan(self) -> list[Step]:
         """What `partition` would do; empty where the GPUs stand as declared."""
+        if self._amd is not None:
+            return self._amd.plan()
         if self._gpus is None:
             return []
         with self._nvml(self._gpus) as nvml:
-            return partitioner.plan(nvml, self._gpus)
+            return partitioner.plan(nvml, partitioner.wanted_of(self._gpus))
 
-    def partition(self, emit: Emit) -> tuple[Partition, ...]:
-        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done."""
+    def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
+        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done.
+
+        Of NVIDIA's GPUs: force ends the processes that use what has to go; reboot lets the machine reboot once where
+        the driver activates a pending MIG mode in no other way. Raises `PartitionBusy` and `NodeRebooting` besides.
+        """
+        if self._amd is not None:
+            return self._amd.partition(emit)
         if self._gpus is None:
             return ()
+        driver = self._driver(self._gpus)
+        means = Means(
+            machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
+            force=force,
+            reboot=reboot,
+            reboot_file=self._directory.reboot_file,
+        )
         with self._nvml(self._gpus) as nvml:
-            return partitioner.apply(nvml, self._gpus, emit=emit)
+            return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)
 
     def standing(self) -> tuple[Partition, ...]:
         """The partitions of GPUs that stand as declared already; changes nothing."""
+        if self._amd is not None:
+            return self._amd.standing()
         if self._gpus is None:
             return ()
         with self._nvml(self._gpus) as nvml:
-            return partitioner.standing(nvml, self._gpus)
+            return partitioner.standing(nvml, partitioner.wanted_of(self._gpus))
 
     @contextlib.contextmanager
     def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:
-        nvml = Nvml(self._driver(gpus))
-        try:
-            nvml.open()
-        except pynvml.NVMLError as error:
-            raise inventory.no_driver(error) from error
-        with contextlib.closing(nvml):
+        with session(Nvml(self._driver(gpus))) as nvml:
             yield nvml
 
     def _driver(self, gpus: NodeAccelerator) -> Any:

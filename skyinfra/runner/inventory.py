@@ -40,7 +40,7 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
     except pynvml.NVMLError as error:
         raise no_driver(error) from error
     found = _counted([gpu.name for gpu in gpus])
-    _check_count(accelerator, len(gpus), found)
+    check_count(accelerator, len(gpus), found)
     for gpu, total in zip(gpus, memory, strict=True):
         _check_model(accelerator, gpu, total, found)
     return tuple(Device(gpu.index, gpu.uuid, gpu.uuid) for gpu in gpus)
@@ -81,7 +81,7 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
         return simulated(accelerator)
     files, driver = look(root)
     found = ", ".join(str(file) for file in files) or "none"
-    _check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
+    check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
     if accelerator.vendor == "aws":
         return _neuron_devices(len(files), _neuron_cores(root))
     return tuple(Device(index, str(index)) for index in range(len(files)))
@@ -94,7 +94,8 @@ def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:
     return tuple(Device(index, str(index)) for index in range(accelerator.count))
 
 
-def _check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
+def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
+    """Raises `AcceleratorMissing` where *count* is not the declared number. *found*: what there is, in words."""
     if count != accelerator.count:
         raise AcceleratorMissing(
             f"declared {accelerator.count} x {accelerator.name}, found {count}: {found}",

@@ -155,6 +155,16 @@ class Gpu:
         found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
         return [profile for profile in found if profile is not None]
 
+    def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
+        """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
+        found = self._filled(
+            pynvml.c_nvmlGpuInstancePlacement_t,
+            self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
+            self._handle,
+            profile.profile_id,
+        )
+        return [(int(place.start), int(place.size)) for place in found]
+
     def instances(self) -> list[GpuInstance]:
         """The GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
         found = [instance for profile in self.profiles() for instance in self._instances_of(profile)]

@@ -1,140 +1,107 @@
-"""Brings the GPUs of a node to the layout that its configuration declares.
+"""Brings the GPUs of a node to the layouts that are wanted.
 
-Level-triggered: what is (profile, start and size of every GPU instance) is compared with what is wanted, and only the
-difference is touched, so that a second run does nothing and tasks on other partitions never notice. Every instance is
-created at an explicit place and in a fixed order: the same layout then gives the same instances, and with them the
-same UUIDs, at every boot. Profiles are resolved by name on the device: ids and names differ between GPUs and drivers.
+Level-triggered: what is (profile, start and size of every GPU instance, and that one compute instance fills it) is
+compared with what is wanted, and only the difference is touched, so that a second run does nothing and tasks on other
+partitions never notice. Every instance is created at an explicit place and in a fixed order: the same layout then
+gives the same instances, and with them the same UUIDs, at every boot. Profiles are resolved by name on the device: ids
+and names differ between GPUs and drivers.
+
+Nothing is touched before every GPU was checked: that it has MIG, the profiles and their places, and that nobody uses
+what has to go.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pynvml
 
-from skyinfra._errors import PartitionFailed
+from skyinfra._errors import PartitionBusy, PartitionFailed
 from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
-from skyinfra.runner.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, error_name
+from skyinfra.runner import processes
+from skyinfra.runner.machine import Address, Machine
+from skyinfra.runner.nvml import Gpu, Nvml, error_name
+from skyinfra.runner.reboot import RebootGuard
+from skyinfra.runner.target import HINTS, RESET_HINT, Partition, Step, Target, resolve
 
-# The same profile is named with a little less or more memory by some drivers: 3g.39gb, 3g.40gb.
-_MEMORY_TOLERANCE_GB = 3
-_NAME = re.compile(r"(?P<slices>\d+g)\.(?P<gb>\d+)gb(?P<rest>.*)")
-# A GPU instance may stay busy for a moment after the last process on it has ended.
-_RETRY_S = 0.5
+__all__ = ["Emit", "Means", "Partition", "Step", "Wanted", "apply", "plan", "resolve", "standing", "wanted_of"]
+
+_POLL_S = 0.2
+# A process that is ended by force has that long to save what it has.
+_FORCE_GRACE_S = 10.0
 
 Emit = Callable[[dict[str, Any]], None]
-Action = Literal["mode", "destroy", "create"]
-
-_HINTS = {
-    pynvml.NVML_ERROR_NO_PERMISSION: "Changing partitions needs root: run `sudo skyinfra-runner partition`.",
-    pynvml.NVML_ERROR_IN_USE: (
-        "Processes hold the GPU: `fuser -v /dev/nvidia*` lists them. "
-        "Stop them (often nvidia-dcgm, dcgm-exporter or a display server) and run it again."
-    ),
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
-        "Something else stands there: `nvidia-smi mig -lgi` lists what. Destroy what skyinfra did not create."
-    ),
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: (
-        "This GPU does not allow that place: `nvidia-smi mig -lgipp` lists those it allows. "
-        "The GPU may be another model than declared."
-    ),
-    pynvml.NVML_ERROR_NOT_SUPPORTED: "This GPU or its driver cannot do that; see `nvidia-smi -q` for both.",
-    pynvml.NVML_ERROR_GPU_IS_LOST: "The GPU has fallen off the bus: replace the node.",
-}
-_RESET_HINT = "Run `nvidia-smi --gpu-reset -i {index}` with nothing on the GPU, or reboot the node; then run it again."
+# The partitions of each GPU by its index; none of them means MIG off. GPUs that are not in it are left alone.
+Wanted = Mapping[int, Sequence[PlacedPartition]]
 
 
 @dataclass(frozen=True)
-class Partition:
-    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``)."""
+class Means:
+    """What may be done to get there.
 
-    gpu: int
-    profile: str
-    start: int
-    size: int
-    uuid: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One difference between what is and what is wanted, and how it is resolved.
-
-    mode: MIG is turned on (``on``) or off. destroy: the instance at ``start`` goes, with the MIG device ``uuid``.
-    create: an instance of ``profile`` comes to ``start``.
+    machine: for services, resets and reboots; None leaves a mode that stays pending to a person. patience_s: for how
+    long something that is in use is waited for. force: end the processes that use what has to go. reboot: reboot the
+    machine where the driver activates a mode in no other way, once: ``reboot_file`` remembers it.
     """
 
-    gpu: int
-    action: Action
-    on: bool | None = None
-    profile: str | None = None
-    start: int | None = None
-    size: int | None = None
-    uuid: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Its fields that say something."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    def __str__(self) -> str:
-        if self.action == "mode":
-            return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {self.profile} at {self.start}:{self.size}"
+    machine: Machine | None = None
+    patience_s: float = 10.0
+    force: bool = False
+    reboot: bool = False
+    reboot_file: Path | None = None
 
 
-def plan(nvml: Nvml, accelerator: NodeAccelerator) -> list[Step]:
-    """The steps from what is to what *accelerator* wants, GPU by GPU; empty where it stands. Changes nothing.
+def wanted_of(accelerator: NodeAccelerator) -> Wanted:
+    """What a node configuration wants: a layout for every GPU."""
+    layouts = accelerator.layouts or ((),) * accelerator.count
+    return dict(enumerate(layouts))
 
-    Raises `PartitionFailed` where NVML refuses to say what is, or the GPU has no MIG or no such profile.
+
+def plan(nvml: Nvml, wanted: Wanted) -> list[Step]:
+    """The steps from what is to what is *wanted*, GPU by GPU; empty where it stands. Changes nothing.
+
+    Raises `PartitionFailed` where NVML refuses to say what is, or the GPU has no MIG, no such profile or place.
     """
-    return [step for gpu in _gpus(nvml) for step in _Target(gpu, accelerator).steps()]
+    steps = []
+    for target in _targets(nvml, wanted, 0):
+        target.check()
+        steps += target.steps()
+    return steps
 
 
 def apply(
-    nvml: Nvml, accelerator: NodeAccelerator, *, emit: Emit = lambda event: None, patience_s: float = 10.0
+    nvml: Nvml, wanted: Wanted, *, emit: Emit = lambda event: None, means: Means | None = None
 ) -> tuple[Partition, ...]:
-    """Brings every GPU to its layout and returns the partitions that stand then, by GPU and start.
+    """Brings the GPUs to what is *wanted* and returns the partitions that stand then, by GPU and start.
 
-    *emit* gets an event for every step done. *patience_s*: for how long an instance that is in use is waited for.
-    Raises `PartitionFailed` with the GPU, what was wanted, what was found and NVML's error.
+    *emit* gets an event for everything that was done: its ``phase`` is ``mode``, ``clients``, ``reset``, ``reboot``,
+    ``force``, ``destroy``, ``create`` or ``cdi``; ``gpu`` and the fields of a `Step` say what of.
+
+    Raises `PartitionFailed` with the GPU, what was wanted, what was found and NVML's error; `PartitionBusy` with the
+    processes; `NodeRebooting` where a pending mode is activated by a reboot.
     """
-    partitions: list[Partition] = []
-    for index in range(len(_gpus(nvml))):
-        _Target(_gpus(nvml)[index], accelerator).toggle(emit, patience_s)
-        # Listed again: a change of the mode voids every handle.
-        partitions.extend(_Target(_gpus(nvml)[index], accelerator).fill(emit, patience_s))
-    return tuple(partitions)
+    return _Run(nvml, wanted, emit, means or Means()).apply()
 
 
-def standing(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
-    """The partitions of a node that stands as declared. Raises `PartitionFailed` where it does not."""
-    steps = plan(nvml, accelerator)
+def standing(nvml: Nvml, wanted: Wanted) -> tuple[Partition, ...]:
+    """The partitions of a node that stands as *wanted*. Raises `PartitionFailed` where it does not."""
+    steps = plan(nvml, wanted)
     if steps:
         raise PartitionFailed(
             "the GPUs do not stand as declared",
             field="accelerator.layouts",
             hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
         )
-    return apply(nvml, accelerator)
+    return tuple(p for target in _targets(nvml, wanted, 0) for p in target.partitions())
 
 
-def resolve(name: str, profiles: Sequence[ProfileInfo]) -> ProfileInfo | None:
-    """The profile called *name*, or else the only one with the same slices and attributes and nearly its memory."""
-    for profile in profiles:
-        if profile.name == name:
-            return profile
-    wanted = _NAME.fullmatch(name)
-    near = [profile for profile in profiles if wanted and _nearly(wanted, _NAME.fullmatch(profile.name))]
-    return near[0] if len(near) == 1 else None
-
-
-def _nearly(wanted: re.Match[str], other: re.Match[str] | None) -> bool:
-    same = other is not None and (wanted["slices"], wanted["rest"]) == (other["slices"], other["rest"])
-    return other is not None and same and abs(int(wanted["gb"]) - int(other["gb"])) <= _MEMORY_TOLERANCE_GB
+def _targets(nvml: Nvml, wanted: Wanted, patience_s: float) -> list[Target]:
+    gpus = _gpus(nvml)
+    return [Target(gpus[index], wanted[index], patience_s=patience_s) for index in sorted(wanted) if index < len(gpus)]
 
 
 def _gpus(nvml: Nvml) -> list[Gpu]:
@@ -144,158 +111,187 @@ def _gpus(nvml: Nvml) -> list[Gpu]:
         raise PartitionFailed(
             f"NVML cannot list the GPUs: {error_name(error.value)}",
             field="accelerator",
-            hint=_HINTS.get(error.value, "`nvidia-smi -q` and the kernel log say what the driver sees."),
+            hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log say what the driver sees."),
         ) from error
 
 
-class _Target:
-    """One GPU and the layout it is to have."""
+class _Run:
+    """One `apply`."""
 
-    def __init__(self, gpu: Gpu, accelerator: NodeAccelerator) -> None:
-        self._gpu = gpu
-        layouts = accelerator.layouts
-        self._wanted = sorted(layouts[gpu.index], key=lambda p: p.start) if gpu.index < len(layouts) else []
-        self._on = bool(self._wanted)
-        self._profiles: list[ProfileInfo] | None = None
-        with self._refused("read its MIG mode"):
-            self._mode = gpu.mig_mode()
-        if self._mode is None and self._wanted:
-            raise self._error("it has no MIG", "Declare it without a layout, or choose a GPU that has MIG.")
+    def __init__(self, nvml: Nvml, wanted: Wanted, emit: Emit, means: Means) -> None:
+        self._nvml = nvml
+        self._wanted = wanted
+        self._emit_event = emit
+        self._means = means
+        self._changed = False
 
-    def steps(self) -> list[Step]:
-        """The differences, in the order in which they are resolved."""
-        unwanted, missing = self._difference()
-        steps = [self._step("destroy", instance) for instance in unwanted]
-        if self._mode is not None and self._mode != (self._on, self._on):
-            steps.append(Step(self._gpu.index, "mode", on=self._on))
-        return steps + [Step(self._gpu.index, "create", None, p.profile, p.start, p.size) for p in missing]
+    def apply(self) -> tuple[Partition, ...]:
+        targets = self._check()
+        self._free(targets)
+        if any(target.mode_differs for target in targets):
+            self._switch(targets)
+            # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
+            targets = self._check()
+        if self._means.reboot_file is not None:
+            RebootGuard(self._means.reboot_file).clear()
+        partitions: list[Partition] = []
+        for target in targets:
+            if target.on:
+                target.destroy_unwanted(self._done)
+                target.create_missing(self._done)
+            partitions.extend(target.partitions())
+        if self._changed and self._means.machine is not None and self._means.machine.refresh_cdi():
+            self._emit("cdi")
+        return tuple(partitions)
 
-    def toggle(self, emit: Emit, patience_s: float) -> None:
-        """Turns MIG on or off where it has to be, destroying all instances before off."""
-        if self._mode is None or self._mode == (self._on, self._on):
-            return
-        if not self._on:
-            self._destroy_unwanted(emit, patience_s)
-        word = "on" if self._on else "off"
-        with self._refused(f"turn MIG {word}"):
-            status = self._gpu.set_mig_mode(self._on)
-            now = self._gpu.mig_mode()
-        if now != (self._on, self._on):
-            reason = f": {error_name(status)}" if status else ""
-            busy = [_HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else []
-            hint = "\n".join([*busy, _RESET_HINT.format(index=self._gpu.index)])
-            raise self._error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", hint)
-        emit(Step(self._gpu.index, "mode", on=self._on).to_json())
+    def _emit(self, phase: str, **fields: Any) -> None:
+        self._emit_event({"phase": phase, **fields})
 
-    def fill(self, emit: Emit, patience_s: float) -> list[Partition]:
-        """Destroys what is not wanted, creates what is missing, and reads what stands then."""
-        if not self._wanted:
-            return []
-        self._destroy_unwanted(emit, patience_s)
-        for wanted in self._difference()[1]:
-            self._create(wanted, emit)
-        uuids = {instance.start: instance.uuid for instance in self._instances()}
-        return [self._partition(wanted, uuids.get(wanted.start)) for wanted in self._wanted]
+    def _done(self, step: Step) -> None:
+        self._changed = True
+        self._emit_event(step.to_event())
 
-    def _partition(self, wanted: PlacedPartition, uuid: str | None) -> Partition:
-        if uuid is None:
-            raise self._error(
-                f"{_place(wanted)} was created but is not there", "Look in the kernel log for NVRM lines."
-            )
-        return Partition(self._gpu.index, wanted.profile, wanted.start, wanted.size, uuid)
+    def _check(self) -> list[Target]:
+        targets = _targets(self._nvml, self._wanted, self._means.patience_s)
+        for target in targets:
+            target.check()
+        return targets
 
-    def _create(self, wanted: PlacedPartition, emit: Emit) -> None:
-        profile = self._resolve(wanted.profile)
-        with self._refused(f"create {_place(wanted)}"):
-            handle = self._gpu.create(profile, start=wanted.start, size=wanted.size)
-            compute = self._gpu.fill(handle, profile)
-        step = Step(self._gpu.index, "create", None, wanted.profile, wanted.start, wanted.size, compute.uuid)
-        emit(step.to_json())
+    # Who uses what has to go.
 
-    def _destroy_unwanted(self, emit: Emit, patience_s: float) -> None:
-        for instance in self._difference()[0]:
-            deadline = time.monotonic() + patience_s
-            with self._refused(f"destroy {instance.profile.name} at {instance.start}:{instance.size}"):
-                while not self._destroyed(instance.start, deadline):
-                    time.sleep(_RETRY_S)
-            emit(self._step("destroy", instance).to_json())
+    def _free(self, targets: Sequence[Target]) -> None:
+        """Waits until nobody uses what has to go; ends those who do where that was asked for."""
+        if self._means.force:
+            self._end_users(targets)
+        deadline = time.monotonic() + self._means.patience_s
+        while users := [(target, held) for target in targets if (held := target.users())]:
+            if time.monotonic() >= deadline:
+                raise _busy(users)
+            time.sleep(_POLL_S)
 
-    def _destroyed(self, start: int, deadline: float) -> bool:
-        """Destroys what stands at *start*; False where it is in use and may yet be given free before *deadline*."""
+    def _end_users(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            for what, pids in target.users().items():
+                self._emit("force", gpu=target.index, what=what, processes=[processes.describe(pid) for pid in pids])
+                processes.end(pids, grace_s=_FORCE_GRACE_S)
+
+    # The mode.
+
+    def _switch(self, targets: Sequence[Target]) -> None:
+        """Turns MIG on and off where it has to be, destroying the instances before off."""
+        reasons: dict[int, int] = {}
+        for target in targets:
+            if target.mode_differs:
+                target.destroy_unwanted(self._done)
+                reasons[target.index] = target.set_mode()
+                self._report_mode(target)
+        if any(target.mode_differs for target in targets):
+            self._activate(reasons)
+
+    def _report_mode(self, target: Target) -> None:
+        if target.mode_differs:
+            self._emit("mode", gpu=target.index, on=target.on, pending=True)
+        else:
+            self._done(Step(target.index, "mode", on=target.on))
+
+    def _pending(self) -> list[Target]:
+        return [t for t in _targets(self._nvml, self._wanted, self._means.patience_s) if t.mode_differs]
+
+    def _activate(self, reasons: Mapping[int, int]) -> None:
+        """Gets the pending modes active: without the services that hold the GPUs, by a reset, by one reboot."""
+        machine = self._means.machine
+        if machine is None:
+            raise _stays_pending(self._pending()[0], reasons, "")
+        names = machine.stop_clients()
+        if names:
+            self._emit("clients", stopped=list(names))
         try:
-            for instance in [live for live in self._gpu.instances() if live.start == start]:
-                self._gpu.empty(instance)
-                self._gpu.destroy(instance)
-        except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_IN_USE or time.monotonic() >= deadline:
-                raise
-            return False
+            refused = self._activate_without_clients(machine)
+        finally:
+            machine.start_clients(names)
+        pending = self._pending()
+        if not pending:
+            return
+        file = self._means.reboot_file
+        if not self._means.reboot or file is None:
+            raise _stays_pending(pending[0], reasons, refused)
+        indices = [target.index for target in pending]
+        self._emit("reboot", gpus=indices)
+        raise RebootGuard(file).reboot(machine, indices, f"turn MIG {'on' if pending[0].on else 'off'}")
+
+    def _activate_without_clients(self, machine: Machine) -> str:
+        """Asks again, then resets. Empty, or why the reset was refused."""
+        for target in self._pending():
+            target.set_mode()
+            if not target.mode_differs:
+                self._done(Step(target.index, "mode", on=target.on))
+        pending = self._pending()
+        if not pending:
+            return ""
+        refused = self._reset(machine, pending)
+        gpus = _gpus(self._nvml)
+        if refused and len(gpus) > len(pending) and self._all_idle():
+            # GPUs that are linked by NVLink switches reset only together.
+            refused = self._reset(machine, [Target(gpu, self._wanted.get(gpu.index, ())) for gpu in gpus])
+        waiting = {target.index for target in self._pending()}
+        for target in pending:
+            if target.index not in waiting:
+                self._done(Step(target.index, "mode", on=target.on))
+        return refused
+
+    def _all_idle(self) -> bool:
+        """Whether a reset of all GPUs disturbs nobody: no process, and no instance that is not ours to make again."""
+        for gpu in _gpus(self._nvml):
+            try:
+                mode = gpu.mig_mode()
+                foreign = gpu.index not in self._wanted and mode is not None and mode[0] and gpu.instances()
+                if foreign or gpu.processes():
+                    return False
+            except pynvml.NVMLError:
+                return False
         return True
 
-    def _difference(self) -> tuple[list[GpuInstance], list[PlacedPartition]]:
-        """The instances that are not wanted, and the wanted ones that are missing."""
-        live = self._instances()
-        if not live:
-            return [], self._wanted
-        wanted = {(self._resolve(p.profile).profile_id, p.start, p.size): p for p in self._wanted}
-        standing = {key for instance in live if (key := _key(instance)) in wanted and instance.uuid is not None}
-        unwanted = [instance for instance in live if _key(instance) not in standing]
-        return unwanted, [p for key, p in wanted.items() if key not in standing]
-
-    def _instances(self) -> list[GpuInstance]:
-        """What stands there; nothing does where MIG is off."""
-        if self._mode is None or not self._mode[0]:
-            return []
-        with self._refused("list its GPU instances"):
-            return self._gpu.instances()
-
-    def _resolve(self, name: str) -> ProfileInfo:
-        if self._profiles is None:
-            with self._refused("list its profiles"):
-                self._profiles = self._gpu.profiles()
-        profile = resolve(name, self._profiles)
-        if profile is None:
-            has = ", ".join(known.name for known in self._profiles)
-            raise self._error(f"it has no profile {name}", f"It has {has}.")
-        return profile
-
-    def _step(self, action: Action, instance: GpuInstance) -> Step:
-        return Step(self._gpu.index, action, None, instance.profile.name, instance.start, instance.size, instance.uuid)
-
-    @contextlib.contextmanager
-    def _refused(self, what: str) -> Iterator[None]:
-        """Turns NVML's refusal of *what* into a `PartitionFailed`."""
+    def _reset(self, machine: Machine, targets: Sequence[Target]) -> str:
+        addresses = [Address(target.index, target.gpu.bus_id) for target in targets]
+        # This very session would hold them.
+        self._nvml.close()
         try:
-            yield
-        except pynvml.NVMLError as error:
-            default = "`nvidia-smi -q` and the kernel log (NVRM lines) say what the driver sees."
-            hint = _HINTS.get(error.value, default)
-            if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
-                hint = _RESET_HINT.format(index=self._gpu.index)
-            raise self._error(f"NVML refuses to {what}: {error_name(error.value)}", hint) from error
-
-    def _error(self, message: str, hint: str) -> PartitionFailed:
-        wanted = ", ".join(map(_place, self._wanted)) or "MIG off"
-        return PartitionFailed(
-            f"GPU {self._gpu.index} ({self._gpu.name}): {message}",
-            field=f"accelerator.layouts[{self._gpu.index}]",
-            hint=f"Wanted: {wanted}. Found: {self._found()}.\n{hint}",
-        )
-
-    def _found(self) -> str:
-        try:
-            mode = self._gpu.mig_mode()
-            if mode is None or not mode[0]:
-                return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            live = [f"{i.profile.name} at {i.start}:{i.size}" for i in self._gpu.instances()]
-            return ", ".join(live) or "MIG on, no instance"
-        except pynvml.NVMLError as error:
-            return f"not known, {error_name(error.value)}"
+            refused = machine.reset(addresses)
+        finally:
+            try:
+                self._nvml.open()
+            except pynvml.NVMLError as error:
+                raise PartitionFailed(
+                    f"NVML does not answer after a reset: {error_name(error.value)}",
+                    field="accelerator",
+                    hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
+                ) from error
+        result = {"refused": refused} if refused else {}
+        self._emit("reset", gpus=[address.index for address in addresses], **result)
+        return refused
 
 
-def _key(instance: GpuInstance) -> tuple[int, int, int]:
-    return instance.profile.profile_id, instance.start, instance.size
+def _busy(users: Sequence[tuple[Target, Mapping[str, Sequence[int]]]]) -> PartitionBusy:
+    lines = [
+        f"{target}: {what} is used by {', '.join(processes.describe(pid) for pid in pids)}"
+        for target, held in users
+        for what, pids in held.items()
+    ]
+    first = users[0][0]
+    return PartitionBusy(
+        "; ".join(lines),
+        field=first.field,
+        hint=f"{first.wanted_and_found()}\nNothing was changed. Stop these processes, or add --force, which ends them.",
+    )
 
 
-def _place(partition: PlacedPartition) -> str:
-    return f"{partition.profile} at {partition.start}:{partition.size}"
+def _stays_pending(target: Target, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
+    status = reasons.get(target.index, 0)
+    reason = f": {error_name(status)}" if status else ""
+    hints = [HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else []
+    holders = ", ".join(processes.describe(pid) for pid in processes.holding("/dev/nvidia"))
+    hints += [f"The GPUs are held by {holders}."] if holders else []
+    hints += [f"The reset was refused: {refused}."] if refused else []
+    hints.append(RESET_HINT.format(index=target.index))
+    word = "on" if target.on else "off"
+    return target.error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", "\n".join(hints))

@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from skyinfra import mig
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
+from skyinfra.runner.amd import ComputePartition
 from skyinfra.runner.inventory import Device
 from skyinfra.runner.partitioner import Partition
 
@@ -85,17 +87,32 @@ def _on_device(
     mine = sorted((p for p in partitions if p.gpu == device.index), key=lambda p: p.start)
     if not mine:
         return [base]
+    units = _units(accelerator, mine)
     return [
         replace(
             base,
             kind="partition",
             profile=partition.profile,
             uuid=partition.uuid,
-            visible=(variables[0], partition.uuid),
-            memory_gb=_memory_gb(partition.profile),
+            visible=(variables[0], _visible(partition)),
+            memory_gb=_memory_gb(accelerator, partition, units),
+            start=partition.start,
+            size=partition.size,
+            units=units,
         )
         for partition in mine
     ]
+
+
+def _visible(partition: Partition) -> str:
+    return partition.visible if isinstance(partition, ComputePartition) else partition.uuid
+
+
+def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int | None:
+    """Of the whole GPU: XCDs, which the partitions of an AMD GPU fill, or the placement units of its MIG geometry."""
+    if accelerator.vendor == "amd":
+        return sum(partition.size for partition in partitions)
+    return mig.geometry(accelerator.mig_model).placement_units if accelerator.mig_model else None
 
 
 def _blank(config: NodeConfig, kind: SlotKind) -> InstanceInfo:
@@ -110,8 +127,12 @@ def _blank(config: NodeConfig, kind: SlotKind) -> InstanceInfo:
     )
 
 
-def _memory_gb(profile: str) -> float | None:
-    match = re.search(r"\.(\d+)gb", profile)
+def _memory_gb(accelerator: NodeAccelerator, partition: Partition, units: int | None) -> float | None:
+    """What the name of a MIG profile says; of an AMD GPU its share."""
+    if accelerator.vendor == "amd":
+        share = partition.size / units if units else 1
+        return None if accelerator.memory_gb is None else round(accelerator.memory_gb * share, 1)
+    match = re.search(r"\.(\d+)gb", partition.profile)
     return float(match.group(1)) if match else None
 
 

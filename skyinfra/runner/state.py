@@ -7,6 +7,7 @@ The directory is the folder of the node configuration. The runner writes
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner
+    reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class NodeDirectory:
         self.pid_file = path / "runner.pid"
         self.lock_file = path / "runner.lock"
         self.log_file = path / "runner.log"
+        self.reboot_file = path / "reboot.json"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
         self.packages = path / "site-packages"

@@ -56,7 +56,7 @@ def test_names_and_aliases_differ_by_more_than_case_and_separators() -> None:
 
 def test_values_are_of_known_kinds() -> None:
     for row in ROWS:
-        assert row.vendor in {"nvidia", "amd", "aws", "google", "intel"}
+        assert row.vendor in {"nvidia", "amd", "aws", "google", "intel", "qualcomm"}
         assert row.memory_gb > 0 and row.chips > 0
         assert list(row.counts) == sorted(set(row.counts)) and all(count > 0 for count in row.counts)
         assert row.architecture

@@ -58,6 +58,16 @@ def test_status_shows_every_slot_with_its_own_partition(deployed: Path) -> None:
     assert all(uuid in table for uuid in uuids)
 
 
+def test_status_draws_the_partitions_of_each_gpu(deployed: Path) -> None:
+    (pool,) = status(deployed)["pools"]
+    assert [
+        [(p["profile"], p["start"], p["size"]) for gpu in n["gpus"] for p in gpu["partitions"]] for n in pool["nodes"]
+    ] == [[("3g.40gb", 0, 4), ("3g.40gb", 4, 4)]] * 2
+    table = skyinfra(deployed, "status").stdout
+    for node in ("mig-0", "mig-1"):
+        assert f"{node}  GPU 0  H100  |3g.40gb        |3g.40gb        |" in table
+
+
 def test_tasks_run_on_every_slot(deployed: Path) -> None:
     out = subprocess.run(
         [sys.executable, "tasks.py"], cwd=deployed, env=environment(), capture_output=True, text=True, check=True

@@ -173,9 +173,16 @@ def test_the_error_draws_how_far_it_got_and_says_what_still_fits() -> None:
         mig.place(["3g.40gb", "3g.40gb", "2g.20gb"], mig.geometry("h100_80gb"))
     assert caught.value.hint == (
         "memory   0   1   2   3   4   5   6   7\n        |3g.40gb        |3g.40gb        |\nWould still fit: nothing."
+        "\nInstead: 3g.40gb*2 or 3g.40gb+2g.20gb*2 or 3g.40gb+2g.20gb+1g.10gb*2."
     )
     with pytest.raises(LayoutDoesNotFit, match=r"Would still fit: 1g\.10gb, 1g\.10gb\+me, 1g\.20gb, 2g\.20gb, 3g"):
         mig.place(["4g.40gb", "4g.40gb"], mig.geometry("h100_80gb"))
+
+
+def test_the_error_says_what_would_fit_instead() -> None:
+    with pytest.raises(LayoutDoesNotFit) as caught:
+        mig.resolve("3g.40gb*2+2g.20gb", mig.geometry("h100_80gb"), 1)
+    assert (caught.value.hint or "").splitlines()[-1].startswith("Instead: 3g.40gb*2 or 3g.40gb+2g.20gb*2 or ")
 
 
 def test_drawing_shows_free_units() -> None:

@@ -43,7 +43,7 @@ def test_an_unknown_failure_is_one_line_here_and_a_traceback_in_the_log(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = make_node(cpu_slots=1)
-    monkeypatch.setattr("skyinfra.runner.cli.NodeConfig.load", lambda path: 1 / 0)
+    monkeypatch.setattr("skyinfra.runner.partition_cli.NodeConfig.load", lambda path: 1 / 0)
     assert cli.main(["partition", "--config", str(node.file)]) == 1
     expected = (
         f"skyinfra-runner failed: ZeroDivisionError: division by zero; {node.directory.log_file} has the details\n"
@@ -63,7 +63,7 @@ def test_partition_and_check(make_node: MakeNode, capsys: pytest.CaptureFixture[
     ]
     assert cli.main(arguments) == 0
     done = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(e["event"], e.get("action")) for e in done] == [
+    assert [(e["event"], e.get("phase")) for e in done] == [
         ("partition", "mode"),
         ("partition", "create"),
         ("standing", None),

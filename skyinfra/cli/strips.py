@@ -1,0 +1,113 @@
+"""The partitions of live GPUs, one line for each GPU: what ``skyinfra status`` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+from skyinfra.mig.drawing import strip
+from skyinfra.mig.grid import Placement
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import ManifestSlot
+
+# As many as any GPU has sizes of profiles.
+STYLES = (
+    "black on cyan",
+    "black on green",
+    "black on yellow",
+    "black on magenta",
+    "black on blue",
+    "black on white",
+    "black on red",
+)
+
+
+@dataclass(frozen=True)
+class GpuStrip:
+    """One divided GPU of a node, as the registrations of its slots describe it.
+
+    units: of the whole GPU; start and size of the partitions count in them. missing: slots that are to stand on it and
+    are not there.
+    """
+
+    gpu: int
+    accelerator: str
+    units: int
+    slots: tuple[InstanceInfo, ...]
+    missing: int
+
+    @property
+    def layout(self) -> tuple[Placement, ...]:
+        """The partitions by start."""
+        return tuple(Placement(slot.profile or "", slot.start or 0, slot.size or 0) for slot in self.slots)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "gpu": self.gpu,
+            "accelerator": self.accelerator,
+            "units": self.units,
+            "partitions": [
+                {"profile": s.profile, "start": s.start, "size": s.size, "worker": s.worker, "uuid": s.uuid}
+                for s in self.slots
+            ],
+            "missing": self.missing,
+        }
+
+
+def strips(live: Iterable[InstanceInfo], wanted: Sequence[ManifestSlot]) -> list[GpuStrip]:
+    """The divided GPUs of one node, by index, from its *live* slots and those that it is to have."""
+    by_gpu: dict[int, list[InstanceInfo]] = {}
+    there = set()
+    for slot in live:
+        there.add(slot.worker)
+        if slot.gpu is not None and slot.size and slot.units:
+            by_gpu.setdefault(slot.gpu, []).append(slot)
+    absent = [slot.gpu for slot in wanted if slot.index not in there]
+    return [
+        GpuStrip(
+            gpu,
+            slots[0].accelerator or "",
+            max(slot.units or 0 for slot in slots),
+            tuple(sorted(slots, key=lambda slot: slot.start or 0)),
+            absent.count(gpu),
+        )
+        for gpu, slots in sorted(by_gpu.items())
+    ]
+
+
+def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
+    """The drawing: a line for the GPUs of a node that are alike. *nodes*: names, and their GPUs."""
+    grouped = [(node, list(alike)) for node, found in nodes for alike in _alike(found)]
+    heads = [(node, f"GPU {_ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
+    widths = [max((len(head[column]) for head in heads), default=0) for column in range(3)]
+    kinds = {(p.size, p.profile) for _, alike in grouped for gpu in alike for p in gpu.layout}
+    tones = {profile: tone for tone, (_, profile) in enumerate(sorted(kinds))}
+    made = []
+    for head, (_, alike) in zip(heads, grouped, strict=True):
+        line = Text("  ".join(part.ljust(width) for part, width in zip(head, widths, strict=True)) + "  ")
+        layout = alike[0].layout
+        for text, index in strip(layout, alike[0].units):
+            line.append(text, style="" if index is None else STYLES[tones[layout[index].profile] % len(STYLES)])
+        if alike[0].missing:
+            line.append(f"  {alike[0].missing} missing", style="red")
+        made.append(line)
+    return made
+
+
+def _alike(gpus: Sequence[GpuStrip]) -> list[list[GpuStrip]]:
+    """GPUs with the same partitions together, in the order of the first of them."""
+    found: dict[tuple[object, ...], list[GpuStrip]] = {}
+    for gpu in gpus:
+        found.setdefault((gpu.accelerator, gpu.units, gpu.layout, gpu.missing), []).append(gpu)
+    return list(found.values())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-3, 6`` for 0, 1, 2, 3 and 6."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

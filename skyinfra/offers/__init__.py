@@ -1,0 +1,82 @@
+"""Machine types that carry accelerators, with what they cost, where and when.
+
+    offers.find("H100:8", provider="aws")       # cheapest first; the first is what would be chosen
+    offers.find(["H100:8", "A100:8"], region="us-east-1", spot=True, max_price=40)
+    offers.find(memory_gb=24, count=1)          # any accelerator with 24 GB
+
+The data is shipped with the package: every price says of which region and day it is. Nothing here asks a provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skyinfra.offers.nearest import not_offered, told
+from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, usd
+from skyinfra.offers.query import Query, Wanted, ask, carries, providers, regions
+
+__all__ = [
+    "EVERYWHERE",
+    "Offer",
+    "Price",
+    "Query",
+    "ask",
+    "carries",
+    "find",
+    "load",
+    "not_offered",
+    "providers",
+    "regions",
+    "told",
+    "usd",
+]
+
+
+def find(
+    accelerator: Wanted | None = None,
+    *,
+    provider: str | Sequence[str] | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    count: int | None = None,
+    memory_gb: float | None = None,
+    fraction: float | None = None,
+    vcpus: int | None = None,
+    ram_gib: float | None = None,
+    max_price: float | None = None,
+    legacy: bool = False,
+) -> tuple[Offer, ...]:
+    """The offers that match, at least one: the more wanted accelerator first, then by price, then by name.
+
+    The price is that of the purchase that is asked for, on-demand or spot; offers whose price is not known come last,
+    and do not come at all where there is a max_price. A price may be of another region than the one asked for: it says
+    of which.
+
+    accelerator: a string such as "A100-40GB:8", an Accelerator, or a list of them in order of preference. A count in it
+    is exact; without one, each provider's smallest machines that carry it are found. No other accelerator stands in.
+    provider: one name or several. region: only what is known to be offered there.
+    count: exact, where no accelerator says one. memory_gb: nominal GB that a task gets on one accelerator, at least.
+    fraction: the share of an accelerator that is enough; without it only whole ones are found.
+    vcpus, ram_gib: of the machine, at least. max_price: USD per hour and machine.
+    legacy: also what its provider no longer sells to everybody.
+
+    Raises NotOffered, with what comes nearest, where nothing matches; UnknownAccelerator, InvalidAccelerator and
+    InvalidField, with the nearest names, for what cannot be asked.
+    """
+    query = ask(
+        accelerator,
+        provider=provider,
+        region=region,
+        spot=spot,
+        count=count,
+        memory_gb=memory_gb,
+        fraction=fraction,
+        vcpus=vcpus,
+        ram_gib=ram_gib,
+        max_price=max_price,
+        legacy=legacy,
+    )
+    found = query.run(load())
+    if not found:
+        raise not_offered(query)
+    return found

@@ -1,0 +1,170 @@
+"""Offers: which machine types carry accelerators, and what they cost. offers.json, read on first use.
+
+The file is written by tools/build_offers.py; one line is one machine type of one provider.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from skyinfra.accelerators import catalog
+
+_DATA = Path(__file__).with_name("offers.json")
+
+# The region of a price that its source states for the provider as a whole.
+EVERYWHERE = "all regions"
+
+COLUMNS = (
+    "provider",
+    "machine_type",
+    "accelerator",
+    "form_factor",
+    "count",
+    "memory_gb",
+    "fraction",
+    "vcpus",
+    "ram_gib",
+    "on_demand",
+    "spot",
+    "regions",
+    "network_cards",
+    "efa_interfaces",
+    "divisible",
+    "legacy",
+    "notes",
+    "source",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one machine costs. There is no price without its region and date.
+
+    usd_per_hour: of the whole machine. region: where that is the price; "all regions" where the source states one price
+    for the provider. date: the day, or month, of which it is known ("2026-05-20", "2026-08").
+    basis: "listed"; "undated" where the source says no more than that it is older than `date`; "estimated" where it was
+    worked out or is approximate.
+    """
+
+    usd_per_hour: float
+    region: str
+    date: str
+    basis: Literal["listed", "undated", "estimated"] = "listed"
+
+    def __str__(self) -> str:
+        sign = "~" if self.basis == "estimated" else ""
+        before = "before " if self.basis == "undated" else ""
+        return f"{sign}{usd(self.usd_per_hour)}/h in {self.region}, {before}{self.date}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One machine type of one provider that carries accelerators.
+
+    accelerator: by the catalog's name. count: how many; for a fraction, how many devices it has a share of.
+    memory_gb: nominal, in decimal GB, of one whole device. form_factor: None where no source says which.
+    fraction: the share of each device, 1.0 for whole ones. vcpus, ram_gib: of the machine; None where unknown.
+    on_demand, spot: None where no believable price is known.
+    regions: where it is offered; empty where unknown.
+    network_cards: None where unknown. efa_interfaces: of AWS's EFA, 0 without.
+    divisible: whether the tenant may partition the accelerators, where they can be partitioned at all.
+    legacy: no longer offered to everybody; only found when asked for.
+    notes: what to know about the row, such as what was corrected. source: where it comes from.
+    """
+
+    provider: str
+    machine_type: str
+    accelerator: str
+    count: int
+    memory_gb: int
+    form_factor: str | None = None
+    fraction: float = 1.0
+    vcpus: int | None = None
+    ram_gib: float | None = None
+    on_demand: Price | None = None
+    spot: Price | None = None
+    regions: tuple[str, ...] = ()
+    network_cards: int | None = None
+    efa_interfaces: int = 0
+    divisible: bool = True
+    legacy: bool = False
+    notes: tuple[str, ...] = ()
+    source: str = ""
+
+    def price(self, *, spot: bool = False) -> Price | None:
+        """The price of one purchase or the other."""
+        return self.spot if spot else self.on_demand
+
+    @property
+    def share_gb(self) -> float:
+        """The nominal memory that a task gets on one device: of a whole one, or of the share."""
+        return self.memory_gb if self.fraction == 1 else round(self.memory_gb * self.fraction, 3)
+
+    @property
+    def mig_model(self) -> str | None:
+        """The key of the MIG geometry of its GPUs; None where the tenant cannot partition them."""
+        if not self.divisible or self.fraction != 1:
+            return None
+        return self._row.mig_model
+
+    @property
+    def vendor(self) -> str:
+        """Of the accelerator, such as "nvidia"."""
+        return self._row.vendor
+
+    @property
+    def chips(self) -> int:
+        """How many chips the machine has; more than `count` for slices of TPUs."""
+        return self.count * self._row.chips
+
+    @property
+    def carries(self) -> str:
+        """What it carries, as a declaration says it: "A100-40GB:8", "H100-PCIe:1"; a share is "1/4 L4"."""
+        name = self.accelerator
+        if self.memory_gb != catalog.choose(name).memory_gb:
+            name += f"-{self.memory_gb}GB"
+        usual = catalog.choose(self.accelerator, self.memory_gb).form_factor
+        if self.form_factor not in (None, usual):
+            name += f"-{self.form_factor}"
+        if self.fraction != 1:
+            return f"1/{round(1 / self.fraction)} {name}"
+        return f"{name}:{self.count}"
+
+    def in_region(self, region: str) -> bool:
+        """Whether it is known to be offered there."""
+        if self.regions:
+            return region in self.regions
+        return any(price is not None and price.region == region for price in (self.on_demand, self.spot))
+
+    @property
+    def _row(self) -> catalog.Variant:
+        return catalog.choose(self.accelerator, self.memory_gb, self.form_factor)
+
+
+@cache
+def load() -> tuple[Offer, ...]:
+    """Every offer that is shipped, in the order of the file."""
+    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    columns = data["columns"]
+    regions = [tuple(names) for names in data["regions"]]
+    return tuple(_offer(dict(zip(columns, row, strict=True)), data, regions) for row in data["offers"])
+
+
+def _offer(row: dict[str, Any], data: dict[str, Any], regions: list[tuple[str, ...]]) -> Offer:
+    row["fraction"] = row["fraction"] or 1.0
+    row["on_demand"] = row["on_demand"] and Price(*row["on_demand"])
+    row["spot"] = row["spot"] and Price(*row["spot"])
+    row["regions"] = regions[row["regions"]]
+    row["notes"] = tuple(data["notes"][note] for note in row["notes"])
+    row["source"] = data["sources"][row["source"]]
+    return Offer(**row)
+
+
+def usd(amount: float) -> str:
+    """Dollars with two decimals, or as many as a small amount needs."""
+    text = f"{amount:,.2f}"
+    return f"${text}" if amount >= 1 or float(text) == amount else f"${amount:.4f}".rstrip("0")

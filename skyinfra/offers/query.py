@@ -1,0 +1,196 @@
+"""Queries over the offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TypeAlias
+
+from skyinfra._errors import InvalidField, did_you_mean
+from skyinfra.accelerators import Accelerator, parse_preferences
+from skyinfra.offers.offer import EVERYWHERE, Offer, load
+
+# A third may be asked for as 0.334.
+_ROUNDING = 0.001
+
+Wanted: TypeAlias = str | Accelerator | Sequence[str | Accelerator]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is looked for; None and () ask for nothing.
+
+    accelerators: most wanted first. count: of whole accelerators, or of devices that a share is taken of.
+    memory_gb: nominal GB that a task gets on one accelerator, at least. fraction: the share of an accelerator that is
+    enough; None is a whole one. vcpus, ram_gib: of the machine, at least. spot: the purchase that is asked for, whose
+    price is sorted by and limited by max_price (USD per hour and machine). legacy: also what is no longer sold to all.
+    """
+
+    accelerators: tuple[Accelerator, ...] = ()
+    providers: tuple[str, ...] = ()
+    region: str | None = None
+    spot: bool = False
+    count: int | None = None
+    memory_gb: float | None = None
+    fraction: float | None = None
+    vcpus: int | None = None
+    ram_gib: float | None = None
+    max_price: float | None = None
+    legacy: bool = False
+
+    def run(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
+        """Those that match: the more wanted accelerator first, then by price, then by name.
+
+        Where an accelerator is asked for without a count, each provider's smallest machines that carry it are taken.
+        """
+        offers = [offer for offer in offers if self._matches(offer)]
+        if not self.accelerators:
+            return tuple(sorted(offers, key=self._order))
+        found: dict[Offer, None] = {}
+        for wanted in self.accelerators:
+            carrying = [offer for offer in offers if carries(offer, wanted)]
+            if self.count is None and wanted.count is None:
+                carrying = _smallest(carrying)
+            found |= dict.fromkeys(sorted(carrying, key=self._order))
+        return tuple(found)
+
+    def _matches(self, offer: Offer) -> bool:
+        """Whether everything but the accelerator is as asked."""
+        price = offer.price(spot=self.spot)
+        return (
+            (self.legacy or not offer.legacy)
+            and (not self.providers or offer.provider in self.providers)
+            and (self.region is None or offer.in_region(self.region))
+            and (self.count is None or offer.count == self.count)
+            and offer.fraction > (1 if self.fraction is None else self.fraction) - _ROUNDING
+            and _at_least(offer.share_gb, self.memory_gb)
+            and _at_least(offer.vcpus, self.vcpus)
+            and _at_least(offer.ram_gib, self.ram_gib)
+            and (self.max_price is None or (price is not None and price.usd_per_hour <= self.max_price))
+        )
+
+    def _order(self, offer: Offer) -> tuple[bool, float, str, str]:
+        price = offer.price(spot=self.spot)
+        usd = 0.0 if price is None else price.usd_per_hour
+        return price is None, usd, offer.provider, offer.machine_type
+
+    def constraints(self) -> dict[str, object]:
+        """What is asked beyond the accelerators, by the names of the fields."""
+        skipped = ("accelerators", "spot", "legacy")
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in skipped}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def carries(offer: Offer, wanted: Accelerator) -> bool:
+    """Whether the machine carries the accelerator, and as many of it as asked, if any number is.
+
+    A TPU chip is carried by the slice that has as many chips.
+    """
+    if wanted.custom:
+        return False
+    if wanted.vendor == "google" and offer.accelerator.rpartition("-")[0] == wanted.name:
+        return wanted.count in (None, offer.chips)
+    return is_it(offer, wanted) and wanted.count in (None, offer.count)
+
+
+def is_it(offer: Offer, wanted: Accelerator) -> bool:
+    """Whether the machine's accelerator is the wanted one, whatever their number."""
+    return (
+        offer.accelerator == wanted.name
+        and offer.memory_gb == wanted.memory_gb
+        and wanted.form_factor in (None, offer.form_factor)
+    )
+
+
+def ask(
+    accelerator: Wanted | None = None,
+    *,
+    provider: str | Sequence[str] | None = None,
+    region: str | None = None,
+    spot: bool = False,
+    count: int | None = None,
+    memory_gb: float | None = None,
+    fraction: float | None = None,
+    vcpus: int | None = None,
+    ram_gib: float | None = None,
+    max_price: float | None = None,
+    legacy: bool = False,
+) -> Query:
+    """A query, checked; see find() for the arguments.
+
+    Raises UnknownAccelerator and InvalidAccelerator for what is not in the catalog; InvalidField for a provider or
+    region that no offer has, with the nearest names, and for a number that cannot be.
+    """
+    accelerators = parse_preferences(accelerator)
+    given = (provider,) if isinstance(provider, str) else tuple(provider or ())
+    for name in given:
+        if name not in providers():
+            hint = f"{did_you_mean(name, providers())} There are offers of {', '.join(providers())}."
+            raise InvalidField("no provider of that name has offers", field="provider", given=name, hint=hint.lstrip())
+    if region is not None:
+        check_region(region, given)
+    numbers = {"count": count, "memory_gb": memory_gb, "vcpus": vcpus, "ram_gib": ram_gib, "max_price": max_price}
+    for name, value in numbers.items():
+        if value is not None and not value > 0:
+            raise InvalidField("must be more than 0", field=name, given=value)
+    if fraction is not None and not 0 < fraction <= 1:
+        raise InvalidField("a share of an accelerator is more than 0 and at most 1", field="fraction", given=fraction)
+    for each in accelerators:
+        if count is not None and each.count not in (None, count):
+            raise InvalidField(f"{each} says {each.count}", field="count", given=count)
+    return Query(
+        accelerators=accelerators,
+        providers=given,
+        region=region,
+        spot=spot,
+        count=count,
+        memory_gb=memory_gb,
+        fraction=fraction,
+        vcpus=vcpus,
+        ram_gib=ram_gib,
+        max_price=max_price,
+        legacy=legacy,
+    )
+
+
+def check_region(region: str, given: Sequence[str]) -> None:
+    """Raises InvalidField, with the nearest, for a region that no offer of these providers (default: any) has."""
+    known = regions(*given)
+    if region in known:
+        return
+    whose = " or ".join(given) or "any provider"
+    if not known:
+        hint = "Leave region out: their lists do not say in which regions they offer what."
+    else:
+        hint = did_you_mean(region, known) or f"They offer in {', '.join(known[:20])}{'...' if known[20:] else '.'}"
+    elsewhere = [name for name in providers() if region in regions(name)]
+    if elsewhere:
+        hint += f" {region} is a region of {' and '.join(elsewhere)}."
+    raise InvalidField(f"no offer of {whose} is known there", field="region", given=region, hint=hint)
+
+
+@cache
+def providers() -> tuple[str, ...]:
+    """The providers that have offers, by name."""
+    return tuple(sorted({offer.provider for offer in load()}))
+
+
+@cache
+def regions(*providers: str) -> tuple[str, ...]:
+    """The regions in which these providers (default: all) are known to offer something, by name."""
+    chosen = [offer for offer in load() if not providers or offer.provider in providers]
+    named = {region for offer in chosen for region in offer.regions}
+    prices = (offer.price(spot=spot) for offer in chosen if not offer.regions for spot in (False, True))
+    return tuple(sorted(named | {price.region for price in prices if price is not None} - {EVERYWHERE}))
+
+
+def _smallest(offers: list[Offer]) -> list[Offer]:
+    least = {
+        provider: min(o.chips for o in offers if o.provider == provider) for provider in {o.provider for o in offers}
+    }
+    return [offer for offer in offers if offer.chips == least[offer.provider]]
+
+
+def _at_least(value: float | None, wanted: float | None) -> bool:
+    return wanted is None or (value is not None and value >= wanted)

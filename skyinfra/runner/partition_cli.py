@@ -1,0 +1,126 @@
+"""``skyinfra-runner partition``: bringing GPUs to a layout by hand or at boot, comparing them with it, writing it down.
+
+What is done is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each thing done,
+``standing`` for each partition that stands in the end, ``differs`` for each difference that was only looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skyinfra._errors import SkyinfraError
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.runner.state import NodeDirectory
+
+# Where a partitioning without a node configuration remembers a reboot.
+_STATE = Path("/var/lib/skyinfra")
+
+
+def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    """Adds the command."""
+    text = "bring the GPUs to a layout; changes nothing where it stands already"
+    parser = commands.add_parser("partition", help=text, description=text)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="the layouts of a node configuration, node.json")
+    source.add_argument("--layout", metavar="L", help='this layout, such as "3g.40gb+2g.20gb+1g.10gb*2"; "off": no MIG')
+    source.add_argument("--export", action="store_true", help="print what stands as mig-parted's YAML; change nothing")
+    parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
+    mode.add_argument("--dry-run", action="store_true", help="change nothing; print what would be done")
+    parser.add_argument("--force", action="store_true", help="end the processes on partitions that have to go")
+    parser.add_argument(
+        "--reboot", action="store_true", help="reboot, once, where the driver needs it for the MIG mode"
+    )
+    parser.set_defaults(command=run, usage=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Executes the command."""
+    if options.gpu is not None and options.layout is None:
+        options.usage("--gpu goes with --layout: a node configuration has a layout for every GPU")
+    if options.export and (options.check or options.dry_run):
+        options.usage("--export changes nothing and compares nothing")
+    if options.export:
+        return _export()
+    with _reported(quiet=options.check or options.dry_run):
+        return _by_config(options) if options.layout is None else _by_layout(options)
+
+
+def _by_config(options: argparse.Namespace) -> int:
+    from skyinfra.runner.hardware import Hardware
+
+    config = NodeConfig.load(options.config)
+    hardware = Hardware(config, NodeDirectory(options.config.absolute().parent))
+    hardware.devices()
+    if options.check or options.dry_run:
+        return _differences(hardware.plan(), options)
+    for partition in hardware.partition(_print_step, force=options.force, reboot=options.reboot):
+        _print({"event": "standing", **asdict(partition)})
+    return 0
+
+
+def _by_layout(options: argparse.Namespace) -> int:
+    from skyinfra.runner import live, partitioner
+    from skyinfra.runner.hardware import session
+    from skyinfra.runner.machine import SystemMachine
+    from skyinfra.runner.nvml import Nvml
+
+    means = partitioner.Means(
+        machine=SystemMachine(),
+        force=options.force,
+        reboot=options.reboot,
+        reboot_file=NodeDirectory(_STATE).reboot_file,
+    )
+    with session(Nvml()) as nvml:
+        wanted = live.wanted(nvml, options.layout, options.gpu or "all")
+        if options.check or options.dry_run:
+            return _differences(partitioner.plan(nvml, wanted), options)
+        for partition in partitioner.apply(nvml, wanted, emit=_print_step, means=means):
+            _print({"event": "standing", **asdict(partition)})
+    return 0
+
+
+def _export() -> int:
+    from skyinfra.runner import live
+    from skyinfra.runner.hardware import session
+    from skyinfra.runner.nvml import Nvml
+
+    with session(Nvml()) as nvml:
+        text, warnings = live.export(nvml)
+    sys.stdout.write(text)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def _differences(steps: Sequence[Any], options: argparse.Namespace) -> int:
+    for step in steps:
+        _print({"event": "differs", **step.to_json()})
+    return 1 if steps and options.check else 0
+
+
+@contextlib.contextmanager
+def _reported(*, quiet: bool) -> Iterator[None]:
+    """Ends the stream of events with what went wrong, which the person is told as well."""
+    try:
+        yield
+    except SkyinfraError as error:
+        if not quiet:
+            _print_step({"phase": "failed", "class": type(error).__name__, "message": str(error)})
+        raise
+
+
+def _print_step(event: dict[str, Any]) -> None:
+    _print({"event": "partition", **event})
+
+
+def _print(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)

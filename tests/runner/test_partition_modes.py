@@ -1,0 +1,215 @@
+"""A MIG mode that stays pending: the services that hold the GPU, a reset, and one reboot that is never repeated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
+from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
+from skyinfra.runner import partitioner
+from skyinfra.runner.machine import Address
+from skyinfra.runner.nvml import Nvml
+from skyinfra.runner.partitioner import Means
+from skyinfra.runner.simulated import SimulatedDriver
+
+LAYOUT = (PlacedPartition("3g.20gb", 0, 4),)
+PASSTHROUGH = "GPU reset is not supported in a virtual machine"
+
+
+class Machine:
+    """A machine whose services hold the GPUs *held*, and which can reset or reboot as far as it is told."""
+
+    def __init__(self, driver: SimulatedDriver, *, held: Sequence[int] = (), reset_refused: str = "") -> None:
+        self.driver = driver
+        self.held = held
+        self.reset_refused = reset_refused
+        self.linked = False
+        self.boots = 1
+        self.reboot_refused = False
+        self.calls: list[tuple[str, Any]] = []
+        self.start_clients(["dcgm"] if held else [])
+        self.calls.clear()
+
+    def stop_clients(self) -> tuple[str, ...]:
+        for index in self.held:
+            self.driver.hold(index, held=False)
+        self.calls.append(("stop", list(self.held)))
+        return ("dcgm",) if self.held else ()
+
+    def start_clients(self, names: Sequence[str]) -> None:
+        for index in self.held if names else ():
+            self.driver.hold(index)
+        self.calls.append(("start", list(names)))
+
+    def reset(self, gpus: Sequence[Address]) -> str:
+        indices = [gpu.index for gpu in gpus]
+        self.calls.append(("reset", indices))
+        if self.reset_refused:
+            return self.reset_refused
+        if self.linked and len(indices) < self.driver.count:
+            return "linked GPUs reset together"
+        for index in indices:
+            self.driver.reset(index)
+        return ""
+
+    def refresh_cdi(self) -> bool:
+        self.calls.append(("cdi", None))
+        return True
+
+    def boot_id(self) -> str:
+        return f"boot-{self.boots}"
+
+    def reboot(self) -> None:
+        if self.reboot_refused:
+            raise NodeFailed("the machine cannot be rebooted")
+        self.calls.append(("reboot", None))
+
+    def come_up_again(self) -> None:
+        self.boots += 1
+        self.driver.reboot()
+
+
+class Counted(SimulatedDriver):
+    """A driver that says how many GPUs it has, and notices a reset under an open session.
+
+    What holds its GPUs are services, which NVML does not list: they do not compute.
+    """
+
+    def __init__(self, accelerator: NodeAccelerator, path: Path) -> None:
+        super().__init__(accelerator, path=path, seed="demo/mig/n1")
+        self.count = accelerator.count
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:  # noqa: N802
+        return []
+
+    def reset(self, index: int) -> None:
+        with pytest.raises(pynvml.NVMLError):
+            self.nvmlDeviceGetCount()
+        super().reset(index)
+
+
+def a100(count: int) -> NodeAccelerator:
+    return NodeAccelerator("A100", "nvidia", count, 40.0, "a100_40gb", (LAYOUT,) * count)
+
+
+def opened(tmp_path: Path, count: int = 1) -> tuple[Nvml, Counted]:
+    driver = Counted(a100(count), tmp_path / "gpus.json")
+    nvml = Nvml(driver)
+    nvml.open()
+    return nvml, driver
+
+
+def apply(nvml: Nvml, means: Means, count: int = 1, events: list[dict[str, Any]] | None = None) -> int:
+    emit = (lambda event: None) if events is None else events.append
+    return len(partitioner.apply(nvml, dict.fromkeys(range(count), LAYOUT), emit=emit, means=means))
+
+
+def test_services_that_hold_the_gpu_are_stopped_and_started_again(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    machine = Machine(driver, held=[0])
+    events: list[dict[str, Any]] = []
+    assert apply(nvml, Means(machine=machine, patience_s=0), events=events) == 1
+    assert machine.calls == [("stop", [0]), ("start", ["dcgm"]), ("cdi", None)]
+    assert [e["phase"] for e in events] == ["mode", "clients", "mode", "create", "cdi"]
+    assert events[0] == {"phase": "mode", "gpu": 0, "on": True, "pending": True}
+
+
+def test_a_reset_activates_what_the_driver_cannot(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path, 2)
+    driver.pass_through(1)
+    machine = Machine(driver)
+    events: list[dict[str, Any]] = []
+    assert apply(nvml, Means(machine=machine), 2, events) == 2
+    assert ("reset", [1]) in machine.calls, "only the GPU that needs it"
+    assert {"phase": "reset", "gpus": [1]} in events
+    assert apply(nvml, Means(machine=machine), 2) == 2
+    assert len(machine.calls) == 4, "the second run asks the machine for nothing"
+
+
+def test_gpus_that_are_linked_reset_together_when_all_are_idle(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path, 2)
+    driver.pass_through(1)
+    machine = Machine(driver)
+    machine.linked = True
+    assert apply(nvml, Means(machine=machine), 2) == 2
+    assert [call for call in machine.calls if call[0] == "reset"] == [("reset", [1]), ("reset", [0, 1])]
+
+
+def test_gpus_that_nobody_asked_for_are_not_reset(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path, 2)
+    assert apply(nvml, Means(), 1) == 1
+    driver.pass_through(1)
+    machine = Machine(driver)
+    machine.linked = True
+    with pytest.raises(PartitionFailed, match="stays pending") as caught:
+        partitioner.apply(nvml, {1: LAYOUT}, means=Means(machine=machine))
+    assert [call for call in machine.calls if call[0] == "reset"] == [("reset", [1])]
+    assert "The reset was refused: linked GPUs reset together." in (caught.value.hint or "")
+    assert len(nvml.gpus()[0].instances()) == 1
+
+
+def test_without_leave_a_person_is_asked_to_reboot(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    driver.pass_through(0)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    with pytest.raises(PartitionFailed, match=r"reset or reboot is needed: RESET_REQUIRED \(16\)") as caught:
+        apply(nvml, Means(machine=machine))
+    assert PASSTHROUGH in (caught.value.hint or "")
+    assert ("reboot", None) not in machine.calls
+
+
+def test_one_reboot_and_the_next_boot_goes_on(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    driver.pass_through(0)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    file = tmp_path / "state" / "reboot.json"
+    means = Means(machine=machine, reboot=True, reboot_file=file)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(NodeRebooting, match="reboots once to turn MIG on on GPU 0"):
+        apply(nvml, means, events=events)
+    assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0]}
+    assert events[-1] == {"phase": "reboot", "gpus": [0]}
+    with pytest.raises(NodeRebooting):
+        apply(nvml, means)
+    assert machine.calls.count(("reboot", None)) == 1, "asked for once in one boot"
+    machine.come_up_again()
+    assert apply(nvml, means) == 1
+    assert not file.exists(), "a later change of the mode may reboot again"
+
+
+def test_a_reboot_that_did_not_help_is_never_repeated(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    driver.pass_through(0)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    file = tmp_path / "reboot.json"
+    means = Means(machine=machine, reboot=True, reboot_file=file)
+    with pytest.raises(NodeRebooting):
+        apply(nvml, means)
+    machine.boots += 1  # and the mode is still pending
+    for _ in range(2):
+        with pytest.raises(PartitionFailed, match="was rebooted to turn MIG on on GPU 0, and it is still pending"):
+            apply(nvml, means)
+    file.write_text("")  # power was lost while it was written
+    with pytest.raises(PartitionFailed, match="it is not rebooted again"):
+        apply(nvml, means)
+    assert machine.calls.count(("reboot", None)) == 1
+
+
+def test_a_machine_that_refuses_to_reboot_may_be_asked_again(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    driver.pass_through(0)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    machine.reboot_refused = True
+    means = Means(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
+    for _ in range(2):
+        with pytest.raises(NodeFailed, match="cannot be rebooted"):
+            apply(nvml, means)
+    machine.reboot_refused = False
+    with pytest.raises(NodeRebooting):
+        apply(nvml, means)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from skyinfra import InvalidField, NotOffered
+from skyinfra.cli.app import app
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["offers", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_json() -> None:
+    (offer,) = json.loads(run("A100-80GB:8", "--provider", "aws", "--json"))["offers"]
+    assert (offer["machine_type"], offer["chosen"], offer["count"], offer["memory_gb"]) == (
+        "p4de.24xlarge",
+        True,
+        8,
+        80,
+    )
+    assert offer["on_demand"] == {
+        "usd_per_hour": 27.44705,
+        "region": "us-east-1",
+        "date": "2026-07-20",
+        "basis": "listed",
+    }
+    assert (offer["efa_interfaces"], offer["network_cards"], offer["mig_model"]) == (4, 4, "a100_80gb")
+    (offer,) = json.loads(run("A100-40GB:8", "--provider", "aws", "--json"))["offers"]
+    assert offer["machine_type"] == "p4d.24xlarge"
+
+
+def test_the_chosen_row_is_marked_and_prices_have_region_and_date() -> None:
+    lines = run("H100:8", "--provider", "aws", "--provider", "azure").splitlines()
+    assert lines[0].split()[:3] == ["PROVIDER", "MACHINE", "ACCELERATOR"]
+    assert lines[1].startswith("->") and "p5.48xlarge" in lines[1]
+    assert "$55.04 us-east-1 2026-07-20" in lines[1] and "~$26.42 us-east-1 2025-07-28" in lines[1]
+    assert not lines[2].startswith("->") and "$98.32 eastus 2026-05-20" in lines[2]
+
+
+def test_spot_sorts_and_limits() -> None:
+    lines = run("H100:8", "--provider", "aws", "--provider", "azure", "--spot", "--max-price", "20").splitlines()
+    assert "Standard_ND96isr_H100_v5" in lines[1] and "p5" not in lines[2]
+
+
+def test_what_a_reader_must_know_is_said() -> None:
+    out = run("L4", "--provider", "aws", "--region", "eu-west-2")
+    assert "The on-demand prices are of us-east-1: none of eu-west-2 are known." in out
+    assert "Left out: 5 with a share of one; --fraction 0.125 shows them." in out
+    assert "g6f" not in out
+    assert "g6f.large" in run("L4", "--fraction", "0.125")
+    assert "~ is an estimate" in run("H100:8", "--provider", "aws", "--spot")
+    assert "price of 2 of them is not known" in run("H100:8")
+
+
+def test_minima_and_preferences() -> None:
+    assert "gr6.8xlarge" in run("L4:1", "--provider", "aws", "--vcpus", "30", "--ram", "200").splitlines()[1]
+    assert "p5en.48xlarge" in run("H200:8,H100:8", "--provider", "aws").splitlines()[1]
+    assert "NVIDIA RTX A5000 (community)" in run("--memory", "24", "--count", "1", "--max-price", "0.2")
+
+
+def test_without_arguments_everything_is_listed() -> None:
+    assert len(json.loads(run("--json"))["offers"]) == 381 - 3 - 11  # without legacy machines and shares
+
+
+def test_nothing_found_and_wrong_names() -> None:
+    with pytest.raises(NotOffered, match=r"p5\.48xlarge") as caught:
+        run("H100:3", "--provider", "aws")
+    assert caught.value.exit_code == 2
+    with pytest.raises(InvalidField, match="Did you mean aws"):
+        run("H100", "--provider", "awss")

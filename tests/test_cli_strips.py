@@ -1,0 +1,110 @@
+"""What `skyinfra status` draws of live GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from skyinfra.cli.strips import STYLES, GpuStrip, lines, strips
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import ManifestSlot
+
+MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
+CPX = tuple(("CPX", i, 1) for i in range(8))
+
+
+def on_gpus(*layouts: tuple[tuple[str, int, int], ...], accelerator: str = "H100") -> list[InstanceInfo]:
+    """The slots of a node whose GPUs are divided so."""
+    placed = [(gpu, place) for gpu, layout in enumerate(layouts) for place in layout]
+    return [
+        InstanceInfo(
+            "n1",
+            i,
+            f"n1/{i}",
+            "partition",
+            "s/p",
+            profile,
+            accelerator,
+            gpu,
+            f"MIG-{i}",
+            start=start,
+            size=size,
+            units=8,
+        )
+        for i, (gpu, (profile, start, size)) in enumerate(placed)
+    ]
+
+
+def promised(slots: list[InstanceInfo]) -> list[ManifestSlot]:
+    return [ManifestSlot(s.worker, s.kind, s.accelerator, s.profile, s.gpu) for s in slots]
+
+
+def drawn(*nodes: tuple[str, list[GpuStrip]]) -> list[str]:
+    return [line.plain for line in lines(nodes)]
+
+
+def test_a_gpu_is_a_line_with_its_free_room() -> None:
+    live = on_gpus(MIXED)
+    assert drawn(("n1", strips(live, promised(live)))) == [
+        "n1  GPU 0  H100  |3g.40gb                        |2g.20gb        |1g.10gb|       |"
+    ]
+
+
+def test_gpus_that_are_alike_share_a_line() -> None:
+    live = on_gpus(*[MIXED] * 3, (("7g.80gb", 0, 8),), MIXED)
+    found = drawn(("n1", strips(live, promised(live))), ("node-2", strips(on_gpus(CPX, accelerator="MI300X"), [])))
+    assert [line[:32] for line in found] == [
+        "n1      GPU 0-2, 4  H100    |3g.",
+        "n1      GPU 3       H100    |7g.",
+        "node-2  GPU 0       MI300X  |CPX",
+    ]
+    assert found[2].endswith("|" + "CPX|" * 8)
+
+
+def test_the_order_of_registration_does_not_matter() -> None:
+    live = on_gpus(MIXED, MIXED)
+    assert drawn(("n1", strips(reversed(live), promised(live)))) == drawn(("n1", strips(live, promised(live))))
+
+
+def test_what_is_missing_is_said() -> None:
+    live = on_gpus(MIXED, MIXED)
+    found = drawn(("n1", strips([*live[:1], *live[3:]], promised(live))))
+    assert found[0] == "n1  GPU 0  H100  |3g.40gb        |               |  2 missing"
+    assert found[1].endswith("|1g.10gb|       |")
+    assert strips(live[3:], promised(live))[0].gpu == 1, "a GPU of which nothing is there cannot be drawn"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "chip"])
+def test_whole_gpus_and_cpus_are_not_drawn(kind: str) -> None:
+    whole = InstanceInfo("n1", 0, "n1/0", kind, "s/p", accelerator="H100", gpu=0)  # type: ignore[arg-type]
+    assert strips([whole], [ManifestSlot(0, "gpu", "H100", None, 0)]) == []
+
+
+def test_a_profile_has_one_colour_everywhere() -> None:
+    nodes = [("n1", strips(on_gpus(MIXED), [])), ("n2", strips(on_gpus((("2g.20gb", 0, 2), ("2g.20gb", 2, 2))), []))]
+    spans = [
+        (line.plain[span.start : span.end].strip(), str(span.style)) for line in lines(nodes) for span in line.spans
+    ]
+    styles = dict(spans)
+    assert set(styles) == {"3g.40gb", "2g.20gb", "1g.10gb"}
+    assert len(set(styles.values())) == 3 and set(styles.values()) <= set(STYLES)
+    assert all(styles[name] == style for name, style in spans)
+
+
+def test_as_json() -> None:
+    (gpu,) = strips(on_gpus(MIXED), [*promised(on_gpus(MIXED)), ManifestSlot(3, "partition", "H100", "1g.10gb", 0)])
+    document = json.loads(json.dumps(gpu.to_json()))
+    assert {key: document[key] for key in ("gpu", "accelerator", "units", "missing")} == {
+        "gpu": 0,
+        "accelerator": "H100",
+        "units": 8,
+        "missing": 1,
+    }
+    assert document["partitions"][1] == {"profile": "2g.20gb", "start": 4, "size": 2, "worker": 1, "uuid": "MIG-1"}
+
+
+def test_a_slot_whose_place_is_not_known_is_left_out() -> None:
+    (slot,) = on_gpus((("7g.80gb", 0, 8),))
+    assert strips([dataclasses.replace(slot, units=None)], []) == []
