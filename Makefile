@@ -5,15 +5,15 @@ BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
 export PYTHON
 
-.PHONY: quickstart test test-all lint bench update-golden clean
+.PHONY: quickstart test test-all lint bench update-golden fake-nvml gcc clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
-test: $(VENV)/.dev $(NPM)/node_modules/.installed lint
+test: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed lint
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
@@ -27,8 +27,17 @@ bench: $(VENV)/.dev
 update-golden: $(VENV)/.dev
 	UPDATE_GOLDEN=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q tests/test_golden.py
 
+# Prints the folder of a fake NVIDIA driver, for LD_LIBRARY_PATH: see tests/fake_nvml/README.md.
+fake-nvml: gcc
+	@$(PYTHON) tests/fake_nvml/build.py build/fake-nvml
+
+# The fake driver is written in C. Without a compiler its tests fail under CI and are skipped elsewhere.
+gcc:
+	@command -v "$${CC:-gcc}" >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } >&2 || true
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

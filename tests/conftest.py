@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import missing
+from fake_nvml import build
+from fake_nvml.fake_machine import FakeMachine
+from support import ROOT, missing
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +22,26 @@ def terraform_program() -> str:
     except TerraformNotFound:
         missing("terraform")
         raise
+
+
+@pytest.fixture(scope="session")
+def fake_driver() -> Path:
+    """The folder of the fake NVIDIA driver, built."""
+    if build.compiler() is None:
+        missing("a C compiler (gcc)")
+    return build.build(ROOT / "build" / "fake-nvml")
+
+
+@pytest.fixture
+def fake_machine(fake_driver: Path, tmp_path: Path) -> Callable[..., FakeMachine]:
+    """``fake_machine("h100_80gb,a30", old=False, LINGER="2")``: a machine with these GPUs and settings."""
+
+    def make(gpus: str = "h100_80gb", *, old: bool = False, **settings: Any) -> FakeMachine:
+        folder = tmp_path / "machine"
+        folder.mkdir(exist_ok=True)
+        return FakeMachine(fake_driver, folder, gpus, settings, old)
+
+    return make
 
 
 @pytest.fixture(autouse=True)

@@ -104,11 +104,11 @@ def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str 
         )
 
 
-def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int, found: str) -> None:
+def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int | None, found: str) -> None:
     nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
     if not same_model(accelerator.name, gpu.name):
         wrong = f"GPU {gpu.index} is another model"
-    elif nominal and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
+    elif nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
         wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
     else:
         return

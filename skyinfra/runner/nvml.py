@@ -119,9 +119,14 @@ class Gpu:
         """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
         return f"0x{self._pci.pciDeviceId >> 16:04X}"
 
-    def memory_bytes(self) -> int:
-        """All of its memory, as the driver counts it."""
-        return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
+    def memory_bytes(self) -> int | None:
+        """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
+        try:
+            return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+                return None
+            raise
 
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
@@ -143,7 +148,10 @@ class Gpu:
         return status
 
     def profiles(self) -> list[ProfileInfo]:
-        """The GPU instance profiles of this device, in the order of NVML's enumeration."""
+        """The GPU instance profiles of this device, in the order of NVML's enumeration.
+
+        Empty on a GPU without MIG, and with some drivers (535) on any GPU while MIG is off.
+        """
         found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
         return [profile for profile in found if profile is not None]
 
@@ -158,7 +166,7 @@ class Gpu:
         return [(int(place.start), int(place.size)) for place in found]
 
     def instances(self) -> list[GpuInstance]:
-        """The GPU instances that exist, by start. MIG must be on."""
+        """The GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
         found = [instance for profile in self.profiles() for instance in self._instances_of(profile)]
         return sorted(found, key=lambda instance: instance.start)
 
@@ -228,8 +236,11 @@ class Gpu:
     def _name_of(self, number: int, info: Any) -> str:
         """The name as NVIDIA builds it, for drivers that give none: memory in eighths of the GPU's whole GiB."""
         total = self.memory_bytes()
+        if total is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         eighths = math.ceil(info.memorySizeMB * _MIB / total * 8)
-        memory = round(eighths / 8 * math.ceil(total / 2**30))
+        # Halves go up: 22.5 GB are called 23. Python's round() takes the even one.
+        memory = math.floor(eighths / 8 * math.ceil(total / 2**30) + 0.5)
         media = number in (pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
         return f"{info.sliceCount}g.{memory}gb{'+me' if media else ''}"
 

@@ -1,20 +1,18 @@
-"""The simulated driver refuses what a driver refuses."""
+"""The simulated driver, beyond the contract of NVML that it keeps with the fake one (test_nvml_contract.py)."""
 
 from __future__ import annotations
 
-import ctypes
+import json
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from nvml_worlds import at, partition, profile
 from running_node import h100
 
+from skyinfra.runner.nvml import Gpu, Nvml
 from skyinfra.runner.simulated import SimulatedDriver
-
-
-def place(start: int, size: int) -> Any:
-    return ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size))
 
 
 @pytest.fixture
@@ -25,88 +23,53 @@ def api(tmp_path: Path) -> SimulatedDriver:
 
 
 @pytest.fixture
-def device(api: SimulatedDriver) -> Any:
-    handle = api.nvmlDeviceGetHandleByIndex(0)
-    assert api.nvmlDeviceSetMigMode(handle, 1) == 0
-    return handle
+def gpu(api: SimulatedDriver) -> Gpu:
+    gpu = Nvml(api).gpus()[0]
+    assert gpu.set_mig_mode(True) == 0
+    return gpu
 
 
-def profile_id(api: SimulatedDriver, device: Any, number: int) -> int:
-    return api.nvmlDeviceGetGpuInstanceProfileInfo(device, number).id
-
-
-def test_nothing_works_before_init(tmp_path: Path) -> None:
-    driver = SimulatedDriver(h100(()), path=tmp_path / "gpus.json", seed="s")
-    with pytest.raises(pynvml.NVMLError_Uninitialized):
-        driver.nvmlDeviceGetCount()
-
-
-def test_a_placement_by_value_is_refused(api: SimulatedDriver, device: Any) -> None:
+def test_a_placement_by_value_is_refused(api: SimulatedDriver, gpu: Gpu) -> None:
+    """The real library takes it for an address and ends the process."""
     bare = pynvml.c_nvmlGpuInstancePlacement_t(start=0, size=4)
+    device = api.nvmlDeviceGetHandleByIndex(0)
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id(api, device, 2), bare)
+        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile(gpu, "3g.40gb").profile_id, bare)
 
 
-def test_possible_placements(api: SimulatedDriver, device: Any) -> None:
-    count = ctypes.c_uint()
-    three = profile_id(api, device, pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE)
-    api.nvmlDeviceGetGpuInstancePossiblePlacements(device, three, None, ctypes.byref(count))
-    array = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-    api.nvmlDeviceGetGpuInstancePossiblePlacements(device, three, array, ctypes.byref(count))
-    assert [(p.start, p.size) for p in array] == [(0, 4), (4, 4)]
-
-
-def test_occupied_and_impossible_places(api: SimulatedDriver, device: Any) -> None:
-    three = profile_id(api, device, pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE)
-    api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(0, 4))
-    with pytest.raises(pynvml.NVMLError_InsufficientResources):
-        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(0, 4))
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(2, 4))
-
-
-def test_compute_slices_run_out(api: SimulatedDriver, device: Any) -> None:
-    four, three, one = (profile_id(api, device, number) for number in (3, 2, 0))
-    api.nvmlDeviceCreateGpuInstanceWithPlacement(device, four, place(0, 4))
-    api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(4, 4))
-    with pytest.raises(pynvml.NVMLError_InsufficientResources):
-        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, one, place(6, 1))
-
-
-def test_an_instance_with_compute_instances_stays(api: SimulatedDriver, device: Any) -> None:
-    three = profile_id(api, device, pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE)
-    instance = api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(4, 4))
-    assert api.nvmlGpuInstanceGetInfo(instance).id == 2, "the second half of the memory"
-    info = api.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 2, 0)
-    compute = api.nvmlGpuInstanceCreateComputeInstance(instance, info.id)
-    with pytest.raises(pynvml.NVMLError_InsufficientResources):
-        api.nvmlGpuInstanceCreateComputeInstance(instance, info.id)
-    with pytest.raises(pynvml.NVMLError_InUse):
-        api.nvmlGpuInstanceDestroy(instance)
-    api.nvmlComputeInstanceDestroy(compute)
-    api.nvmlGpuInstanceDestroy(instance)
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        api.nvmlGpuInstanceGetInfo(instance)
-
-
-def test_mig_devices_by_index(api: SimulatedDriver, device: Any) -> None:
-    assert api.nvmlDeviceGetMaxMigDeviceCount(device) == 7
-    instance = api.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile_id(api, device, 0), place(6, 1))
-    compute = api.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-    by_index = api.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
-    assert api.nvmlDeviceGetUUID(by_index) == api.nvmlDeviceGetUUID(api.nvmlComputeInstanceGetInfo_v2(compute).device)
-    with pytest.raises(pynvml.NVMLError_NotFound):
-        api.nvmlDeviceGetMigDeviceHandleByIndex(device, 1)
-
-
-def test_nothing_is_created_while_mig_is_off(api: SimulatedDriver, device: Any) -> None:
-    three = profile_id(api, device, 2)
-    assert api.nvmlDeviceSetMigMode(device, 0) == 0
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        api.nvmlDeviceCreateGpuInstanceWithPlacement(device, three, place(0, 4))
+def test_instances_are_numbered_as_the_driver_does_it(api: SimulatedDriver, gpu: Gpu) -> None:
+    partition(gpu, "3g.40gb", 4, 4)
+    assert api.nvmlGpuInstanceGetInfo(at(gpu, 4).handle).id == 2, "the second half of the memory"
 
 
 def test_a_held_gpu_cannot_be_reset(api: SimulatedDriver) -> None:
     api.hold(0)
     with pytest.raises(pynvml.NVMLError_InUse):
         api.reset(0)
+    api.hold(0, held=False)
+    api.reset(0)
+
+
+def test_nobody_holds_what_does_not_stand(api: SimulatedDriver, gpu: Gpu) -> None:
+    with pytest.raises(ValueError, match="no instance stands at 4"):
+        api.hold(0, pid=1, start=4)
+    assert gpu.processes() == ()
+
+
+def test_a_state_that_an_older_version_wrote(tmp_path: Path) -> None:
+    instance: dict[str, Any] = {
+        "id": 1,
+        "profile": "3g.40gb",
+        "start": 0,
+        "size": 4,
+        "compute": [{"id": 0, "slices": 3}],
+    }
+    gpu = {"current": 1, "pending": 1, "held": True, "guest": False, "instances": [instance]}
+    file = tmp_path / "gpus.json"
+    file.write_text(json.dumps({"version": 1, "gpus": [gpu]}))
+    driver = SimulatedDriver(h100((("3g.40gb", 0, 4),)), path=file, seed="s")
+    driver.nvmlInit()
+    found = Nvml(driver).gpus()[0]
+    assert found.mig_mode() == (True, True)
+    assert [(i.profile.name, i.start, i.uuid is not None) for i in found.instances()] == [("3g.40gb", 0, True)]
+    assert found.processes() == ()

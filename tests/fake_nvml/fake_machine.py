@@ -1,0 +1,100 @@
+"""A machine with the fake driver: how tests load it, and do to it what no driver does."""
+
+from __future__ import annotations
+
+import _ctypes
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pynvml
+from fake_nvml.build import LIBRARY
+
+
+@dataclass
+class FakeMachine:
+    """The GPUs *gpus* (models, comma-separated) of the driver that was built in *driver*; *folder* is its own.
+
+    ``settings`` are those of README.md without the prefix: ``{"LINGER": "2"}``. ``old``: with the library of a driver
+    before R510.
+    """
+
+    driver: Path
+    folder: Path
+    gpus: str
+    settings: dict[str, str] = field(default_factory=dict)
+    old: bool = False
+
+    @property
+    def library(self) -> Path:
+        return self.driver / "old" if self.old else self.driver
+
+    def variables(self, **settings: str) -> dict[str, str]:
+        """What a process on this machine has in its environment, beyond LD_LIBRARY_PATH and PATH."""
+        own = {"STATE": str(self.folder / "state"), "GPUS": self.gpus, "LOG": str(self.folder / "calls")}
+        return {f"FAKE_NVML_{name}": value for name, value in (own | self.settings | settings).items()}
+
+    def environment(self, **settings: str) -> dict[str, str]:
+        """The whole environment of a process on this machine."""
+        path = f"{self.driver}{os.pathsep}{os.environ['PATH']}"
+        return os.environ | {"LD_LIBRARY_PATH": str(self.library), "PATH": path} | self.variables(**settings)
+
+    def python(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python there; pynvml loads the driver as it does everywhere."""
+        return self._run(sys.executable, *arguments, **settings)
+
+    def control(self, *arguments: str | int) -> str:
+        """Runs fake-nvml-ctl, and gives what it prints."""
+        done = self._run(str(self.driver / "fake-nvml-ctl"), *map(str, arguments))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def reset(self, *addresses: str) -> subprocess.CompletedProcess[str]:
+        """Runs ``nvidia-smi --gpu-reset``."""
+        return self._run("nvidia-smi", "--gpu-reset", "-i", ",".join(addresses))
+
+    def show(self) -> list[dict[str, Any]]:
+        """Each GPU as it stands."""
+        gpus: list[dict[str, Any]] = json.loads(self.control("show"))["gpus"]
+        return gpus
+
+    def calls(self) -> Counter[str]:
+        """How often each function of NVML was called, by all processes, since `forget_calls`."""
+        log = self.folder / "calls"
+        return Counter(log.read_text().split() if log.exists() else [])
+
+    def forget_calls(self) -> None:
+        (self.folder / "calls").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def loaded(self, **settings: str) -> Iterator[None]:
+        """Within the block pynvml finds this driver, in this process.
+
+        LD_LIBRARY_PATH is read when a process starts. A library that is loaded already is found by its name.
+        """
+        with mock.patch.dict(os.environ, self.variables(**settings)):
+            library = ctypes.CDLL(str(self.library / LIBRARY))
+            assert pynvml.nvmlLib is None, "another driver is loaded"
+            try:
+                yield
+            finally:
+                # Without what it remembers: the next one begins anew.
+                for loaded in (pynvml.nvmlLib, library):
+                    if loaded is not None:
+                        _ctypes.dlclose(loaded._handle)
+                pynvml.nvmlLib = None
+                pynvml._nvmlLib_refcount = 0
+                pynvml._nvmlGetFunctionPointer_cache.clear()
+
+    def _run(self, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        environment = self.environment(**settings)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
