@@ -11,6 +11,8 @@
     │   │   ├── LayoutDoesNotFit      the profiles exist but have no placement together
     │   │   ├── DriverTooOld          the driver does not offer the layout
     │   │   └── MigNotSupported       the accelerator cannot be partitioned
+    │   ├── InvalidDemand             the demand for partitions cannot be read
+    │   ├── DemandDoesNotFit          the partitions are on offer, but not on as few machines
     │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
     │   ├── DuplicatePool             two pools of one name in one stack
     │   ├── NotOffered                the provider has no machine for the declaration
@@ -21,6 +23,7 @@
     │   ├── StackNotFound             no stack of that name
     │   └── PoolNotFound              no pool of that name in the stack
     ├── MissingDependency             an extra or a program is not installed
+    ├── PackingFailed                 the solver ended without an answer
     ├── TerraformError
     │   ├── TerraformNotFound         no terraform program
     │   ├── TerraformFailed           terraform ended with an error
@@ -153,6 +156,14 @@ class MigNotSupported(LayoutError):
     """The accelerator cannot be partitioned, or its MIG geometry is not known."""
 
 
+class InvalidDemand(DeclarationError):
+    """The demand for partitions cannot be read."""
+
+
+class DemandDoesNotFit(DeclarationError):
+    """What is wanted is on offer, but does not fit on as few machines."""
+
+
 class ConcurrencyMismatch(DeclarationError):
     """Worker.concurrency disagrees with the number of slots that the layout gives."""
 
@@ -197,6 +208,10 @@ class PoolNotFound(ProjectError):
 
 class MissingDependency(SkyinfraError):
     """An extra or a program that is needed is not installed; the message holds the install command."""
+
+
+class PackingFailed(SkyinfraError):
+    """The solver ended without an answer."""
 
 
 class TerraformError(SkyinfraError):
@@ -301,6 +316,7 @@ __all__ = [
     "ConcurrencyMismatch",
     "CredentialsRefused",
     "DeclarationError",
+    "DemandDoesNotFit",
     "DeployInterrupted",
     "DriverTooOld",
     "DuplicatePool",
@@ -308,6 +324,7 @@ __all__ = [
     "FleetNotDeployed",
     "FleetUnreachable",
     "InvalidAccelerator",
+    "InvalidDemand",
     "InvalidField",
     "InvalidLayout",
     "InvalidManifest",
@@ -321,6 +338,7 @@ __all__ = [
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "PackingFailed",
     "PartitionFailed",
     "PoolNotFound",
     "PortTaken",
