@@ -11,6 +11,8 @@
     │   │   ├── LayoutDoesNotFit      the profiles exist but have no placement together
     │   │   ├── DriverTooOld          the driver does not offer the layout
     │   │   └── MigNotSupported       the accelerator cannot be partitioned
+    │   ├── InvalidDemand             the demand for partitions cannot be read
+    │   ├── DemandDoesNotFit          the partitions are on offer, but not on as few machines
     │   ├── InvalidPartition          no such AMD partition or memory mode, or two that do not go together
     │   ├── PartitionNotSupported     the accelerator has no AMD partition modes
     │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
@@ -23,6 +25,7 @@
     │   ├── StackNotFound             no stack of that name
     │   └── PoolNotFound              no pool of that name in the stack
     ├── MissingDependency             an extra or a program is not installed
+    ├── PackingFailed                 the solver ended without an answer
     ├── TerraformError
     │   ├── TerraformNotFound         no terraform program
     │   ├── TerraformFailed           terraform ended with an error
@@ -165,6 +168,14 @@ class PartitionNotSupported(DeclarationError):
     """The accelerator has no partition modes, or they are not known."""
 
 
+class InvalidDemand(DeclarationError):
+    """The demand for partitions cannot be read."""
+
+
+class DemandDoesNotFit(DeclarationError):
+    """What is wanted is on offer, but does not fit on as few machines."""
+
+
 class ConcurrencyMismatch(DeclarationError):
     """Worker.concurrency disagrees with the number of slots that the layout gives."""
 
@@ -209,6 +220,10 @@ class PoolNotFound(ProjectError):
 
 class MissingDependency(SkyinfraError):
     """An extra or a program that is needed is not installed; the message holds the install command."""
+
+
+class PackingFailed(SkyinfraError):
+    """The solver ended without an answer."""
 
 
 class TerraformError(SkyinfraError):
@@ -321,6 +336,7 @@ __all__ = [
     "ConcurrencyMismatch",
     "CredentialsRefused",
     "DeclarationError",
+    "DemandDoesNotFit",
     "DeployInterrupted",
     "DriverTooOld",
     "DuplicatePool",
@@ -328,6 +344,7 @@ __all__ = [
     "FleetNotDeployed",
     "FleetUnreachable",
     "InvalidAccelerator",
+    "InvalidDemand",
     "InvalidField",
     "InvalidLayout",
     "InvalidManifest",
@@ -343,6 +360,7 @@ __all__ = [
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "PackingFailed",
     "PartitionBusy",
     "PartitionFailed",
     "PartitionNotSupported",

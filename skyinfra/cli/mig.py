@@ -67,6 +67,22 @@ def layouts(
 
 
 @app.command()
+def pack(
+    demand: Annotated[str, typer.Argument(metavar="DEMAND", help='Such as "1g.10gb*20, 3g.40gb*4, >=18GB*6".')],
+    provider: Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")] = None,  # noqa: UP045
+    region: Annotated[Optional[str], typer.Option(help="Only what is offered there.")] = None,  # noqa: UP045
+    spot: Annotated[bool, typer.Option("--spot", help="At spot prices.")] = False,
+    max_nodes: Annotated[Optional[int], typer.Option(metavar="N", help="Machines, at most.")] = None,  # noqa: UP045
+    exact: Annotated[bool, typer.Option("--exact", help="No larger profile may serve for a named one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the cheapest machines and layouts that hold so many partitions, with the pools that declare them."""
+    from skyinfra.cli.pack import show_packing
+
+    show_packing(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact, as_json=as_json)
+
+
+@app.command()
 def export(
     accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
     label: Annotated[str, typer.Option(help="Name of the configuration.")] = "skyinfra",

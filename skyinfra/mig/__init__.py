@@ -3,9 +3,12 @@
 geometry = mig.geometry("h100_80gb")
 mig.parse("3g.40gb+1g.10gb*2", geometry)     # ('3g.40gb', '1g.10gb', '1g.10gb')
 mig.resolve("3g.40gb", geometry, gpus=8)     # one layout for each GPU
+mig.pack("1g.10gb*20, >=18GB*6", provider="aws")     # the cheapest machines and layouts; not on nodes
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
@@ -35,6 +38,19 @@ from skyinfra.mig.parted import (
 from skyinfra.mig.placement import Attempt, attempt, fill, max_count, place, resolve
 from skyinfra.mig.svg import svg
 
+if TYPE_CHECKING:
+    from skyinfra.packing import pack
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - only at run time, so that a wrong name stays a type error
+        # Packing needs offers and a solver, so it is a room of its own, which is entered when it is asked for.
+        if name != "pack":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from skyinfra.packing import pack
+
+        return pack
+
+
 __all__ = [
     "Attempt",
     "Declared",
@@ -63,6 +79,7 @@ __all__ = [
     "models",
     "multisets",
     "nearest",
+    "pack",
     "parse",
     "parted_document",
     "parted_from_layouts",

@@ -107,8 +107,10 @@ def _known(gpu: Gpu) -> mig.Geometry | None:
     """The known model with this PCI device id; of several with one id, that of the nearest memory."""
     wanted = gpu.pci_device_id.lower()
     found = [g for g in map(mig.geometry, mig.models()) if wanted in map(str.lower, g.pci_device_ids)]
-    memory = gpu.memory_bytes() / 2**30
-    return min(found, key=lambda g: abs((g.memory_gib or 0) - memory), default=None)
+    memory = gpu.memory_bytes()
+    if memory is None:
+        return found[0] if len(found) == 1 else None
+    return min(found, key=lambda g: abs((g.memory_gib or 0) - memory / 2**30), default=None)
 
 
 def _told(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:

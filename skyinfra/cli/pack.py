@@ -1,0 +1,152 @@
+"""``skyinfra mig pack``: the cheapest machines and layouts that hold a demand for partitions."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.markup import escape
+
+from skyinfra import packing
+from skyinfra.cli import tables
+from skyinfra.cli.offers import cell
+from skyinfra.offers import EVERYWHERE, usd
+from skyinfra.packing import Given, Machines, Packing
+
+SUPPLY = "As many machines as needed are taken to be there: the quotas of your account are not known here."
+
+
+def show_packing(
+    demand: str,
+    *,
+    provider: Sequence[str] | None,
+    region: str | None,
+    spot: bool,
+    max_nodes: int | None,
+    exact: bool,
+    as_json: bool,
+) -> None:
+    """Packs and prints the result. Raises what packing.pack() raises."""
+    made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
+    if as_json:
+        tables.print_json(document(made))
+        return
+    out = tables.console()
+    out.print(escape(headline(made)))
+    out.print(_machine_table(made))
+    for line in remarks(made):
+        out.print(escape(line), soft_wrap=True)
+    sys.stdout.write(f"\n{made.source()}")
+
+
+def headline(made: Packing) -> str:
+    """Cost and proof in a sentence."""
+    proof = "optimal: no cheaper set of machines holds it"
+    if made.status != "optimal":
+        proof = f"at most {made.gap:.2%} above the cheapest: the proof took too long"
+    return f"{packing.text(made.demand)} on {_count(made.nodes, 'machine')} for {usd(made.cost_per_hour)}/h, {proof}"
+
+
+def remarks(made: Packing) -> list[str]:
+    """What serves what, what is left over, and what a reader must know about the prices."""
+    lines = []
+    for demand in made.demand:
+        given = [f"{each.count} x {said(each)}" for each in made.given if each.wanted == demand.wanted]
+        lines.append(f"{demand}: {', '.join(given)}")
+    if made.spare:
+        lines.append(f"spare: {', '.join(f'{each.count} x {said(each)}' for each in made.spare)}")
+    waste = made.waste
+    lines.append(
+        f"waste: {waste.share:.0%} of {waste.bought} GB bought; {waste.oversize} GB handed out beyond what was asked "
+        f"for, {waste.spare} GB spare, {waste.lost} GB that the layouts leave over"
+    )
+    lines += _price_remarks(made)
+    if made.left_out:
+        why = ", ".join(f"{count} ({reason})" for reason, count in made.left_out.items())
+        lines.append(f"{made.considered} offers were looked at; left out: {why}.")
+    lines.append(SUPPLY)
+    return lines
+
+
+def _price_remarks(made: Packing) -> list[str]:
+    moved = [(each.price.region, each.region) for each in made.machines if each.price.region != EVERYWHERE]
+    lines = [
+        f"Prices are of {priced}: none of {declared} are known."
+        for priced, declared in sorted({(priced, declared) for priced, declared in moved if declared})
+        if priced != declared
+    ]
+    if any(each.price.basis == "estimated" for each in made.machines):
+        lines.append("~ is an estimate, not a quote.")
+    return lines
+
+
+def said(given: Given) -> str:
+    """A partition or GPU in words: "2g.48gb of RTX PRO 6000"."""
+    return f"{given.profile} of {given.gpu}" if given.profile else f"whole {given.gpu}"
+
+
+def _machine_table(made: Packing) -> Any:
+    table = tables.table("NODES", "PROVIDER", "MACHINE", "REGION", "GPUS", "LAYOUTS", "EACH PER HOUR", "PER HOUR")
+    for each in made.machines:
+        table.add_row(
+            str(each.nodes),
+            each.offer.provider,
+            escape(each.offer.machine_type),
+            escape(each.region or "any"),
+            each.offer.carries,
+            layouts(each),
+            cell(each.price),
+            usd(each.nodes * each.price.usd_per_hour),
+        )
+    return table
+
+
+def layouts(machines: Machines) -> str:
+    """The layouts of one machine, equal ones counted: "4 x 3g.40gb+1g.10gb*4, 4 x 7g.80gb*1"."""
+    counts = Counter(each or "whole" for each in machines.layouts)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} x {layout}" for layout, count in counts.items())
+
+
+def document(made: Packing) -> dict[str, Any]:
+    """The packing as JSON."""
+    return {
+        "demand": [{"wanted": each.wanted, "count": each.count, "memory_gb": each.memory_gb} for each in made.demand],
+        "status": made.status,
+        "cost_per_hour": made.cost_per_hour,
+        "bound": made.bound,
+        "gap": made.gap,
+        "spot": made.spot,
+        "nodes": made.nodes,
+        "machines": [_machines_document(each) for each in made.machines],
+        "given": [asdict(each) for each in made.given],
+        "spare": [{key: value for key, value in asdict(each).items() if key != "wanted"} for each in made.spare],
+        "waste": {**asdict(made.waste), "share": round(made.waste.share, 6)},
+        "considered": made.considered,
+        "left_out": dict(made.left_out),
+        "notes": [*_price_remarks(made), SUPPLY],
+        "source": made.source(),
+    }
+
+
+def _machines_document(machines: Machines) -> dict[str, Any]:
+    return {
+        "nodes": machines.nodes,
+        "provider": machines.offer.provider,
+        "machine_type": machines.offer.machine_type,
+        "region": machines.region,
+        "accelerator": machines.accelerator,
+        "price": asdict(machines.price),
+        "gpus": [
+            {"layout": layout, "partitions": [asdict(placement) for placement in placements]}
+            for layout, placements in zip(machines.layouts, machines.placements, strict=True)
+        ],
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

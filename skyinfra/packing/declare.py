@@ -1,0 +1,87 @@
+"""The pools that declare a packing, as objects and as source text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from skyinfra import providers
+from skyinfra._errors import NotSupported
+from skyinfra.packing.result import Machines
+from skyinfra.pool import ComputePool
+from skyinfra.providers import Provider
+
+
+def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
+    """One pool for machines that are alike. Raises NotSupported where there is no declaration of a provider."""
+    declared = _declarations()
+    missing = sorted({each.offer.provider for each in machines} - set(declared))
+    if missing:
+        known = ", ".join(sorted(declared))
+        raise NotSupported(
+            f"this version of skyinfra has no declaration of {' and '.join(missing)}",
+            field="provider",
+            hint=f"Pack for providers that it has: {known}.",
+        )
+    return [
+        ComputePool(
+            name=name,
+            nodes=each.nodes,
+            provider=(cls := declared[each.offer.provider])(**_arguments(cls, each)),
+            accelerator=each.accelerator,
+            spot=spot,
+        )
+        for name, each in zip(_names(machines), machines, strict=True)
+    ]
+
+
+def source(machines: Sequence[Machines], *, spot: bool) -> str:
+    """Python text that makes the same pools."""
+    lines = ["import skyinfra as sky", "", "pools = ["]
+    for name, each in zip(_names(machines), machines, strict=True):
+        said = f"{each.nodes} x {each.offer.machine_type} at {each.price}"
+        cls = _declarations().get(each.offer.provider)
+        if cls is None:
+            lines.append(f"    # {each.offer.provider} {said}: {each.accelerator}")
+            lines.append(f"    # This version of skyinfra has no declaration of {each.offer.provider}.")
+            continue
+        arguments = ", ".join(f"{key}={value!r}" for key, value in _arguments(cls, each).items()).replace("'", '"')
+        lines += [
+            f"    # {said}",
+            "    sky.ComputePool(",
+            f'        name="{name}",',
+            f"        nodes={each.nodes},",
+            f"        provider=sky.{cls.__name__}({arguments}),",
+            *_accelerator(each.accelerator),
+            *(["        spot=True,"] if spot else []),
+            "    ),",
+        ]
+    return "\n".join([*lines, "]", ""])
+
+
+def _accelerator(text: str) -> list[str]:
+    """The lines of the argument; each GPU's own layout on a line where they differ."""
+    if "|" not in text:
+        return [f'        accelerator="{text}",']
+    head, _, layouts = text.partition("/")
+    pieces = [f"{head}/", *(f"{layout}|" for layout in layouts.split("|")[:-1]), layouts.rpartition("|")[2]]
+    return ["        accelerator=(", *(f'            "{piece}"' for piece in pieces), "        ),"]
+
+
+def _declarations() -> dict[str, type[Provider]]:
+    """The classes that declare a provider, by its name among the offers. Local is this machine, which is not bought."""
+    classes = (getattr(providers, name) for name in providers.__all__)
+    found = {cls.kind: cls for cls in classes if issubclass(cls, Provider) and cls is not Provider}
+    return {kind: cls for kind, cls in found.items() if kind != "local"}
+
+
+def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str]:
+    if machines.region is None or "region" not in cls.model_fields:
+        return {}
+    return {"region": machines.region}
+
+
+def _names(machines: Sequence[Machines]) -> list[str]:
+    """A name for each pool: the accelerator and a number."""
+    slugs = [re.sub(r"[^a-z0-9]+", "-", each.offer.carries.rpartition(":")[0].lower()) for each in machines]
+    return [f"{slug}-{index}" for index, slug in enumerate(slugs, start=1)]

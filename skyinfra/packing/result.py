@@ -1,0 +1,214 @@
+"""Packing: which machines, with which layouts, at what cost, and what of them is not needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from skyinfra import mig
+from skyinfra.mig import Layout
+from skyinfra.offers import EVERYWHERE, Offer, Price
+from skyinfra.packing.demand import Demand
+from skyinfra.packing.problem import Problem
+from skyinfra.packing.solve import Arrangement, Purchase
+from skyinfra.packing.supply import Gpu, Kind
+
+if TYPE_CHECKING:
+    from skyinfra.pool import ComputePool
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are alike, down to their layouts.
+
+    offer: their type. nodes: how many. price: of one. region: where they are declared; None where the offer does not
+    say where it is. layouts: of each GPU, as a declaration says it ("1g.10gb*7"); None is a whole GPU without MIG.
+    """
+
+    offer: Offer
+    nodes: int
+    price: Price
+    region: str | None
+    layouts: tuple[str | None, ...]
+
+    @property
+    def placements(self) -> tuple[Layout, ...]:
+        """Where the partitions of each GPU stand; () for a whole GPU."""
+        if self.offer.mig_model is None:
+            return ((),) * len(self.layouts)
+        geometry = mig.geometry(self.offer.mig_model)
+        return tuple(mig.resolve(each, geometry, 1)[0] if each else () for each in self.layouts)
+
+    @property
+    def accelerator(self) -> str:
+        """What a declaration says: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
+        written = [each for each in self.layouts if each is not None]
+        if not written:
+            return self.offer.carries
+        return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Partitions of one kind that are handed out for one part of the demand, or are spare (wanted None).
+
+    gpu: such as "A100-40GB". profile: None is the whole GPU. memory_gb: of one.
+    """
+
+    wanted: str | None
+    gpu: str
+    profile: str | None
+    count: int
+    memory_gb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Memory that is bought and not asked for, in nominal GB.
+
+    bought: of all GPUs. asked: by the demand. oversize: handed out beyond what was asked for. spare: in partitions that
+    nothing asked for. lost: in no partition, because the layouts have no room for it; names of profiles round.
+    """
+
+    bought: int
+    asked: int
+    oversize: int
+    spare: int
+    lost: int
+
+    @property
+    def share(self) -> float:
+        """Of what is bought, from 0 to 1."""
+        return 1 - self.asked / self.bought
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The cheapest machines and layouts that hold a demand.
+
+    demand: what was asked for, largest first. machines: what to buy. spot: at which price.
+    cost_per_hour: of all machines, in USD. bound: below which no packing costs, in USD per hour.
+    status: "optimal" where nothing cheaper exists; "feasible" where the time was over before that was proven.
+    given: which partitions are handed out for what. spare: the partitions that are left over.
+    considered: how many offers were looked at. left_out: how many others were not, by reason.
+    """
+
+    demand: tuple[Demand, ...]
+    machines: tuple[Machines, ...]
+    spot: bool
+    cost_per_hour: float
+    bound: float
+    status: Literal["optimal", "feasible"]
+    given: tuple[Given, ...]
+    spare: tuple[Given, ...]
+    waste: Waste
+    considered: int
+    left_out: Mapping[str, int]
+
+    @property
+    def gap(self) -> float:
+        """How much cheaper a packing could be at most, as a share of the cost; 0 where it is optimal."""
+        return 0.0 if self.status == "optimal" else max(0.0, 1 - self.bound / self.cost_per_hour)
+
+    @property
+    def nodes(self) -> int:
+        """How many machines."""
+        return sum(each.nodes for each in self.machines)
+
+    def pools(self) -> list[ComputePool]:
+        """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet."""
+        from skyinfra.packing.declare import pools
+
+        return pools(self.machines, spot=self.spot)
+
+    def source(self) -> str:
+        """Python that declares it; where there is no declaration of a provider yet, a comment says so."""
+        from skyinfra.packing.declare import source
+
+        return source(self.machines, spot=self.spot)
+
+
+def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, region: str | None) -> Packing:
+    """The result of what was solved."""
+    bought = Counter[Gpu]()
+    for offer, count in purchase.machines.items():
+        bought[problem.gpus[offer]] += offer.count * count
+    left = {gpu: _in_order(layouts) for gpu, layouts in arrangement.layouts.items()}
+    machines = [
+        each
+        for offer, count in purchase.machines.items()
+        for each in _machines(problem, offer, count, left[problem.gpus[offer]], region)
+    ]
+    given, spare = _given(problem, arrangement), _spare(problem, arrangement)
+    return Packing(
+        demand=problem.demands,
+        machines=tuple(machines),
+        spot=problem.supply.spot,
+        cost_per_hour=purchase.cost / 1_000_000,
+        bound=purchase.cost / 1_000_000 if purchase.proven else purchase.bound / 1_000_000,
+        status="optimal" if purchase.proven else "feasible",
+        given=given,
+        spare=spare,
+        waste=_waste(problem, bought, given, spare),
+        considered=len(problem.supply.offers),
+        left_out=problem.supply.left_out,
+    )
+
+
+def _in_order(layouts: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
+    """One layout for each GPU: the same beside each other, the most frequent first, so that most machines are alike."""
+    return [
+        names for names, count in sorted(layouts.items(), key=lambda each: (-each[1], each[0])) for _ in range(count)
+    ]
+
+
+def _machines(
+    problem: Problem, offer: Offer, count: int, left: list[tuple[str, ...]], region: str | None
+) -> list[Machines]:
+    """Takes the layouts of *count* machines from *left*; machines with the same ones are put together."""
+    price = problem.supply.prices[offer]
+    alike: Counter[tuple[str | None, ...]] = Counter()
+    for _ in range(count):
+        taken, left[:] = left[: offer.count], left[offer.count :]
+        alike[tuple(mig.text(names) if names else None for names in taken)] += 1
+    where = region or _region(offer, price)
+    return [Machines(offer, nodes, price, where, layouts) for layouts, nodes in alike.items()]
+
+
+def _region(offer: Offer, price: Price) -> str | None:
+    """Where to declare it: where the price is from, if it is offered there."""
+    if price.region != EVERYWHERE and offer.in_region(price.region):
+        return price.region
+    return offer.regions[0] if offer.regions else None
+
+
+def _given(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
+    order = sorted(arrangement.given.items(), key=lambda each: (each[0][1], each[0][0].order))
+    return tuple(_one(problem.demands[index].wanted, kind, count) for (kind, index), count in order)
+
+
+def _spare(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
+    there: Counter[Kind] = Counter()
+    for gpu, layouts in arrangement.layouts.items():
+        kinds = {kind.profile: kind for kind in gpu.kinds(problem.attributes)}
+        for names, count in layouts.items():
+            for name in names or (None,):
+                there[kinds[name]] += count
+    for (kind, _), count in arrangement.given.items():
+        there[kind] -= count
+    order = sorted(there.items(), key=lambda each: each[0].order)
+    return tuple(_one(None, kind, count) for kind, count in order if count)
+
+
+def _one(wanted: str | None, kind: Kind, count: int) -> Given:
+    return Given(wanted, kind.gpu.label, kind.profile, count, kind.memory_gb)
+
+
+def _waste(problem: Problem, bought: Mapping[Gpu, int], given: tuple[Given, ...], spare: tuple[Given, ...]) -> Waste:
+    whole = sum(gpu.memory_gb * count for gpu, count in bought.items())
+    asked = sum(demand.memory_gb * demand.count for demand in problem.demands)
+    handed = sum(each.memory_gb * each.count for each in given)
+    rest = sum(each.memory_gb * each.count for each in spare)
+    return Waste(bought=whole, asked=asked, oversize=handed - asked, spare=rest, lost=max(0, whole - handed - rest))
