@@ -105,6 +105,9 @@ class Gpu:
         self._api = api
         self._handle = api.nvmlDeviceGetHandleByIndex(index)
         self.index = index
+        # Asked once: the answer changes with the MIG mode only.
+        self._profiles: list[ProfileInfo] | None = None
+        self._in_profile: dict[int, list[tuple[int, int]]] = {}
         self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
         self.name = str(api.nvmlDeviceGetName(self._handle))
 
@@ -140,6 +143,8 @@ class Gpu:
 
     def set_mig_mode(self, on: bool) -> int:
         """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
+        self._profiles = None
+        self._in_profile = {}
         mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
         address = self.bus_id
         status = int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
@@ -152,8 +157,10 @@ class Gpu:
 
         Empty on a GPU without MIG, and with some drivers (535) on any GPU while MIG is off.
         """
-        found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
-        return [profile for profile in found if profile is not None]
+        if self._profiles is None:
+            found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
+            self._profiles = [profile for profile in found if profile is not None]
+        return list(self._profiles)
 
     def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
         """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
@@ -179,10 +186,10 @@ class Gpu:
 
     def fill(self, handle: Any, profile: ProfileInfo) -> ComputeInstance:
         """Creates the one compute instance that fills the GPU instance *handle* of *profile*."""
-        for info in self._compute_profiles(handle):
-            if info.sliceCount == profile.compute_slices:
-                created = self._api.nvmlGpuInstanceCreateComputeInstance(handle, info.id)
-                return self._compute_instance(created, int(info.sliceCount))
+        for number, slices in self._compute_profiles(handle, profile):
+            if slices == profile.compute_slices:
+                created = self._api.nvmlGpuInstanceCreateComputeInstance(handle, number)
+                return self._compute_instance(created, slices)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def empty(self, instance: GpuInstance) -> None:
@@ -250,25 +257,27 @@ class Gpu:
         )
         for handle in handles:
             placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
-            compute = tuple(self._compute_instances(handle))
+            compute = tuple(self._compute_instances(handle, profile))
             yield GpuInstance(handle, profile, int(placement.start), int(placement.size), compute)
 
-    def _compute_instances(self, handle: Any) -> Iterator[ComputeInstance]:
-        for info in self._compute_profiles(handle):
+    def _compute_instances(self, handle: Any, profile: ProfileInfo) -> Iterator[ComputeInstance]:
+        for number, slices in self._compute_profiles(handle, profile):
             function = self._api.nvmlGpuInstanceGetComputeInstances
-            for compute in self._filled(pynvml.c_nvmlComputeInstance_t, function, handle, info.id):
-                yield self._compute_instance(compute, int(info.sliceCount))
+            for compute in self._filled(pynvml.c_nvmlComputeInstance_t, function, handle, number):
+                yield self._compute_instance(compute, slices)
 
     def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
         device = self._api.nvmlComputeInstanceGetInfo_v2(handle).device
         return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)), device)
 
-    def _compute_profiles(self, handle: Any) -> Iterator[Any]:
-        for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+    def _compute_profiles(self, handle: Any, profile: ProfileInfo) -> list[tuple[int, int]]:
+        """Id and compute slices of the compute instance profiles in a GPU instance of *profile*."""
+        if profile.profile_id not in self._in_profile:
             function = self._api.nvmlGpuInstanceGetComputeInstanceProfileInfo
-            info = self._versioned(function, handle, number, _SHARED)
-            if info is not None:
-                yield info
+            numbers = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
+            found = (self._versioned(function, handle, number, _SHARED) for number in numbers)
+            self._in_profile[profile.profile_id] = [(int(i.id), int(i.sliceCount)) for i in found if i is not None]
+        return self._in_profile[profile.profile_id]
 
     @classmethod
     def _versioned(cls, function: Any, *arguments: Any, version: int = 2) -> Any:

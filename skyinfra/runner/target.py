@@ -119,6 +119,7 @@ class Target:
         self._patience_s = patience_s
         self.on = bool(self._wanted)
         self._profiles: list[ProfileInfo] | None = None
+        self._live: list[GpuInstance] | None = None
         with self.refused("read its MIG mode"):
             self._mode = gpu.mig_mode()
         if self._mode is None and self._wanted:
@@ -137,17 +138,19 @@ class Target:
         """Refuses profiles and places that this device does not have, as far as it says so while MIG is off."""
         if not self._wanted:
             return
+        off = self._mode is not None and not self._mode[0]
         try:
-            profiles = self.gpu.profiles()
-            places = {p.profile_id: self.gpu.places(p) for p in profiles}
+            self._profiles = self.gpu.profiles()
+            if off and not self._profiles:
+                self._profiles = None
+                return
+            wanted = {self._resolve(partition.profile) for partition in self._wanted}
+            places = {profile.profile_id: self.gpu.places(profile) for profile in wanted}
         except pynvml.NVMLError as error:
-            if error.value in _NOT_NOW and self._mode is not None and not self._mode[0]:
+            if off and error.value in _NOT_NOW:
                 return
             with self.refused("list its profiles"):
                 raise
-        if not profiles and not (self._mode and self._mode[0]):
-            return
-        self._profiles = profiles
         for partition in self._wanted:
             allowed = places[self._resolve(partition.profile).profile_id]
             if (partition.start, partition.size) not in allowed:
@@ -173,6 +176,7 @@ class Target:
 
     def set_mode(self) -> int:
         """Asks for the wanted mode. NVML's code: 0 where it is active now, else why it is pending."""
+        self._live = None
         with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
             status = self.gpu.set_mig_mode(self.on)
             self._mode = self.gpu.mig_mode()
@@ -180,14 +184,18 @@ class Target:
 
     def destroy_unwanted(self, done: Done) -> None:
         """Destroys compute instances, then GPU instances: those that are not wanted."""
-        for instance in self._difference()[0]:
+        unwanted = self._difference()[0]
+        self._live = None if unwanted else self._live
+        for instance in unwanted:
             with self.refused(f"destroy {_where(instance)}"):
                 self._patiently(lambda start=instance.start: self._destroy(start))  # type: ignore[misc]
             done(self._step("destroy", instance))
 
     def create_missing(self, done: Done) -> None:
         """Creates what is missing, by start."""
-        for wanted in self._difference()[1]:
+        missing = self._difference()[1]
+        self._live = None if missing else self._live
+        for wanted in missing:
             profile = self._resolve(wanted.profile)
             with self.refused(f"create {_place(wanted)}"):
                 handle = self._patiently(
@@ -263,11 +271,13 @@ class Target:
         return unwanted, [p for key, p in wanted.items() if key not in standing]
 
     def _instances(self) -> list[GpuInstance]:
-        """What stands there; nothing does where MIG is off."""
+        """What stands there, listed anew after a change; nothing does where MIG is off."""
         if self._mode is None or not self._mode[0]:
             return []
-        with self.refused("list its GPU instances"):
-            return self.gpu.instances()
+        if self._live is None:
+            with self.refused("list its GPU instances"):
+                self._live = self.gpu.instances()
+        return self._live
 
     def _resolve(self, name: str) -> ProfileInfo:
         if self._profiles is None:
