@@ -175,7 +175,8 @@ class Service:
     def _status(self) -> Status | None:
         if self._node is None or self._desired is None:
             return None
-        state: State = "ready" if self._phase == "serving" and self._workers.up else self._phase
+        up = self._workers.up or self._node.config.scheduler_only
+        state: State = "ready" if self._phase == "serving" and up else self._phase
         if self._error is not None:
             state = "failed"
         endpoint = self._membership.endpoint
