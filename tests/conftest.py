@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,19 @@ def fake_driver() -> Path:
 
 
 @pytest.fixture
-def fake_machine(fake_driver: Path, tmp_path: Path) -> Callable[..., FakeMachine]:
+def memory_path() -> Iterator[Path]:
+    """A folder in memory, where there is one: for what replaces a file thousands of times."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fake_machine(fake_driver: Path, memory_path: Path) -> Callable[..., FakeMachine]:
     """``fake_machine("h100_80gb,a30", old=False, LINGER="2")``: a machine with these GPUs and settings."""
 
     def make(gpus: str = "h100_80gb", *, old: bool = False, **settings: Any) -> FakeMachine:
-        folder = tmp_path / "machine"
-        folder.mkdir(exist_ok=True)
-        return FakeMachine(fake_driver, folder, gpus, settings, old)
+        return FakeMachine(fake_driver, memory_path, gpus, settings, old)
 
     return make
 

@@ -14,7 +14,7 @@ import pynvml
 
 from skyinfra._errors import AcceleratorMissing
 from skyinfra.protocol.nodeconfig import NodeAccelerator
-from skyinfra.runner.nvml import Gpu, Nvml, error_name
+from skyinfra.runner.nvml import Gpu, Nvml, error_text
 
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
@@ -66,7 +66,7 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
             "The user of the runner needs to read and write /dev/nvidia*.",
         ),
     }
-    default = (f"NVML answers {error_name(error.value)}", "`nvidia-smi -q` and the kernel log say what is wrong.")
+    default = (f"NVML answers {error_text(error)}", "`nvidia-smi -q` and the kernel log say what is wrong.")
     message, hint = reasons.get(error.value, default)
     return AcceleratorMissing(message, field="accelerator", hint=hint)
 

@@ -14,7 +14,7 @@ import pynvml
 from skyinfra import mig
 from skyinfra._errors import InvalidField, LayoutError, MigNotSupported, PartitionFailed
 from skyinfra.protocol.nodeconfig import PlacedPartition
-from skyinfra.runner.nvml import Gpu, Nvml, ProfileInfo, error_name
+from skyinfra.runner.nvml import Gpu, Nvml, ProfileInfo, error_text, noting
 from skyinfra.runner.partitioner import Wanted
 from skyinfra.runner.target import HINTS
 
@@ -73,7 +73,8 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
 def _placed(gpu: Gpu, layout: str) -> tuple[PlacedPartition, ...]:
     if layout.strip().lower() == OFF:
         return ()
-    geometry = geometry_of(gpu)
+    with noting(gpu.index):
+        geometry = geometry_of(gpu)
     try:
         (placed,) = mig.resolve(layout, geometry, 1)
     except LayoutError as error:
@@ -165,10 +166,11 @@ def _by_model(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
 
 def _standing(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
     """What stands on *gpu*; None is MIG off."""
-    mode = gpu.mig_mode()
-    if mode is None or not mode[0]:
-        return None
-    instances = gpu.instances()
+    with noting(gpu.index):
+        mode = gpu.mig_mode()
+        if mode is None or not mode[0]:
+            return None
+        instances = gpu.instances()
     for each in instances:
         if each.uuid is None:
             place = f"{each.profile.name} at {each.start}:{each.size}"
@@ -183,7 +185,7 @@ def _asking() -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         raise PartitionFailed(
-            f"NVML does not say what is there: {error_name(error.value)}",
+            f"NVML does not say what is there: {error_text(error)}",
             field="accelerator",
             hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log (NVRM lines) say what the driver sees."),
         ) from error

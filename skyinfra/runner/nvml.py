@@ -13,6 +13,7 @@ simulated one. It takes care of what pynvml leaves to its caller:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Iterator
@@ -37,6 +38,21 @@ ERROR_NAMES: dict[int, str] = {
 def error_name(code: int) -> str:
     """The name of an NVML error code with its number: ``IN_USE (19)``."""
     return f"{ERROR_NAMES.get(code, 'error')} ({code})"
+
+
+def error_text(error: pynvml.NVMLError) -> str:
+    """The name of an NVML error, with the GPU that it is of where that was noted: ``GPU_IS_LOST (15) of GPU 3``."""
+    return " ".join([error_name(error.value), *getattr(error, "__notes__", ())])
+
+
+@contextlib.contextmanager
+def noting(index: int) -> Iterator[None]:
+    """Notes on an NVML error that it is of the GPU *index*, for `error_text`."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        error.add_note(f"of GPU {index}")
+        raise
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class GpuInstance:
 
 
 class Nvml:
-    """NVML between `open` and `close`. Everything raises ``pynvml.NVMLError``."""
+    """NVML between `open` and `close`. Everything but `close` raises ``pynvml.NVMLError``."""
 
     def __init__(self, api: Any = pynvml) -> None:
         self.api = api
@@ -86,16 +102,24 @@ class Nvml:
         self.api.nvmlInit()
 
     def close(self) -> None:
-        """Shuts it down; with `contextlib.closing` at the end of a block."""
-        self.api.nvmlShutdown()
+        """Shuts it down; with `contextlib.closing` at the end of a block.
+
+        A refusal is not told: it would take the place of what the block has to say, and nothing depends on it.
+        """
+        with contextlib.suppress(pynvml.NVMLError):
+            self.api.nvmlShutdown()
 
     def driver_version(self) -> str:
         """The version of the driver, such as ``570.133.20``."""
         return str(self.api.nvmlSystemGetDriverVersion())
 
     def gpus(self) -> list[Gpu]:
-        """The GPUs by index."""
-        return [Gpu(self.api, index) for index in range(self.api.nvmlDeviceGetCount())]
+        """The GPUs by index. An error tells which one it is of (`error_text`)."""
+        return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
+
+    def _gpu(self, index: int) -> Gpu:
+        with noting(index):
+            return Gpu(self.api, index)
 
 
 class Gpu:

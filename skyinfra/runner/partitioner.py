@@ -24,7 +24,7 @@ from skyinfra._errors import PartitionBusy, PartitionFailed
 from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
 from skyinfra.runner import processes
 from skyinfra.runner.machine import Address, Machine
-from skyinfra.runner.nvml import Gpu, Nvml, error_name
+from skyinfra.runner.nvml import Gpu, Nvml, error_name, error_text
 from skyinfra.runner.reboot import RebootGuard
 from skyinfra.runner.target import HINTS, RESET_HINT, Partition, Step, Target, resolve
 
@@ -109,7 +109,7 @@ def _gpus(nvml: Nvml) -> list[Gpu]:
         return nvml.gpus()
     except pynvml.NVMLError as error:
         raise PartitionFailed(
-            f"NVML cannot list the GPUs: {error_name(error.value)}",
+            f"NVML cannot list the GPUs: {error_text(error)}",
             field="accelerator",
             hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log say what the driver sees."),
         ) from error

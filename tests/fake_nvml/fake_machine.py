@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pynvml
-from fake_nvml.build import LIBRARY
+from fake_nvml.build import HERE, LIBRARY
 
 
 @dataclass
@@ -44,8 +44,8 @@ class FakeMachine:
         return {f"FAKE_NVML_{name}": value for name, value in (own | self.settings | settings).items()}
 
     def environment(self, **settings: str) -> dict[str, str]:
-        """The whole environment of a process on this machine."""
-        path = f"{self.driver}{os.pathsep}{os.environ['PATH']}"
+        """The whole environment of a process on this machine, which never reaches the services of the one below."""
+        path = f"{self._programs()}{os.pathsep}{os.environ['PATH']}"
         return os.environ | {"LD_LIBRARY_PATH": str(self.library), "PATH": path} | self.variables(**settings)
 
     def python(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -61,6 +61,18 @@ class FakeMachine:
     def reset(self, *addresses: str) -> subprocess.CompletedProcess[str]:
         """Runs ``nvidia-smi --gpu-reset``."""
         return self._run("nvidia-smi", "--gpu-reset", "-i", ",".join(addresses))
+
+    def service(self, name: str, gpu: int, pid: int) -> None:
+        """The service *name* runs, and its process is on the GPU."""
+        folder = self.folder / "state.services"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"{gpu} {pid}\n")
+        self.control("hold", gpu, "--pid", pid)
+
+    def asked_of_systemd(self) -> list[str]:
+        """What systemctl was called for, beside questions."""
+        log = self.folder / "state.systemctl"
+        return log.read_text().splitlines() if log.exists() else []
 
     def show(self) -> list[dict[str, Any]]:
         """Each GPU as it stands."""
@@ -94,6 +106,14 @@ class FakeMachine:
                 pynvml.nvmlLib = None
                 pynvml._nvmlLib_refcount = 0
                 pynvml._nvmlGetFunctionPointer_cache.clear()
+
+    def _programs(self) -> Path:
+        programs = self.folder / "bin"
+        if not programs.exists():
+            programs.mkdir()
+            for file in (self.driver / "nvidia-smi", self.driver / "fake-nvml-ctl", HERE / "systemctl"):
+                (programs / file.name).symlink_to(file)
+        return programs
 
     def _run(self, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
         environment = self.environment(**settings)

@@ -38,13 +38,15 @@ WORLDS = ["simulated", "fake-hostile", pytest.param("fake", marks=pytest.mark.sl
 
 
 @pytest.fixture(params=WORLDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, fake_machine: Callable[..., FakeMachine]) -> Iterator[Make]:
+def world(
+    request: pytest.FixtureRequest, memory_path: Path, fake_machine: Callable[..., FakeMachine]
+) -> Iterator[Make]:
     """``world("h100_80gb", count=2)``: a machine with these GPUs, NVML open; None is a GPU without MIG."""
     with contextlib.ExitStack() as stack:
 
         def make(model: str | None = HOPPER, count: int = 1) -> World:
             if request.param == "simulated":
-                return Simulated(model, count, tmp_path)
+                return Simulated(model, count, memory_path)
             # Built only where it is asked for.
             machine = fake_machine(",".join([model or "t4"] * count), **SETTINGS[request.param])
             stack.enter_context(machine.loaded())
