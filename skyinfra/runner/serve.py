@@ -130,7 +130,7 @@ class Service:
             self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
-        told = await self._membership.told(node)
+        told = self._membership.told(node)
         self._stamp = desired.stamp(self._directory)
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, told)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
