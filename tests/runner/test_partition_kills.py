@@ -58,16 +58,25 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class Full:
-    """A run that nothing disturbs: the machine that it began with, its calls, and what stands in the end."""
+    """A run that nothing disturbs: the machine that it began with, its calls, what it says and makes in the end."""
 
     start: Path
     calls: list[str]
     standing: list[dict[str, Any]]
+    machine: list[dict[str, Any]]
 
 
 def standing(output: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in output.splitlines()]
     return [event for event in events if event["event"] == "standing"]
+
+
+def machine_of(shown: str) -> list[dict[str, Any]]:
+    """What fake-nvml-ctl shows; in which order the instances were created is of no concern."""
+    gpus: list[dict[str, Any]] = json.loads(shown)["gpus"]
+    for gpu in gpus:
+        gpu["instances"].sort(key=lambda instance: instance["start"])
+    return gpus
 
 
 def full_run(machine: FakeMachine, change: Change) -> Full:
@@ -82,7 +91,7 @@ def full_run(machine: FakeMachine, change: Change) -> Full:
     assert done.returncode == 0, done.stderr
     calls = (machine.folder / "calls").read_text().split()
     assert CHANGING & set(calls)
-    return Full(start, calls, standing(done.stdout))
+    return Full(start, calls, standing(done.stdout), machine_of(machine.control("show")))
 
 
 def run_jobs(machine: FakeMachine, jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -119,22 +128,27 @@ def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot:
     change = CHANGES[name]
     machine = fake_machine(change.gpus)
     full = full_run(machine, change)
-    between = [{"reboot": True}] if reboot else []
+    between = [{"control": "reboot"}] if reboot else []
     again = {"arguments": change.arguments}
-    check = {"arguments": [*change.arguments, "--check"]}
     killed = deaths(full.calls, step)
     jobs = [
         {
             "start": str(full.start),
-            "runs": [{"arguments": change.arguments, "environment": {how: str(call)}}, *between, again, check],
+            "runs": [
+                {"arguments": change.arguments, "environment": {how: str(call)}},
+                *between,
+                again,
+                {"control": "show"},
+            ],
         }
         for how, call in killed
     ]
     for death, runs in zip(killed, run_jobs(machine, jobs), strict=True):
         assert runs[0]["code"] == 137, (death, runs[0])
-        assert (runs[-2]["code"], runs[-1]["code"]) == (0, 0), (death, runs)
-        # Where they were to stand, with the same UUIDs as if nothing had happened.
+        assert runs[-2]["code"] == 0, (death, runs)
+        # As if nothing had happened, UUIDs included.
         assert standing(runs[-2]["out"]) == full.standing, death
+        assert machine_of(runs[-1]["out"]) == full.machine, death
 
 
 @pytest.mark.parametrize("name", ["hopper", "ampere"])
