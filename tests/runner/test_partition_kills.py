@@ -37,6 +37,10 @@ class Change:
     gpus: str
     before: str | None
     wanted: str
+    needs_reset: bool = False
+
+    def machine(self, make: Machine) -> FakeMachine:
+        return make(self.gpus, **({"NEEDS_RESET": "1"} if self.needs_reset else {}))
 
     @property
     def arguments(self) -> list[str]:
@@ -52,6 +56,8 @@ CHANGES = {
     "off": Change("a30,a30", "2g.12gb+1g.6gb*2", "off"),
     # A grid of twelve, compute instances with a profile of their own.
     "blackwell": Change("rtx_pro_6000", "1g.24gb*4", "2g.48gb+1g.24gb-me*2"),
+    # Through a reset, with NVML closed and opened in between.
+    "reset": Change("a30,a30", None, "2g.12gb+1g.6gb*2", needs_reset=True),
     "double": Change("a100_40gb", "1g.5gb*7", "1g.10gb*3+1g.5gb"),
 }
 
@@ -126,7 +132,7 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
 )
 def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot: bool) -> None:
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
     between = [{"control": "reboot"}] if reboot else []
     again = {"arguments": change.arguments}
@@ -155,7 +161,7 @@ def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot:
 def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
     """NVML says no to one function, whichever: the message says so, and the next run gets it right."""
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
     functions = sorted(set(full.calls))
     jobs = [
@@ -192,7 +198,7 @@ def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
 def test_refused_at_any_change(fake_machine: Machine, name: str) -> None:
     """Each time that something is changed, and by each error that says why."""
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
     failures = [
         (f"{function}:{code}:1:{after}", label)
