@@ -1,23 +1,155 @@
 """Deployment → user data: what Terraform hands to the nodes, with placeholders that it fills.
 
-A local node needs no operating system set up, so its user data is the node configuration itself.
+A local node needs no operating system set up, so its user data is the node configuration itself. A bought machine gets
+a cloud-config: files, and one script that installs the runner and starts its services.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gzip
+import hashlib
+import platform
+import shlex
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
 
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import skyinfra
+from skyinfra import bundled
+from skyinfra._errors import NotSupported
 from skyinfra.compiler import Deployment
+from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
+
+# What EC2 takes, before it is encoded; other providers take more.
+LIMIT = 16_384
+_FOLDER = "/var/lib/skyinfra"
+_CONFIG = f"{_FOLDER}/node.json"
+_OPT = "/opt/skyinfra"
+_SETUP = f"{_OPT}/setup"
+_UNITS = "/etc/systemd/system"
+# Terraform puts a fleet secret of that length in the place of the placeholder.
+_SECRET_LENGTH = 72
+# The client and the workers pickle for each other, so these have to be the same on both sides.
+_SAME_VERSIONS = ("cloudpickle", "distributed")
 
 
 @dataclass(frozen=True)
 class UserData:
-    """The user data of the head and of the other nodes. No secret stands in it."""
+    """The user data of the head and of the other nodes. No secret stands in it.
+
+    revision: of everything but the layout, which reaches running nodes in place; equal where no node has to be made
+    anew. None where the provider decides that itself.
+    """
 
     head: str
     worker: str
+    revision: str | None = None
 
 
 def user_data(deployment: Deployment) -> UserData:
-    """The user data of *deployment*; the same bytes for the same Deployment."""
-    return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
+    """The user data of *deployment*; the same bytes for the same Deployment.
+
+    Raises `NotSupported` where it is more than the provider takes.
+    """
+    if deployment.pool.provider.boots == "node.json":
+        return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
+    head, worker = (_cloud_config(deployment, config) for config in (deployment.head, deployment.worker))
+    for name, text in (("head", head), ("worker", worker)):
+        _check_size(deployment, name, text)
+    plain = [_cloud_config(deployment, _without_layout(c)) for c in (deployment.head, deployment.worker)]
+    return UserData(head, worker, revision=hashlib.sha256("\0".join(plain).encode()).hexdigest()[:16])
+
+
+def sizes(deployment: Deployment, config: NodeConfig) -> dict[str, int]:
+    """Bytes of each file of a node's user data, compressed alone, and of the whole (key ``total``)."""
+    files = {str(file["path"]): len(_compressed(str(file["content"]))) for file in _files(deployment, config)}
+    return {**files, "total": len(_compressed(_cloud_config(deployment, config)))}
+
+
+def _cloud_config(deployment: Deployment, config: NodeConfig) -> str:
+    template = _environment().get_template("cloud-config.yaml.j2")
+    return template.render(files=_files(deployment, config), setup=_SETUP)
+
+
+def _files(deployment: Deployment, config: NodeConfig) -> list[dict[str, str]]:
+    """Path, mode and content of every file."""
+    units = ["skyinfra-partition.service", "skyinfra-runner.service"]
+    if config.head:
+        units.append("skyinfra-watch.service")
+    image = deployment.pool.image
+    values = {
+        "folder": _FOLDER,
+        "config": _CONFIG,
+        "venv": f"{_OPT}/venv",
+        "tools": f"{_OPT}/tools",
+        "units": units,
+        "pool": deployment.pool.name,
+        "group": deployment.selection.separate_head and not config.head,
+        "apt": list(image.apt),
+        "python": image.python or ".".join(platform.python_version_tuple()[:2]),
+        "requirements": [image.runner or f"skyinfra=={skyinfra.__version__}", *_pins()],
+    }
+    environment = _environment()
+
+    def rendered(name: str) -> str:
+        return environment.get_template(f"{name}.j2").render(values)
+
+    return [
+        {"path": _CONFIG, "mode": "0644", "content": config.dumps() + "\n"},
+        {"path": f"{_FOLDER}/{config.secret_file}", "mode": "0600", "content": f"{SECRET_PLACEHOLDER}\n"},
+        {"path": _SETUP, "mode": "0755", "content": rendered("setup.sh")},
+        *({"path": f"{_UNITS}/{unit}", "mode": "0644", "content": rendered(unit)} for unit in units),
+    ]
+
+
+def _pins() -> list[str]:
+    return [f"{name}=={metadata.version(name)}" for name in _SAME_VERSIONS]
+
+
+def _without_layout(config: NodeConfig) -> NodeConfig:
+    if config.accelerator is None:
+        return config
+    return replace(config, accelerator=replace(config.accelerator, layouts=()))
+
+
+def _check_size(deployment: Deployment, name: str, text: str) -> None:
+    # The secret does not compress; the placeholder in its place does.
+    size = len(_compressed(text)) + _SECRET_LENGTH
+    if size > LIMIT:
+        config = deployment.head if name == "head" else deployment.worker
+        largest = sorted(sizes(deployment, config).items(), key=lambda item: -item[1])[1:4]
+        raise NotSupported(
+            f"the user data of the {name} are {size} bytes compressed, of {LIMIT} that are taken",
+            field="image",
+            hint="The most of it: "
+            + ", ".join(f"{path} {length} bytes" for path, length in largest)
+            + ". Move what image.run and image.env hold into a package, or an image of your own.",
+        )
+
+
+def _compressed(text: str) -> bytes:
+    # Without a time in it, the same text gives the same bytes.
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(  # noqa: S701 - not HTML
+        loader=FileSystemLoader(bundled.folder("templates", "node")),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["yaml"] = quoted
+    environment.filters["sh"] = shlex.quote
+    return environment
+
+
+def quoted(value: str) -> str:
+    """*value* as a YAML string in double quotes, on one line, whatever it holds."""
+    text = yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)
+    return str(text).removesuffix("\n")

@@ -13,6 +13,7 @@ from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
+    SECRET_PLACEHOLDER,
     VERSION,
     NodeAccelerator,
     NodeConfig,
@@ -84,7 +85,8 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
         pool=pool,
         selection=selection,
         slots=tuple(_slots(head)),
-        head=head,
+        # No task runs on a head without slots, so it needs nothing of the image.
+        head=replace(head, scheduler_only=True, env={}, pip=(), run=()) if selection.separate_head else head,
         worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER),
     )
 
@@ -99,6 +101,7 @@ def _request(pool: ComputePool) -> Request:
         disk_gb=pool.disk_gb,
         max_hourly_cost=pool.max_hourly_cost,
         python=pool.image.python,
+        runner=pool.image.runner,
         apt=tuple(pool.image.apt),
     )
 
@@ -109,8 +112,10 @@ def _check_placeholders(pool: ComputePool) -> None:
     values = {f"image.env.{name}": value for name, value in image.env.items()}
     values.update({f"image.pip[{i}]": value for i, value in enumerate(image.pip)})
     values.update({f"image.run[{i}]": value for i, value in enumerate(image.run)})
+    values.update({f"image.apt[{i}]": value for i, value in enumerate(image.apt)})
+    values.update({"image.runner": image.runner or ""})
     for field, value in values.items():
-        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER):
+        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER):
             if placeholder in value:
                 raise InvalidField(
                     f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."

@@ -34,7 +34,9 @@ class Image(Declared):
     """What a node needs besides the runner.
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
-    packages. env: variables of every worker. run: shell commands, once, before the first slot starts.
+    packages. env: variables of every worker. run: shell commands, once, before the first slot starts. runner: where
+    a bought node gets skyinfra itself, as pip takes it (a URL of a wheel, a version); None is this version from the
+    package index.
     """
 
     python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$")
@@ -42,6 +44,7 @@ class Image(Declared):
     apt: Strings = ()
     env: Variables = Field(default_factory=dict)
     run: Strings = ()
+    runner: str | None = None
 
 
 class Worker(Declared):

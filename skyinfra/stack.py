@@ -170,6 +170,7 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         "labels": dict(sorted(pool.labels.items())),
         "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in deployment.slots],
         **selection.inputs,
+        **({"user_data_revision": data.revision} if data.revision else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
 

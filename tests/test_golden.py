@@ -31,6 +31,15 @@ STACKS = {
         """,
 }
 
+AWS = {
+    "aws-mig": {
+        "accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2",
+        "image": sky.Image(python="3.12", pip=["torch"], apt=["git"]),
+    },
+    "aws-spot": {"accelerator": "L4", "spot": True, "nodes": 4, "provider": sky.AWS(region="us-west-2")},
+    "aws-trainium": {"accelerator": "Trainium1:16"},
+}
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},
@@ -60,3 +69,13 @@ def test_user_data(name: str) -> None:
     pool = sky.ComputePool(provider=sky.Local(simulate=True), nodes=2, **POOLS[name])  # type: ignore[arg-type]
     data = user_data(compile_pool(pool, "golden"))
     compare(GOLDEN / f"{name}.user-data.txt", f"{data.head}\n{data.worker}\n")
+
+
+@pytest.mark.parametrize("name", AWS)
+def test_user_data_of_aws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is installed here decides what the nodes install.
+    monkeypatch.setattr("skyinfra.bootstrap._pins", lambda: ["cloudpickle==1", "distributed==2"])
+    fields = {"provider": sky.AWS(), "name": "pool", "nodes": 2, "image": sky.Image(python="3.12"), **AWS[name]}
+    data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
+    for role, text in (("head", data.head), ("worker", data.worker)):
+        compare(GOLDEN / f"{name}.{role}.yaml", text)

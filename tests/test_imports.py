@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "plugins", "_declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
-    "bootstrap": {"compiler", "protocol"},
+    "bootstrap": {"compiler", "protocol", "bundled"},
     "backends": {"_declared"},
     "stack": {"compiler", "bootstrap", "backends", "pool", "bundled"},
     "terraform": set(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import queue
 import threading
 import types
@@ -89,7 +88,8 @@ class Pool:
         waits there while the layout is being changed goes on waiting; it gets `SlotLost` where no slot of the fleet is
         such a one, or none is left after a change.
         """
-        chosen = copy.copy(self)
+        chosen = object.__new__(Pool)
+        chosen.__dict__.update(self.__dict__)
         chosen.target = Target(node=node or self.target.node, profile=profile or self.target.profile)
         return chosen
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from skyinfra import mig
-from skyinfra._errors import InvalidDemand, MigNotSupported, UnknownProfile, did_you_mean
+from skyinfra._errors import InvalidDemand, MigNotSupported, UnknownProfile
 from skyinfra.mig import Geometry, Profile
 from skyinfra.mig.geometry import is_profile_name
 
@@ -119,12 +119,15 @@ def _demand(wanted: str, count: int) -> Demand:
     if size:
         return Demand(wanted, count, int(size["memory"]), named=False)
     if not having(wanted):
-        every = sorted({each.name for model in mig.models() for each in mig.geometry(model).profiles if each.memory_gb})
-        raise UnknownProfile(
-            "no GPU has a profile of that name", field="demand", given=wanted, hint=_near(wanted, every)
-        )
+        raise UnknownProfile("no GPU has a profile of that name", field="demand", given=wanted, hint=_nearest(wanted))
     return Demand(wanted, count, int(re.findall(r"\d+", wanted)[1]), named=True)
 
 
-def _near(wanted: str, every: list[str]) -> str:
-    return did_you_mean(wanted, every) or "`skyinfra mig profiles ACCELERATOR` lists those of a GPU."
+def _nearest(name: str) -> str:
+    """The profiles that come near in compute slices, and then in memory."""
+    slices, memory = map(int, re.findall(r"\d+", name)[:2])
+    known = {
+        p.name: p for model in mig.models() for p in mig.geometry(model).profiles if p.memory_gb and not p.attributes
+    }
+    near = sorted(known, key=lambda n: (abs(known[n].compute_slices - slices), abs(known[n].memory_gb - memory), n))
+    return f"The nearest are {', '.join(near[:3])}."

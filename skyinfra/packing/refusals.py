@@ -52,13 +52,13 @@ def _why(problem: Problem, demand: Demand) -> str:
 
 def too_few_nodes(problem: Problem, *, seconds: float) -> DemandDoesNotFit:
     """The error for a limit of machines within which nothing holds the demand: the least that does, and its cost."""
-    free = replace(problem, max_nodes=None)
-    least = fewest_machines(free, seconds=seconds)
+    # A limit that limits nothing: without one, machines would be left out that are dearer than several smaller ones.
+    least = fewest_machines(replace(problem, max_nodes=sum(each.count for each in problem.demands)), seconds=seconds)
     message = f"the demand does not fit on {problem.max_nodes} machine{'' if problem.max_nodes == 1 else 's'}"
     if least is None:
         return DemandDoesNotFit(message, field="max_nodes", given=problem.max_nodes)
     cheapest = buy(replace(problem, max_nodes=least), seconds=seconds)
-    unlimited = buy(free, seconds=seconds)
+    unlimited = buy(replace(problem, max_nodes=None), seconds=seconds)
     hint = f"At least {least} are needed"
     if cheapest is not None and unlimited is not None:
         machines = sum(unlimited.machines.values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from skyinfra import mig
@@ -135,7 +136,7 @@ def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, regi
     bought = Counter[Gpu]()
     for offer, count in purchase.machines.items():
         bought[problem.gpus[offer]] += offer.count * count
-    left = {gpu: _in_order(layouts) for gpu, layouts in arrangement.layouts.items()}
+    left = {gpu: iter(_in_order(layouts)) for gpu, layouts in arrangement.layouts.items()}
     machines = [
         each
         for offer, count in purchase.machines.items()
@@ -165,16 +166,18 @@ def _in_order(layouts: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
 
 
 def _machines(
-    problem: Problem, offer: Offer, count: int, left: list[tuple[str, ...]], region: str | None
+    problem: Problem, offer: Offer, count: int, left: Iterator[tuple[str, ...]], region: str | None
 ) -> list[Machines]:
     """Takes the layouts of *count* machines from *left*; machines with the same ones are put together."""
     price = problem.supply.prices[offer]
-    alike: Counter[tuple[str | None, ...]] = Counter()
+    alike: Counter[tuple[tuple[str, ...], ...]] = Counter()
     for _ in range(count):
-        taken, left[:] = left[: offer.count], left[offer.count :]
-        alike[tuple(mig.text(names) if names else None for names in taken)] += 1
+        alike[tuple(islice(left, offer.count))] += 1
     where = region or _region(offer, price)
-    return [Machines(offer, nodes, price, where, layouts) for layouts, nodes in alike.items()]
+    return [
+        Machines(offer, nodes, price, where, tuple(mig.text(names) if names else None for names in layouts))
+        for layouts, nodes in alike.items()
+    ]
 
 
 def _region(offer: Offer, price: Price) -> str | None:

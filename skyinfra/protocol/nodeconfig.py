@@ -20,6 +20,7 @@ VERSION = 1
 # Terraform replaces these in the user data; see the modules' `user_data_head` and `user_data_worker`.
 HEAD_PLACEHOLDER = "@SKYINFRA_HEAD@"
 NODE_PLACEHOLDER = "@SKYINFRA_NODE@"
+SECRET_PLACEHOLDER = "@SKYINFRA_SECRET@"  # noqa: S105 - what stands in its place
 
 Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
@@ -60,7 +61,8 @@ class NodeConfig:
 
     ``node`` is its name, unique in the fleet. ``scheduler`` is ``HOST:PORT`` of the head as this node reaches it; on
     the head it is where the scheduler listens, port 0 meaning any free one, kept once chosen. ``cpu_slots`` is the
-    number of CPU workers of a pool without accelerators. ``simulate`` gives the node simulated accelerators.
+    number of CPU workers of a pool without accelerators. ``scheduler_only``: this head is a machine besides the nodes;
+    ``accelerator`` is what they have, whose layout it hands on. ``simulate`` gives the node simulated accelerators.
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
     ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
     ``secret_file`` is relative to the folder of the configuration file.
@@ -75,6 +77,7 @@ class NodeConfig:
     scheduler: str
     accelerator: NodeAccelerator | None = None
     cpu_slots: int = 0
+    scheduler_only: bool = False
     simulate: bool = False
     env: dict[str, str] = field(default_factory=dict)
     pip: tuple[str, ...] = ()
@@ -102,6 +105,8 @@ class NodeConfig:
             raise InvalidNodeConfig(
                 "a node without accelerators needs at least one CPU slot", field=f"{source}.cpu_slots"
             )
+        if self.scheduler_only and not self.head:
+            raise InvalidNodeConfig("only the head is without slots", field=f"{source}.scheduler_only")
         if accelerator is not None and accelerator.count < 1:
             raise InvalidNodeConfig("must be at least 1", field=f"{source}.accelerator.count", given=accelerator.count)
         if accelerator is not None and accelerator.layouts and len(accelerator.layouts) != accelerator.count:

@@ -41,7 +41,8 @@ class Request:
     """What a pool asks a provider for.
 
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
-    nothing is asked. max_hourly_cost: USD per hour and node. python, apt: what the image needs beyond Python packages.
+    nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
+    packages.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -52,6 +53,7 @@ class Request:
     disk_gb: int | None = None
     max_hourly_cost: float | None = None
     python: str | None = None
+    runner: str | None = None
     apt: tuple[str, ...] = ()
 
 

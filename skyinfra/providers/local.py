@@ -51,6 +51,7 @@ class Local(Provider):
             "disk_gb": request.disk_gb,
             "image.apt": request.apt,
             "image.python": request.python,
+            "image.runner": request.runner,
         }
         for field, value in asked.items():
             if value:

@@ -104,7 +104,7 @@ class AmdGpus:
 def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> AmdGpus | None:
     """The AMD GPUs of the node *config* where their modes matter: those that are declared divided, or stand so."""
     accelerator = config.accelerator
-    if accelerator is None or accelerator.vendor != "amd":
+    if accelerator is None or accelerator.vendor != "amd" or config.scheduler_only:
         return None
     if config.simulate:
         driver = SimulatedAmd(accelerator, path=directory.path, seed=f"{config.fleet}/{config.node}")

@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     boot.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="with --detach: for how long (120)")
     partition_cli.add(commands)
     _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
+    watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
+    watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
@@ -97,6 +99,18 @@ def _run_service(config: Path, *, partitions: bool) -> int:
             await Service(directory.path / config.name, directory, partitions=partitions).run()
 
         asyncio.run(serve())
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from skyinfra.runner.watch import Watch
+
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+    watch = Watch(options.config)
+    if options.once:
+        watch.look()
+    else:
+        watch.run()
     return 0
 
 

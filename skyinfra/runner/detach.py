@@ -14,7 +14,7 @@ from pathlib import Path
 import skyinfra
 from skyinfra._errors import NodeFailed
 from skyinfra.runner import processes
-from skyinfra.runner.node import Node
+from skyinfra.runner.node import Node, file_sha256
 from skyinfra.runner.state import NodeDirectory, Status, writing
 
 _POLL_S = 0.05
@@ -108,6 +108,10 @@ def _wait(
             raise _failed(node, directory, status, "did not come up")
         if not living:
             raise _failed(node, directory, status, "ended")
+        if status is None and file_sha256(node.path) != node.sha256:
+            raise NodeFailed(
+                f"node {node.name} has got another configuration while this one was waited for", field=str(node.path)
+            )
         if current is not None and current.state == "draining":
             # Tasks have their own patience, which the node's configuration says; it ends there.
             deadline += _POLL_S

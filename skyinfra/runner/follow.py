@@ -17,7 +17,6 @@ from skyinfra.protocol.manifest import Endpoint
 _WAIT_S = 30.0
 _ANSWER_S = 15.0
 _RETRY_S = 1.0
-_CONNECT_S = 3.0
 
 
 async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
@@ -26,11 +25,13 @@ async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
     Raises OSError where it does not answer, `InvalidNodeConfig` where its answer cannot be read.
     """
     async with _rpc(head, security) as scheduler:
-        return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _CONNECT_S))
+        return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _ANSWER_S))
 
 
 class Follower:
     """Follows *head* for the node *name* until it is closed; what breaks is tried again.
+
+    layout: what the head wants, or None while it is not connected.
 
     *on_layout* gets the layout that the head wants, at first and whenever it changes; *on_refusal* gets the reason
     where what the head says cannot be read.
@@ -45,6 +46,7 @@ class Follower:
         on_layout: Callable[[FleetLayout], None],
         on_refusal: Callable[[InvalidNodeConfig], None],
     ) -> None:
+        self.layout: FleetLayout | None = None
         self._head = head
         self._security = security
         self._name = name
@@ -78,11 +80,12 @@ class Follower:
             except* OSError:
                 # The head is gone or silent. Another one at its place knows nothing of this node.
                 self._news.set()
+            self.layout = None
             await asyncio.sleep(_RETRY_S)
 
     async def _listen(self, scheduler: Any) -> None:
-        seen: str | None = None
         while True:
+            seen = self.layout.digest if self.layout is not None else None
             answer = scheduler.skyinfra_layout(seen=seen, wait_s=_WAIT_S)
             try:
                 layout = _read(await asyncio.wait_for(answer, _WAIT_S + _ANSWER_S))
@@ -92,7 +95,7 @@ class Follower:
             if layout is None:
                 await asyncio.sleep(_WAIT_S)
             elif layout.digest != seen:
-                seen = layout.digest
+                self.layout = layout
                 self._on_layout(layout)
 
     async def _report(self, scheduler: Any) -> None:
@@ -104,7 +107,7 @@ class Follower:
 
 
 def _rpc(head: Endpoint, security: Security) -> Any:
-    return distributed.rpc(str(head), connection_args=security.get_connection_args("worker"), timeout=_CONNECT_S)
+    return distributed.rpc(str(head), connection_args=security.get_connection_args("worker"), timeout=_ANSWER_S)
 
 
 def _read(answer: object) -> FleetLayout | None:

@@ -39,7 +39,9 @@ class Hardware:
         self._config = config
         self._directory = directory
         self._root = root
-        accelerator = config.accelerator
+        # A head without slots has none of what the fleet's nodes have.
+        accelerator = None if config.scheduler_only else config.accelerator
+        self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
         self._amd = amd.of(config, directory, root=root)
 
@@ -50,7 +52,7 @@ class Hardware:
         if self._gpus is not None:
             with self._nvml(self._gpus) as nvml:
                 return inventory.nvidia(nvml, self._gpus)
-        accelerator = self._config.accelerator
+        accelerator = self._accelerator
         if accelerator is None:
             return ()
         if self._config.simulate:

@@ -48,11 +48,11 @@ class Membership:
         # What the head wants, and of which node configuration.
         self._heard: tuple[str, FleetLayout | None] = ("", None)
 
-    async def told(self, node: Node) -> FleetLayout | None:
-        """What the head wants of *node*, where it answers or this runner has heard it for this configuration."""
+    def told(self, node: Node) -> FleetLayout | None:
+        """What the head wants of *node*: what it says now, or has said since the configuration is this one."""
         self._sha256 = node.sha256
-        if not node.config.head:
-            await self._ask(node)
+        if self._hears(node):
+            self._heard = node.sha256, self._follower.layout if self._follower is not None else None
         return self._heard[1] if self._heard[0] == node.sha256 else None
 
     async def join(self, node: Node, layout: FleetLayout) -> Endpoint | None:
@@ -64,6 +64,8 @@ class Membership:
         if node.config.head:
             await self._unfollow()
             return await self._own_scheduler(node, declared, layout)
+        if self._hears(node):
+            return declared
         await self._stop_scheduler()
         security = Credentials.derive(node.secret, role="worker", name=node.name).security()
         self.obstacle = ("NodeFailed", f"the head {head.host_port(declared)} has not answered yet")
@@ -76,10 +78,10 @@ class Membership:
             else:
                 self.obstacle = None
                 self.endpoint = declared
-                if await self._learns_better(node, layout):
+                if await self._learns_better(node, layout, security):
                     self._changed.set()
                     return None
-                await self._follow(node, declared, security)
+                await self._follow(node, security)
                 return declared
         return None
 
@@ -110,22 +112,19 @@ class Membership:
         await self._unfollow()
         await self._stop_scheduler()
 
-    async def _learns_better(self, node: Node, layout: FleetLayout) -> bool:
-        """Whether the head, which did not answer when *layout* was chosen, wants another one."""
+    async def _learns_better(self, node: Node, layout: FleetLayout, security: Security) -> bool:
+        """Whether the head, of which nothing was heard when *layout* was chosen, wants another one."""
         if self._heard[0] == node.sha256:
             return False
-        await self._ask(node)
-        return self._heard[0] == node.sha256 and self._heard[1] not in (None, layout)
-
-    async def _ask(self, node: Node) -> None:
-        """Asks the head once, as it may not be up yet."""
-        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
         try:
-            self._heard = node.sha256, await follow.ask(head.parse(node.config.scheduler), security)
+            wanted = await follow.ask(head.parse(node.config.scheduler), security)
         except OSError:
-            return
+            return False
         except InvalidNodeConfig as refused:
             self._refuse(refused)
+            return False
+        self._heard = node.sha256, wanted
+        return wanted not in (None, layout)
 
     async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
         made_from = (declared, node.secret)
@@ -144,12 +143,17 @@ class Membership:
             await self._scheduler.close(reason="skyinfra-runner")
             self._scheduler = None
 
-    async def _follow(self, node: Node, declared: Endpoint, security: Security) -> None:
-        follows = (declared, node.secret, node.name)
-        if self._follower is None or self._follows != follows:
+    async def _follow(self, node: Node, security: Security) -> None:
+        if self._follower is None or self._follows != _head_of(node):
             await self._unfollow()
-            self._follower = Follower(declared, security, node.name, on_layout=self._hear, on_refusal=self._refuse)
-            self._follows = follows
+            self._follows = _head_of(node)
+            self._follower = Follower(
+                self._follows[0], security, node.name, on_layout=self._hear, on_refusal=self._refuse
+            )
+
+    def _hears(self, node: Node) -> bool:
+        """Whether the head of *node* is connected and has said what it wants."""
+        return self._follower is not None and self._follows == _head_of(node) and self._follower.layout is not None
 
     async def _unfollow(self) -> None:
         if self._follower is not None:
@@ -165,3 +169,8 @@ class Membership:
         if str(refused) != str(self.refused):
             logger.error("%s: %s", type(refused).__name__, refused)
         self.refused = refused
+
+
+def _head_of(node: Node) -> tuple[Endpoint, str, str]:
+    """What a connection to the head is made from."""
+    return head.parse(node.config.scheduler), node.secret, node.name

@@ -55,10 +55,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_config(options: argparse.Namespace) -> int:
+    from skyinfra.runner import desired
     from skyinfra.runner.hardware import Hardware
+    from skyinfra.runner.node import file_sha256
 
-    config = NodeConfig.load(options.config)
-    hardware = Hardware(config, NodeDirectory(options.config.absolute().parent))
+    directory = NodeDirectory(options.config.absolute().parent)
+    # The head may have told another layout since the configuration was written.
+    found = desired.find(NodeConfig.load(options.config), file_sha256(options.config), directory)
+    if found.refused is not None:
+        print(f"warning: {found.refused}", file=sys.stderr)
+    hardware = Hardware(found.config, directory)
     hardware.devices()
     if options.check or options.dry_run:
         return _differences(hardware.plan(), options)

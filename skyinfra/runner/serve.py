@@ -130,7 +130,7 @@ class Service:
             self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
-        told = await self._membership.told(node)
+        told = self._membership.told(node)
         self._stamp = desired.stamp(self._directory)
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, told)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
@@ -175,7 +175,8 @@ class Service:
     def _status(self) -> Status | None:
         if self._node is None or self._desired is None:
             return None
-        state: State = "ready" if self._phase == "serving" and self._workers.up else self._phase
+        up = self._workers.up or self._node.config.scheduler_only
+        state: State = "ready" if self._phase == "serving" and up else self._phase
         if self._error is not None:
             state = "failed"
         endpoint = self._membership.endpoint

@@ -46,6 +46,8 @@ def plan(
     its worker (and the task in it) never notices a change elsewhere. No other slot gets the index of a running one.
     *held*: the GPUs on which no slot is to be beside those that run.
     """
+    if config.scheduler_only:
+        return ()
     kept = {_device_of(slot): slot.worker for slot in running}
     accelerator = config.accelerator
     if accelerator is None:
@@ -59,6 +61,8 @@ def plan(
 def count(config: NodeConfig) -> int:
     """How many slots the node *config* is to have: one for each partition, and for each accelerator without any."""
     accelerator = config.accelerator
+    if config.scheduler_only:
+        return 0
     if accelerator is None:
         return config.cpu_slots
     return sum(len(layout) or 1 for layout in accelerator.layouts) or accelerator.count

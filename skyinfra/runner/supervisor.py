@@ -10,9 +10,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from distributed import Nanny
-from distributed.core import Status
+from distributed.core import Status, rpc
 
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.runner import head
@@ -64,6 +65,7 @@ class SlotSupervisor:
         self._make = make
         self._nanny: Nanny | None = None
         self._pid: int | None = None
+        self._line: rpc | None = None
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"slot {slot.slot}")
 
@@ -107,7 +109,7 @@ class SlotSupervisor:
         if nanny.status == Status.running:
             nanny.close_gracefully(reason="skyinfra-runner drains the slot")
         try:
-            answer = await asyncio.wait_for(nanny.rpc(nanny.worker_address).skyinfra_drain(on=True), _ANSWER_S)
+            answer = await self._call_drain(nanny, on=True)
         except OSError:
             return None if self.ended else Unfinished(silent=True)
         left = Unfinished(tuple(answer["running"]), answer["kept"])
@@ -120,7 +122,7 @@ class SlotSupervisor:
             await self.stop()
             return False
         try:
-            await asyncio.wait_for(nanny.rpc(nanny.worker_address).skyinfra_drain(on=False), _ANSWER_S)
+            await self._call_drain(nanny, on=False)
         except OSError:
             return False
         if not self._serves(nanny):
@@ -128,6 +130,14 @@ class SlotSupervisor:
         nanny.status = Status.running
         self.draining_since = None
         return True
+
+    async def _call_drain(self, nanny: Nanny, *, on: bool) -> dict[str, Any]:
+        if self._line is None:
+            # Not the Nanny's own connections: when the worker dies, it would close them under this call and log that.
+            arguments = nanny.security.get_connection_args("worker")
+            self._line = rpc(nanny.worker_address, connection_args=arguments, timeout=_ANSWER_S)
+        answer: dict[str, Any] = await asyncio.wait_for(self._line.skyinfra_drain(on=on), _ANSWER_S)
+        return answer
 
     def check(self) -> None:
         """Raises what ended the supervision, which only an error of the runner itself does."""
@@ -214,6 +224,9 @@ class SlotSupervisor:
                 os.killpg(self._pid, signal.SIGKILL)
 
     async def _end(self, nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
+        if self._line is not None:
+            await self._line.close_rpc()
+            self._line = None
         while not starting.done():
             # A worker that has not reported yet reads no stop message; a Nanny without one waits for the network.
             if nanny.process is None:

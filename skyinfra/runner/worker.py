@@ -27,6 +27,8 @@ from skyinfra.runner import head, slots
 _DEATH_TIMEOUT_S = 60
 # A client that lost the head comes back within 30 s, or tells its user that the fleet is gone.
 _ABANDONED_S = 45.0
+# A report to the scheduler takes milliseconds.
+_REPORT_S = 0.5
 # What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
 DRAIN_CALL = "skyinfra_drain"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -42,6 +44,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
         self.slot = slot
+        self._heartbeat: asyncio.Task[Any] | None = None
         head.quiet()
         os.setpgrp()
         if packages.is_dir():
@@ -52,6 +55,21 @@ class SlotWorker(Worker):  # type: ignore[misc]
     async def get_startup_information(self) -> dict[str, Any]:
         """What travels with the registration."""
         return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
+
+    async def heartbeat(self) -> None:
+        """Reports to the scheduler."""
+        self._heartbeat = asyncio.current_task()
+        try:
+            await super().heartbeat()
+        finally:
+            self._heartbeat = None
+
+    async def close(self, *arguments: Any, **keywords: Any) -> Any:
+        """Ends the worker. Dask would cut off a report on its way and log how that failed."""
+        self.periodic_callbacks["heartbeat"].stop()
+        if self._heartbeat not in (None, asyncio.current_task()):
+            await asyncio.wait({self._heartbeat}, timeout=_REPORT_S)
+        return await super().close(*arguments, **keywords)
 
     def drain(self, on: bool) -> dict[str, Any]:
         """Takes the worker out of service, or back into it; what it still has to do.

@@ -15,8 +15,11 @@ from typing import Any
 import cloudpickle
 from distributed import Client
 
+from skyinfra.client import Pool, open_pool
 from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.runner import head
 from skyinfra.runner.state import NodeDirectory, Status
 
 SECRET = "0123456789abcdef" * 4
@@ -91,6 +94,34 @@ class RunningNode:
         address = self.directory.scheduler_file.read_text().strip()
         security = Credentials.derive(secret, role="client", name="test").security()
         return Client(f"tls://{address}", security=security, timeout=10)
+
+    def pool(self, *others: RunningNode) -> Pool:
+        """A client of the fleet of this head and *others*. Its manifest promises one slot on each node."""
+        endpoint = head.parse(self.directory.scheduler_file.read_text())
+        nodes = tuple(ManifestNode(n.config.node, n.config.node, "127.0.0.1") for n in (self, *others))
+        slots = (ManifestSlot(0, "partition", "H100", "3g.40gb", 0),)
+        return open_pool(Manifest(1, "demo", "mig", "local", endpoint, nodes, slots, SECRET, simulated=True))
+
+    @contextlib.contextmanager
+    def booting(self, *, refused: str = "") -> Iterator[subprocess.Popen[str]]:
+        """``boot --detach`` in the background, for a change that takes long. It has to succeed, or to say *refused*."""
+        command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(self.file), "--detach", "--wait"]
+        process = subprocess.Popen([*command, "30"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+            errors = process.communicate(timeout=PATIENCE_S)[1]
+            assert process.returncode == (1 if refused else 0), errors
+            assert refused in errors
+        finally:
+            process.kill()
+            process.communicate()
+
+    def quiet_log(self) -> str:
+        """The log of a runner that had nothing to complain about."""
+        text = self.directory.log_file.read_text()
+        for word in ("Traceback", "WARNING", "ERROR"):
+            assert word not in text, text
+        return text
 
     def workers(self, client: Client) -> dict[str, dict[str, Any]]:
         """What the scheduler knows of each slot, by slot."""
