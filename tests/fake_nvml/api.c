@@ -110,9 +110,9 @@ API(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *info), me
 API(nvmlDeviceGetAttributes_v2, (nvmlDevice_t device, nvmlDeviceAttributes_t *attributes),
     device_attributes(device, attributes))
 API(nvmlDeviceGetComputeRunningProcesses_v2, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),
-    device_processes(device, false, count, processes))
+    device_processes(device, USE_COMPUTE, count, processes))
 API(nvmlDeviceGetGraphicsRunningProcesses_v2, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),
-    device_processes(device, true, count, processes))
+    device_processes(device, USE_GRAPHICS, count, processes))
 
 API(nvmlDeviceGetMigMode, (nvmlDevice_t device, unsigned *current, unsigned *pending),
     mig_get_mode(device, current, pending))
@@ -173,9 +173,9 @@ API(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevi
 #ifndef FAKE_OLD_DRIVER
 /* Since R510. */
 API(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),
-    device_processes(device, false, count, processes))
+    device_processes(device, USE_COMPUTE, count, processes))
 API(nvmlDeviceGetGraphicsRunningProcesses_v3, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),
-    device_processes(device, true, count, processes))
+    device_processes(device, USE_GRAPHICS, count, processes))
 API(nvmlDeviceGetGpuInstanceProfileInfoV,
     (nvmlDevice_t device, unsigned number, nvmlGpuInstanceProfileInfo_v2_t *info),
     mig_profile_v2(device, number, false, info))

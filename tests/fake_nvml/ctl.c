@@ -12,9 +12,9 @@ static const char USAGE[] =
     "fake-nvml-ctl show                   the machine, as JSON\n"
     "fake-nvml-ctl reboot                 instances and processes go; MIG mode stays on Ampere only\n"
     "fake-nvml-ctl passthrough GPU        from now on the GPU is a virtual machine's, which cannot reset it\n"
-    "fake-nvml-ctl hold GPU [--pid PID] [--start START] [--graphics] [--live]\n"
-    "                                     a process is on the GPU, or on the instance at START; with --live for as\n"
-    "                                     long as it runs\n"
+    "fake-nvml-ctl hold GPU [--pid PID] [--start START] [--graphics | --look] [--live]\n"
+    "                                     a process computes on the GPU, or on the instance at START; or draws; or only\n"
+    "                                     has it open, as a monitor does; with --live for as long as it runs\n"
     "fake-nvml-ctl release GPU [--pid PID]   it is no longer; without a PID, all of them\n";
 
 /* argv[at] as a number from 0 to below the limit; ends the program where it is none. */
@@ -53,7 +53,9 @@ static int hold(int argc, char **argv)
         else if (strcmp(argv[i], "--start") == 0)
             process.instance = instance_at(gpu, (unsigned)number(argc, argv, ++i, 16));
         else if (strcmp(argv[i], "--graphics") == 0)
-            process.graphics = true;
+            process.use = USE_GRAPHICS;
+        else if (strcmp(argv[i], "--look") == 0)
+            process.use = USE_LOOK;
         else if (strcmp(argv[i], "--live") == 0)
             process.lives = true;
         else

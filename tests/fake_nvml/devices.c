@@ -198,13 +198,13 @@ nvmlReturn_t device_attributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attr
     return NVML_SUCCESS;
 }
 
-static bool listed(const struct target *target, const struct process *process, bool graphics)
+static bool listed(const struct target *target, const struct process *process, enum use use)
 {
     bool there = target->kind == KIND_GPU || process->instance == (int)target->instance->id;
-    return there && process->graphics == graphics && process_counts(process);
+    return there && process->use == use && process_counts(process);
 }
 
-nvmlReturn_t device_processes(nvmlDevice_t device, bool graphics, unsigned *count, nvmlProcessInfo_t *processes)
+nvmlReturn_t device_processes(nvmlDevice_t device, enum use use, unsigned *count, nvmlProcessInfo_t *processes)
 {
     struct target target;
     TRY(find_device(device, &target));
@@ -213,7 +213,7 @@ nvmlReturn_t device_processes(nvmlDevice_t device, bool graphics, unsigned *coun
     unsigned found = 0;
     for (unsigned i = 0; i < target.gpu->process_count; i++) {
         const struct process *process = &target.gpu->processes[i];
-        if (!listed(&target, process, graphics))
+        if (!listed(&target, process, use))
             continue;
         if (found < *count) {
             unsigned place = process->instance < 0 ? NVML_NO_INSTANCE : (unsigned)process->instance;

@@ -72,7 +72,7 @@ nvmlReturn_t device_pci(nvmlDevice_t device, nvmlPciInfo_t *pci);
 nvmlReturn_t device_index(nvmlDevice_t device, unsigned *index);
 nvmlReturn_t device_memory(nvmlDevice_t device, unsigned long long *total);
 nvmlReturn_t device_attributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes);
-nvmlReturn_t device_processes(nvmlDevice_t device, bool graphics, unsigned *count, nvmlProcessInfo_t *processes);
+nvmlReturn_t device_processes(nvmlDevice_t device, enum use use, unsigned *count, nvmlProcessInfo_t *processes);
 
 /* mig.c */
 nvmlReturn_t mig_get_mode(nvmlDevice_t device, unsigned *current, unsigned *pending);

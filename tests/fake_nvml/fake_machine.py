@@ -63,11 +63,11 @@ class FakeMachine:
         return self._run("nvidia-smi", "--gpu-reset", "-i", ",".join(addresses))
 
     def service(self, name: str, gpu: int, pid: int) -> None:
-        """The service *name* runs, and its process is on the GPU."""
+        """The service *name* runs, and its process has the GPU open, as a monitor does."""
         folder = self.folder / "state.services"
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(f"{gpu} {pid}\n")
-        self.control("hold", gpu, "--pid", pid)
+        self.control("hold", gpu, "--pid", pid, "--look")
 
     def asked_of_systemd(self) -> list[str]:
         """What systemctl was called for, beside questions."""

@@ -11,7 +11,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#define FORMAT "fake-nvml 1"
+#define FORMAT "fake-nvml 2"
 #define DEFAULT_GPUS                                                                                                   \
     "h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb"
 #define PATH_SIZE 4096
@@ -167,13 +167,15 @@ void client_enter(void)
     client = locked_file(".clients", LOCK_SH);
 }
 
-void client_leave(void)
+/* Also where the library is unloaded without having been shut down. */
+__attribute__((destructor)) void client_leave(void)
 {
-    close(client);
+    if (client >= 0)
+        close(client);
     client = -1;
 }
 
-bool other_clients(void)
+static bool other_clients(void)
 {
     int file = client < 0 ? locked_file(".clients", LOCK_SH) : client;
     bool others = flock(file, LOCK_EX | LOCK_NB) < 0;
@@ -214,10 +216,18 @@ bool gpu_held(const struct gpu *gpu, int instance)
     for (unsigned i = 0; i < gpu->process_count; i++) {
         const struct process *process = &gpu->processes[i];
         bool there = instance < 0 || process->instance < 0 || process->instance == instance;
-        if (there && process_counts(process))
+        if (there && process->use != USE_LOOK && process_counts(process))
             return true;
     }
     return false;
+}
+
+bool gpu_open(const struct gpu *gpu)
+{
+    for (unsigned i = 0; i < gpu->process_count; i++)
+        if (process_counts(&gpu->processes[i]))
+            return true;
+    return other_clients();
 }
 
 void gpu_activate(struct gpu *gpu, unsigned mode)

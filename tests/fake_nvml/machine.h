@@ -46,10 +46,14 @@ struct instance {
     struct compute compute[MAX_COMPUTE];
 };
 
+/* What a process does on a GPU: compute or draw, or only look, as a monitor with the device open does. */
+enum use { USE_COMPUTE, USE_GRAPHICS, USE_LOOK };
+
 /* A process on an instance, or, with instance -1, on the whole GPU. One with `lives` is there while the process is. */
 struct process {
     int pid, instance;
-    bool graphics, lives;
+    enum use use;
+    bool lives;
 };
 
 struct gpu {
@@ -84,11 +88,12 @@ bool machine_make(const char *models);
 /* While a process has NVML initialized, it is a client of every GPU. The kernel forgets it with the process. */
 void client_enter(void);
 void client_leave(void);
-bool other_clients(void);
 
 const struct board *board_of(const struct gpu *gpu);
-/* Whether a process that has not ended is on the instance (or on the whole GPU; -1: on any part of it). */
+/* Whether a process computes or draws on the instance (or on the whole GPU; -1: on any part of it). */
 bool gpu_held(const struct gpu *gpu, int instance);
+/* Whether anybody has it open, for whatever: on the GPU, or by NVML in another process. */
+bool gpu_open(const struct gpu *gpu);
 bool process_counts(const struct process *process);
 /* Sets the mode as a reset does: whatever stood there is gone. */
 void gpu_activate(struct gpu *gpu, unsigned mode);

@@ -37,7 +37,7 @@ nvmlReturn_t mig_get_mode(nvmlDevice_t device, unsigned *current, unsigned *pend
    idle. */
 static bool mode_blocked(const struct gpu *gpu)
 {
-    return gpu->instance_count || gpu_held(gpu, -1) || (!board_of(gpu)->resetless && other_clients());
+    return gpu->instance_count || gpu_held(gpu, -1) || (!board_of(gpu)->resetless && gpu_open(gpu));
 }
 
 nvmlReturn_t mig_set_mode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *status)
@@ -54,7 +54,7 @@ nvmlReturn_t mig_set_mode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *stat
         return NVML_SUCCESS;
     if (mode_blocked(gpu))
         *status = NVML_ERROR_IN_USE;
-    else if (gpu->guest && !board_of(gpu)->resetless)
+    else if ((gpu->guest || env_on("FAKE_NVML_NEEDS_RESET")) && !board_of(gpu)->resetless)
         *status = NVML_ERROR_RESET_REQUIRED;
     else
         gpu_activate(gpu, mode);

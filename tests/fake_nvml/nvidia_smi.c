@@ -8,11 +8,6 @@
 /* As nvidia-smi exits: 2 for what it does not understand, 3 for what the GPU cannot, 255 for everything else. */
 enum { DONE = 0, USAGE = 2, CANNOT = 3, NO_GPU = 6, NO_DRIVER = 9, FAILED = 255 };
 
-static bool in_use(const struct gpu *gpu)
-{
-    return gpu_held(gpu, -1) || other_clients();
-}
-
 static void print_address(const char *before, int index, const char *after)
 {
     printf("%s%08X:%02X:%02X.0%s", before, 0u, pci_bus((unsigned)index), 0u, after);
@@ -22,12 +17,12 @@ static int refuse_busy(const int *found, int count)
 {
     int busy = 0;
     for (int i = 0; i < count; i++)
-        busy += in_use(&machine.gpus[found[i]]);
+        busy += gpu_open(&machine.gpus[found[i]]);
     if (!busy)
         return DONE;
     puts("The following GPUs could not be reset:");
     for (int i = 0; i < count; i++)
-        if (in_use(&machine.gpus[found[i]]))
+        if (gpu_open(&machine.gpus[found[i]]))
             print_address("  GPU ", found[i], ": In use by another client\n");
     printf("\n%d device%s currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "
            "graphics application such as an X server, or a monitoring application such as another instance of "

@@ -1,7 +1,7 @@
 """Many runs of ``skyinfra-runner`` on the fake driver, each in a process that is forked after the imports.
 
 A program: reads jobs as JSON from stdin and writes their results as JSON to stdout. Every job begins with the machine
-that stands in the file ``start``; a run is a command line with its environment, or a reboot.
+that stands in the file ``start``; a run is a command line with its environment, or a command of fake-nvml-ctl.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _started(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
-    if run.get("reboot"):
-        subprocess.run(["fake-nvml-ctl", "reboot"], check=True)
-        return {}
+    if "control" in run:
+        done = subprocess.run(["fake-nvml-ctl", run["control"]], capture_output=True, text=True, check=True)
+        return {"code": 0, "out": done.stdout}
     with os.fdopen(os.memfd_create("out"), "r+b") as out, os.fdopen(os.memfd_create("err"), "r+b") as err:
         child = os.fork()
         if child == 0:

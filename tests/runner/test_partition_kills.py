@@ -37,6 +37,10 @@ class Change:
     gpus: str
     before: str | None
     wanted: str
+    needs_reset: bool = False
+
+    def machine(self, make: Machine) -> FakeMachine:
+        return make(self.gpus, **({"NEEDS_RESET": "1"} if self.needs_reset else {}))
 
     @property
     def arguments(self) -> list[str]:
@@ -52,22 +56,33 @@ CHANGES = {
     "off": Change("a30,a30", "2g.12gb+1g.6gb*2", "off"),
     # A grid of twelve, compute instances with a profile of their own.
     "blackwell": Change("rtx_pro_6000", "1g.24gb*4", "2g.48gb+1g.24gb-me*2"),
+    # Through a reset, with NVML closed and opened in between.
+    "reset": Change("a30,a30", None, "2g.12gb+1g.6gb*2", needs_reset=True),
     "double": Change("a100_40gb", "1g.5gb*7", "1g.10gb*3+1g.5gb"),
 }
 
 
 @dataclass(frozen=True)
 class Full:
-    """A run that nothing disturbs: the machine that it began with, its calls, and what stands in the end."""
+    """A run that nothing disturbs: the machine that it began with, its calls, what it says and makes in the end."""
 
     start: Path
     calls: list[str]
     standing: list[dict[str, Any]]
+    machine: list[dict[str, Any]]
 
 
 def standing(output: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in output.splitlines()]
     return [event for event in events if event["event"] == "standing"]
+
+
+def machine_of(shown: str) -> list[dict[str, Any]]:
+    """What fake-nvml-ctl shows; in which order the instances were created is of no concern."""
+    gpus: list[dict[str, Any]] = json.loads(shown)["gpus"]
+    for gpu in gpus:
+        gpu["instances"].sort(key=lambda instance: instance["start"])
+    return gpus
 
 
 def full_run(machine: FakeMachine, change: Change) -> Full:
@@ -82,7 +97,7 @@ def full_run(machine: FakeMachine, change: Change) -> Full:
     assert done.returncode == 0, done.stderr
     calls = (machine.folder / "calls").read_text().split()
     assert CHANGING & set(calls)
-    return Full(start, calls, standing(done.stdout))
+    return Full(start, calls, standing(done.stdout), machine_of(machine.control("show")))
 
 
 def run_jobs(machine: FakeMachine, jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -117,31 +132,36 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
 )
 def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot: bool) -> None:
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
-    between = [{"reboot": True}] if reboot else []
+    between = [{"control": "reboot"}] if reboot else []
     again = {"arguments": change.arguments}
-    check = {"arguments": [*change.arguments, "--check"]}
     killed = deaths(full.calls, step)
     jobs = [
         {
             "start": str(full.start),
-            "runs": [{"arguments": change.arguments, "environment": {how: str(call)}}, *between, again, check],
+            "runs": [
+                {"arguments": change.arguments, "environment": {how: str(call)}},
+                *between,
+                again,
+                {"control": "show"},
+            ],
         }
         for how, call in killed
     ]
     for death, runs in zip(killed, run_jobs(machine, jobs), strict=True):
         assert runs[0]["code"] == 137, (death, runs[0])
-        assert (runs[-2]["code"], runs[-1]["code"]) == (0, 0), (death, runs)
-        # Where they were to stand, with the same UUIDs as if nothing had happened.
+        assert runs[-2]["code"] == 0, (death, runs)
+        # As if nothing had happened, UUIDs included.
         assert standing(runs[-2]["out"]) == full.standing, death
+        assert machine_of(runs[-1]["out"]) == full.machine, death
 
 
 @pytest.mark.parametrize("name", ["hopper", "ampere"])
 def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
     """NVML says no to one function, whichever: the message says so, and the next run gets it right."""
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
     functions = sorted(set(full.calls))
     jobs = [
@@ -178,7 +198,7 @@ def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
 def test_refused_at_any_change(fake_machine: Machine, name: str) -> None:
     """Each time that something is changed, and by each error that says why."""
     change = CHANGES[name]
-    machine = fake_machine(change.gpus)
+    machine = change.machine(fake_machine)
     full = full_run(machine, change)
     failures = [
         (f"{function}:{code}:1:{after}", label)
