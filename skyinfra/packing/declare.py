@@ -70,15 +70,16 @@ def _accelerator(text: str) -> list[str]:
 
 def _declarations() -> dict[str, type[Provider]]:
     """The classes that declare a provider, by its name among the offers. Local is this machine, which is not bought."""
-    classes = (getattr(providers, name) for name in providers.__all__)
-    found = {cls.kind: cls for cls in classes if issubclass(cls, Provider) and cls is not Provider}
+    exported = (getattr(providers, name) for name in providers.__all__)
+    classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
+    found = {cls.kind: cls for cls in classes if cls is not Provider}
     return {kind: cls for kind, cls in found.items() if kind != "local"}
 
 
-def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str]:
-    if machines.region is None or "region" not in cls.model_fields:
-        return {}
-    return {"region": machines.region}
+def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:
+    """The region, and the very machine type: it is what the price and the number of GPUs are of."""
+    values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
+    return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}
 
 
 def _names(machines: Sequence[Machines]) -> list[str]:

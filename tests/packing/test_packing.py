@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import skyinfra as sky
 from skyinfra import DemandDoesNotFit, InvalidDemand, InvalidField, NotOffered, NotSupported, UnknownProfile, packing
+from skyinfra.compiler import compile_pool
 from skyinfra.offers import Offer, Price, load
 
 NAMES = ("1g.5gb", "1g.6gb", "1g.10gb", "2g.10gb", "2g.12gb", "3g.20gb", "4g.24gb", "1g.24gb", "2g.48gb", "7g.40gb")
@@ -226,8 +227,10 @@ def test_pools_declare_the_machines() -> None:
         assert (accelerator.name, accelerator.memory_gb) == (machines.offer.accelerator, machines.offer.memory_gb)
         assert accelerator.count == machines.offer.count
         assert accelerator.layouts() == (machines.placements if any(machines.layouts) else ())
-        # What the declaration asks for is what would be chosen for it.
-        assert sky.offers.find(accelerator, provider="aws")[0] == machines.offer
+        # The pool compiles to this very machine, at this price.
+        selection = compile_pool(pool, "packed").selection
+        assert selection.machine_types == (machines.offer.machine_type,)
+        assert selection.hourly_cost == machines.price.usd_per_hour
     space: dict[str, object] = {}
     exec(found.source(), space)
     assert space["pools"] == pools
