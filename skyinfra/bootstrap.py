@@ -58,15 +58,16 @@ def user_data(deployment: Deployment) -> UserData:
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
     head, worker = (_cloud_config(deployment, config) for config in (deployment.head, deployment.worker))
     for name, text in (("head", head), ("worker", worker)):
-        _check_size(deployment, name, text)
+        _check_size(name, text)
     plain = [_cloud_config(deployment, _without_layout(c)) for c in (deployment.head, deployment.worker)]
     return UserData(head, worker, revision=hashlib.sha256("\0".join(plain).encode()).hexdigest()[:16])
 
 
-def sizes(deployment: Deployment, config: NodeConfig) -> dict[str, int]:
-    """Bytes of each file of a node's user data, compressed alone, and of the whole (key ``total``)."""
-    files = {str(file["path"]): len(_compressed(str(file["content"]))) for file in _files(deployment, config)}
-    return {**files, "total": len(_compressed(_cloud_config(deployment, config)))}
+def sizes(text: str) -> dict[str, int]:
+    """Bytes of each file in a node's user data, compressed alone, and of the whole (key ``total``)."""
+    document = yaml.safe_load(text)
+    files = document["write_files"] if isinstance(document, dict) and "write_files" in document else []
+    return {**{file["path"]: len(_compressed(file["content"])) for file in files}, "total": len(_compressed(text))}
 
 
 def _cloud_config(deployment: Deployment, config: NodeConfig) -> str:
@@ -115,12 +116,11 @@ def _without_layout(config: NodeConfig) -> NodeConfig:
     return replace(config, accelerator=replace(config.accelerator, layouts=()))
 
 
-def _check_size(deployment: Deployment, name: str, text: str) -> None:
+def _check_size(name: str, text: str) -> None:
     # The secret does not compress; the placeholder in its place does.
     size = len(_compressed(text)) + _SECRET_LENGTH
     if size > LIMIT:
-        config = deployment.head if name == "head" else deployment.worker
-        largest = sorted(sizes(deployment, config).items(), key=lambda item: -item[1])[1:4]
+        largest = sorted(sizes(text).items(), key=lambda item: -item[1])[1:4]
         raise NotSupported(
             f"the user data of the {name} are {size} bytes compressed, of {LIMIT} that are taken",
             field="image",

@@ -141,6 +141,20 @@ def status(stack: StackName = None, as_json: Json = False) -> None:
     show_status(stack, as_json=as_json)
 
 
+@app.command()
+def render(
+    project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    stack: Annotated[Optional[str], typer.Option(help="Only of this stack.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Write the files there.")] = None,  # noqa: UP045
+    sizes: Annotated[bool, typer.Option("--sizes", help="Show what takes the room in the user data.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the nodes' user data, and the inputs of each pool's module as a tfvars file for plain Terraform."""
+    from skyinfra.cli.render import show_render
+
+    show_render(project, stack=stack, out=out, sizes=sizes, as_json=as_json)
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )

@@ -1,0 +1,83 @@
+"""``skyinfra render``: what a stack hands to its modules, for people who write their own Terraform."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skyinfra._errors import InvalidField, ProjectError
+from skyinfra.bootstrap import LIMIT, sizes
+from skyinfra.cli import tables
+from skyinfra.project import Project, SynthesizedStack
+
+_USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
+# What belongs to the call of a module and not to its inputs.
+_CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
+
+
+def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: bool, as_json: bool) -> None:
+    """Writes, or lists, the user data and variables of every pool of the project in *folder*."""
+    if out is None and not sizes:
+        raise InvalidField("nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look.")
+    project = Project.find(folder)
+    found = project.synth()
+    chosen = (project.stack(stack, stacks=found),) if stack else found
+    rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out)]
+    if as_json:
+        tables.print_json({"files": rows})
+        return
+    made = tables.table("POOL", "FILE", "BYTES", "COMPRESSED")
+    for row in rows:
+        made.add_row(row["fleet"], row["file"], str(row["bytes"]), str(row["compressed"] or ""))
+        for path, size in (row["parts"] if sizes else {}).items():
+            made.add_row("", f"  {path}", "", str(size))
+    tables.console().print(made)
+    if any(row["compressed"] for row in rows):
+        tables.console().print(f"AWS takes {LIMIT} bytes of user data, compressed.")
+
+
+def _pool(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
+    inputs = {key: _plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    texts = {f"{stack.name}-{pool}.tfvars.json": json.dumps(inputs, indent=2) + "\n"}
+    for key, role in _USER_DATA.items():
+        text = str(inputs.get(key) or "")
+        kind = "yaml" if text.startswith("#cloud-config") else "json"
+        if text:
+            texts[f"{stack.name}-{pool}.{role}.{kind}"] = text
+    rows = []
+    for name, text in texts.items():
+        parts = sizes(text) if name.endswith(".yaml") else {}
+        total = parts.pop("total", None)
+        file = out / name if out is not None else Path(name)
+        if out is not None:
+            _write(file, text)
+        rows.append(
+            {
+                "fleet": f"{stack.name}/{pool}",
+                "file": str(file),
+                "bytes": len(text.encode()),
+                "compressed": total,
+                "parts": parts,
+            }
+        )
+    return rows
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None
+
+
+def _plain(value: Any) -> Any:
+    """*value* as it is where Terraform reads no template in it, as in a file of variables."""
+    if isinstance(value, str):
+        return value.replace("$${", "${").replace("%%{", "%{")
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
