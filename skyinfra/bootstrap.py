@@ -76,7 +76,7 @@ def _cloud_config(deployment: Deployment, config: NodeConfig) -> str:
 
 def _files(deployment: Deployment, config: NodeConfig) -> list[dict[str, str]]:
     """Path, mode and content of every file."""
-    units = ["skyinfra-partition.service", "skyinfra-runner.service"]
+    units = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     if config.head:
         units.append("skyinfra-watch.service")
     image = deployment.pool.image

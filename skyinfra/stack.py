@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -189,13 +190,16 @@ def _literal(value: Any) -> Any:
 def describe(deployment: Deployment) -> dict[str, Any]:
     """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON.
 
-    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost means that nothing is bought.
+    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost that nothing is bought or the price is not
+    known.
     """
     pool, selection = deployment.pool, deployment.selection
     accelerator = selection.accelerator
+    terraform = pool.provider.terraform()
     return {
         "name": pool.name,
         "provider": pool.provider.kind,
+        "region": dict(terraform.config).get("region") if terraform else None,
         "nodes": pool.nodes,
         "machine_types": list(selection.machine_types),
         "accelerator": str(accelerator) if accelerator else None,
@@ -203,6 +207,8 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "slots_per_node": len(deployment.slots),
         "spot": pool.spot,
         "hourly_cost": selection.hourly_cost,
+        "max_hourly_cost": pool.max_hourly_cost,
+        "prices": {machine: asdict(price) for machine, price in selection.prices.items()} or None,
         "price_note": selection.price_note,
         "simulated": selection.simulated,
     }

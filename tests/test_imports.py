@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "bootstrap": {"compiler", "protocol", "bundled"},
     "backends": {"_declared"},
     "stack": {"compiler", "bootstrap", "backends", "pool", "bundled"},
+    "cost": {"offers"},
     "terraform": set(),
     "project": {"terraform", "protocol"},
     "progress": {"terraform"},

@@ -11,6 +11,7 @@ import typer
 from skyinfra.cli.mig import app as mig_app
 
 if TYPE_CHECKING:
+    from skyinfra.cost import Cost
     from skyinfra.project import SynthesizedStack
     from skyinfra.terraform import Plan
 
@@ -83,13 +84,18 @@ def _prepare(name: str | None) -> SynthesizedStack:
 
 @app.command()
 def plan(stack: StackName = None, as_json: Json = False) -> None:
-    """Show what a deploy would change."""
+    """Show what a deploy would change, and what the stack costs."""
     from skyinfra.cli import tables
+    from skyinfra.cli.cost import show_cost
+    from skyinfra.cost import cost_of
     from skyinfra.deploy import planned
 
     chosen = _prepare(stack)
+    cost = cost_of(chosen.pools)
     with planned(chosen) as (_, made):
-        tables.show_plan(chosen.name, made, as_json=as_json)
+        tables.show_plan(chosen.name, made, as_json=as_json, cost=cost)
+    if not as_json:
+        show_cost(chosen.name, cost)
 
 
 @app.command()
@@ -100,10 +106,12 @@ def deploy(
 ) -> None:
     """Create or change what is declared."""
     from skyinfra.cli import tables
+    from skyinfra.cost import cost_of
     from skyinfra.deploy import carry_out
 
     chosen = _prepare(stack)
-    done = carry_out(chosen, approve=_Approval(chosen.name, "deploy", auto_approve), replace=replace or ())
+    approve = _Approval(chosen.name, "deploy", auto_approve, cost=cost_of(chosen.pools))
+    done = carry_out(chosen, approve=approve, replace=replace or ())
     if done is None:
         raise typer.Exit(1)
     if done.empty:
@@ -192,15 +200,18 @@ def offers(
 
 
 class _Approval:
-    """Shows a plan and asks whether to go on."""
+    """Shows a plan, and what the stack costs, and asks whether to go on."""
 
-    def __init__(self, name: str, verb: str, auto_approve: bool) -> None:
-        self.name, self.verb, self.auto_approve = name, verb, auto_approve
+    def __init__(self, name: str, verb: str, auto_approve: bool, *, cost: Cost | None = None) -> None:
+        self.name, self.verb, self.auto_approve, self.cost = name, verb, auto_approve, cost
 
     def __call__(self, plan: Plan) -> bool:
         from skyinfra.cli import tables
+        from skyinfra.cli.cost import show_cost
 
         tables.show_plan(self.name, plan, to_stderr=True)
+        if self.cost is not None:
+            show_cost(self.name, self.cost, to_stderr=True)
         if self.auto_approve:
             return True
         if not sys.stdin.isatty():

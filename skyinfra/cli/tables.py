@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from skyinfra.cost import Cost
 from skyinfra.progress import short
 from skyinfra.project import SynthesizedStack
 from skyinfra.terraform import Plan
@@ -74,10 +75,13 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
     console(to_stderr=to_stderr).print(made)
 
 
-def show_plan(name: str, plan: Plan, *, as_json: bool = False, to_stderr: bool = False) -> None:
-    """The changes of *plan*."""
+def show_plan(
+    name: str, plan: Plan, *, as_json: bool = False, to_stderr: bool = False, cost: Cost | None = None
+) -> None:
+    """The changes of *plan*. The *cost* is printed in JSON only; `show_cost` prints it for a person."""
     if as_json:
-        print_json({"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]})
+        document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
+        print_json(document if cost is None else {**document, "cost": cost.to_json()})
         return
     out = console(to_stderr=to_stderr)
     if plan.empty:

@@ -14,7 +14,7 @@ from skyinfra import offers
 from skyinfra._declared import Declared
 from skyinfra._errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.accelerators import Accelerator
-from skyinfra.offers import Offer
+from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
 from skyinfra.providers.tags import layout_tag
 
@@ -113,7 +113,7 @@ class AWS(Provider):
             secret_file="secret",  # noqa: S106 - the name of a file
             image=self.ami or chosen.image,
             inputs=self._inputs(chosen, group),
-            hourly_cost=chosen.hourly_cost,
+            prices=chosen.prices,
             price_note=chosen.price_note + ("; the head, a machine besides the nodes, is not in it" if group else ""),
             share=chosen.share,
             separate_head=group,
@@ -153,7 +153,7 @@ class AWS(Provider):
             image="" if self.ami else _image(accelerator, same),
             efa={o.machine_type: _interfaces(o) for o in same} if self.efa else {},
             share=first.fraction,
-            **self._cost(first, request),
+            **self._cost(same, request),
         )
 
     def _query(self, request: Request, **changes: Any) -> offers.Query:
@@ -219,17 +219,18 @@ class AWS(Provider):
             )
         types = tuple(self.instance_types) or (_general(request),)
         image = "" if self.ami else _plain_image(types)
-        return _Chosen(None, types, image, hourly_cost=None, price_note="price not known")
+        return _Chosen(None, types, image, prices={}, price_note="price not known")
 
-    def _cost(self, offer: Offer, request: Request) -> dict[str, Any]:
+    def _cost(self, chosen: list[Offer], request: Request) -> dict[str, Any]:
         if isinstance(self.capacity, CapacityBlock):
-            return {"hourly_cost": None, "price_note": "a capacity block, which was paid for when it was bought"}
-        price = offer.price(spot=request.spot)
+            return {"prices": {}, "price_note": "a capacity block, which was paid for when it was bought"}
+        known = {offer.machine_type: price for offer in chosen if (price := offer.price(spot=request.spot)) is not None}
         purchase = "spot" if request.spot else "on-demand"
+        price = known.get(chosen[0].machine_type)
         if price is None:
-            return {"hourly_cost": None, "price_note": f"{purchase} price not known"}
+            return {"prices": known, "price_note": f"{purchase} price not known"}
         about = "about, " if price.basis == "estimated" else ""
-        return {"hourly_cost": price.usd_per_hour, "price_note": f"{about}{purchase} in {price.region}, {price.date}"}
+        return {"prices": known, "price_note": f"{about}{purchase} in {price.region}, {price.date}"}
 
     # What the module gets.
 
@@ -247,14 +248,13 @@ class AWS(Provider):
     def _inputs(self, chosen: _Chosen, group: bool) -> dict[str, object]:
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
+        head = self.head_instance_type or _data()["head_type"]
         optional = {
             "vpc_id": self.vpc_id,
             "ssh_public_key": self.ssh_public_key,
             "iam_instance_profile": self.iam_instance_profile,
-            "head_machine_type": self.head_instance_type,
-            "head_image": _plain_image((self.head_instance_type,) if self.head_instance_type else ())
-            if group
-            else None,
+            "head_machine_type": head if group else None,
+            "head_image": _plain_image((head,)) if group else None,
             "spot_max_price": self.spot_max_price,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
@@ -280,7 +280,7 @@ class _Chosen:
     accelerator: Accelerator | None
     machine_types: tuple[str, ...]
     image: str
-    hourly_cost: float | None
+    prices: dict[str, Price]
     price_note: str
     efa: dict[str, list[dict[str, object]]] | None = None
     share: float = 1.0

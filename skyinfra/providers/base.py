@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from skyinfra._declared import Declared
 from skyinfra.accelerators import Accelerator
+from skyinfra.offers import Price
 
 
 def strings(value: object) -> object:
@@ -63,8 +64,9 @@ class Selection:
 
     accelerator: the one that was chosen, with its count on one node; None for CPU nodes. machine_types: in order of
     preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
-    those of them that are paths, counted from the project folder. hourly_cost: USD per hour and node, None where
-    nothing is bought; price_note: region and date of that price. scheduler: where the head's scheduler listens.
+    those of them that are paths, counted from the project folder. prices: of one node, by machine type; those that are
+    not known, or that nobody pays, are left out. price_note: what to know of the first one, such as its region and
+    date. scheduler: where the head's scheduler listens.
     secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
     simulated: whether the accelerators are simulated. share: of each accelerator that a node has, less than 1 for
     fractional machines. separate_head: whether the head is a machine besides the nodes, without slots.
@@ -77,7 +79,7 @@ class Selection:
     image: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
     project_paths: dict[str, str] = field(default_factory=dict)
-    hourly_cost: float | None = None
+    prices: dict[str, Price] = field(default_factory=dict)
     price_note: str = ""
     simulated: bool = False
     share: float = 1.0
@@ -87,6 +89,12 @@ class Selection:
     def count(self) -> int:
         """Accelerators on one node."""
         return (self.accelerator.count or 1) if self.accelerator else 0
+
+    @property
+    def hourly_cost(self) -> float | None:
+        """USD per hour and node of the first machine type; None where it is not known, or nothing is bought."""
+        price = self.prices.get(self.machine_types[0])
+        return price.usd_per_hour if price else None
 
 
 class Provider(Declared):

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_config(options: argparse.Namespace) -> int:
-    from skyinfra.runner import desired
+    from skyinfra.runner import desired, record
     from skyinfra.runner.hardware import Hardware
     from skyinfra.runner.node import file_sha256
 
@@ -65,10 +65,17 @@ def _by_config(options: argparse.Namespace) -> int:
     if found.refused is not None:
         print(f"warning: {found.refused}", file=sys.stderr)
     hardware = Hardware(found.config, directory)
-    hardware.devices()
     if options.check or options.dry_run:
+        hardware.devices()
         return _differences(hardware.plan(), options)
-    for partition in hardware.partition(_print_step, force=options.force, reboot=options.reboot):
+    try:
+        hardware.devices()
+        partitions = hardware.partition(_print_step, force=options.force, reboot=options.reboot)
+    except SkyinfraError as error:
+        record.write(directory, found.config, error)
+        raise
+    record.write(directory, found.config, partitions)
+    for partition in partitions:
         _print({"event": "standing", **asdict(partition)})
     return 0
 

@@ -10,11 +10,12 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skyinfra._errors import SkyinfraError
+from skyinfra._errors import PartitionFailed, SkyinfraError
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
@@ -23,7 +24,8 @@ from skyinfra.runner import head, slots
 from skyinfra.runner.hardware import Hardware
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.node import Node
-from skyinfra.runner.partitioner import Step
+from skyinfra.runner.partitioner import Partition, Step
+from skyinfra.runner.record import PATIENCE_S, Recorded
 from skyinfra.runner.state import NodeDirectory, State
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Wanted, Workers
@@ -120,7 +122,9 @@ class Reconciler:
         Gives the running workers that have to end first; None where something else is desired.
         """
         config = self._held_back(run.node.config, run.held)
-        hardware = Hardware(config, self._directory)
+        hardware: Hardware | Recorded = Hardware(config, self._directory)
+        if not self._partitions and Recorded.applies(config, self._directory):
+            hardware = Recorded(config, self._directory)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
         touched = {key for key in self._workers if _is_touched(key.slot, steps)}
@@ -128,7 +132,12 @@ class Reconciler:
         if touched or (run.held and not self._partitions):
             self._promise(run, self._workers.slots, without=touched)
             return touched
-        if self._partitions:
+        if isinstance(hardware, Recorded):
+            made = await self._made_by_root(hardware)
+            if made is None:
+                return None
+            partitions = made
+        elif self._partitions:
             partitions = await asyncio.to_thread(hardware.partition, _log_event)
             self._layouts = _per_gpu(config)
         else:
@@ -140,6 +149,22 @@ class Reconciler:
             return None
         planned = slots.plan(config, devices, partitions, running=self._workers.slots, held=run.held)
         return self._start(run, planned)
+
+    async def _made_by_root(self, recorded: Recorded) -> tuple[Partition, ...] | None:
+        """The partitions, once root has made them; None where something else is desired before that."""
+        recorded.ask()
+        deadline = time.monotonic() + PATIENCE_S
+        while (made := recorded.standing()) is None:
+            if time.monotonic() > deadline:
+                raise PartitionFailed(
+                    f"root has not partitioned the GPUs within {PATIENCE_S:g} s",
+                    field="accelerator.layouts",
+                    hint="`journalctl -u skyinfra-partition` says what it does.",
+                )
+            await pause(self._superseded, _POLL_S)
+            if self._superseded.is_set():
+                return None
+        return made
 
     def _start(self, run: _Run, planned: Sequence[InstanceInfo]) -> set[Wanted]:
         """Starts the workers of the *planned* slots; gives the running workers that have to end first."""

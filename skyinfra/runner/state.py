@@ -7,6 +7,7 @@ The directory is the folder of the node configuration. The runner writes
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner
+    partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
     reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
     told.json       the last layout that the node knows of, where it is not that of its configuration
 
@@ -128,6 +129,8 @@ class NodeDirectory:
         self.lock_file = path / "runner.lock"
         self.log_file = path / "runner.log"
         self.reboot_file = path / "reboot.json"
+        self.record_file = path / "partitions.json"
+        self.request_file = path / "partition.request"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
         self.desired_file = path / "desired.json"

@@ -1,0 +1,130 @@
+"""What a stack costs: the machines of its pools, at the shipped prices. Pure; works on what a stack says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skyinfra.offers import EVERYWHERE, Price
+
+DAYS = 30
+HOURS = 24 * DAYS
+# Providers whose nodes nobody pays for.
+FREE = {"local"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCost:
+    """What one pool costs.
+
+    region: of the pool; None where there are none. machine: the machine type that is tried first; others: how many it
+    falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
+    all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
+    nobody pays.
+    """
+
+    pool: str
+    region: str | None
+    nodes: int
+    machine: str
+    others: int
+    price: Price | None
+    dearest: tuple[str, Price] | None
+    note: str
+    free: bool
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all nodes; None where the price is not known."""
+        if self.free:
+            return 0.0
+        return self.nodes * self.price.usd_per_hour if self.price else None
+
+    @property
+    def elsewhere(self) -> str | None:
+        """The region that the price is of, where that is not the pool's."""
+        if self.price is None or self.price.region in (self.region, EVERYWHERE):
+            return None
+        return self.price.region
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the price was worked out, not quoted."""
+        return self.price is not None and self.price.basis == "estimated"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a program. The price is of one node, the costs are of all."""
+        usd = self.usd_per_hour
+        return {
+            "pool": self.pool,
+            "region": self.region,
+            "nodes": self.nodes,
+            "machine_type": self.machine,
+            "free": self.free,
+            "price": asdict(self.price) if self.price else None,
+            "dearest": {"machine_type": self.dearest[0], **asdict(self.dearest[1])} if self.dearest else None,
+            "usd_per_hour": _rounded(usd),
+            "usd_per_30_days": _rounded(usd and usd * HOURS),
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the pools of a stack cost, in their order."""
+
+    pools: tuple[PoolCost, ...]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The pools whose price is not known, and which are not in the sum."""
+        return tuple(pool.pool for pool in self.pools if pool.usd_per_hour is None)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of all pools whose price is known."""
+        return sum(pool.usd_per_hour or 0.0 for pool in self.pools)
+
+    @property
+    def usd_per_30_days(self) -> float:
+        """Of all pools whose price is known, if they run all the time."""
+        return self.usd_per_hour * HOURS
+
+    def to_json(self) -> dict[str, Any]:
+        """For a program. unknown: the pools that are not in the sums."""
+        return {
+            "usd_per_hour": _rounded(self.usd_per_hour),
+            "usd_per_30_days": _rounded(self.usd_per_30_days),
+            "unknown": list(self.unknown),
+            "pools": [pool.to_json() for pool in self.pools],
+        }
+
+
+def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
+    """The cost of *pools*, which are what a synthesized stack says of its choices (`SynthesizedStack.pools`)."""
+    return Cost(tuple(_pool(pool) for pool in pools))
+
+
+def _pool(pool: Mapping[str, Any]) -> PoolCost:
+    first, *others = pool["machine_types"]
+    prices = {machine: Price(**price) for machine, price in pool.get("prices", {}).items()}
+    price = prices.get(first)
+    dearest = max(prices.items(), key=lambda item: item[1].usd_per_hour, default=None)
+    more = dearest is not None and dearest[1].usd_per_hour > (price.usd_per_hour if price else 0.0)
+    return PoolCost(
+        pool=pool["name"],
+        region=pool.get("region"),
+        nodes=pool["nodes"],
+        machine=first,
+        others=len(others),
+        price=price,
+        dearest=dearest if more else None,
+        note=pool.get("price_note", ""),
+        free=pool["provider"] in FREE,
+    )
+
+
+def _rounded(usd: float | None) -> float | None:
+    # As many places as the prices have.
+    return usd if usd is None else round(usd, 6)

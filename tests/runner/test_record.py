@@ -1,0 +1,105 @@
+"""A runner that is not root: root partitions, writes down what it did, and is asked again for another layout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from running_node import RunningNode, h100, on_slot, until
+
+from skyinfra import PartitionBusy
+from skyinfra.protocol.nodeconfig import NodeAccelerator
+from skyinfra.runner import cli, record
+from skyinfra.runner.record import Recorded
+from skyinfra.runner.state import NodeDirectory
+from skyinfra.runner.target import Partition
+
+MakeNode = Callable[..., RunningNode]
+BEFORE = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
+AFTER = h100((("3g.40gb", 0, 4),), (("7g.80gb", 0, 8),))
+
+
+@contextlib.contextmanager
+def root(node: RunningNode) -> Iterator[list[int]]:
+    """What the path unit does: runs root's part whenever it is asked for. Gives the exit codes."""
+    codes: list[int] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.wait(0.05):
+            if node.directory.request_file.exists():
+                node.directory.request_file.unlink()
+                codes.append(cli.main(["partition", "--config", str(node.file)]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield codes
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_runner_asks_root_for_another_layout(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    with root(node) as codes, node.foreground("serve") as process:
+        node.until("ready")
+        with node.client() as client:
+            pid = on_slot(client, "n1/0", os.getpid)
+            assert codes == [], "what stands already is not asked for"
+            node.configure(accelerator=AFTER)
+            process.send_signal(1)
+            until(lambda: len(node.status().slots) == 2 and node.status().state == "ready", "the new layout serves")
+            assert codes == [0]
+            assert [slot.profile for slot in node.status().slots] == ["3g.40gb", "7g.80gb"]
+            assert on_slot(client, "n1/0", os.getpid) == pid, "the other GPU never noticed"
+
+
+def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=AFTER)
+    record.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4242"))
+    with node.foreground("serve"):
+        until(node.directory.request_file.exists, "a failure of before is tried again")
+        record.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4343"))
+        status = until(lambda: (s := node.directory.status()) and s.state == "failed" and s, "the node failed")
+        assert status.error is not None
+        assert "is used by 4343" in status.error[1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        (BEFORE, []),
+        (AFTER, ["destroy 3g.40gb at 0:4", "destroy 3g.40gb at 4:4", "create 7g.80gb at 0:8"]),
+        (h100((("3g.40gb", 0, 4),), ()), ["destroy 3g.40gb at 0:4", "destroy 3g.40gb at 4:4", "turn MIG off"]),
+    ],
+)
+def test_the_plan_is_made_from_the_record(make_node: MakeNode, wanted: NodeAccelerator, steps: list[str]) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=wanted)
+    found = [str(step) for step in Recorded(node.config, node.directory).plan()]
+    assert found == [f"GPU 1: {step}" for step in steps]
+
+
+def test_a_record_is_read_as_it_was_written(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    directory = NodeDirectory(node.path)
+    assert not Recorded.applies(node.config, directory)
+    made = (Partition(0, "3g.40gb", 0, 4, "MIG-1"),)
+    record.write(directory, node.config, made)
+    assert Recorded.applies(node.config, directory)
+    found = record.read(directory)
+    assert found is not None
+    assert (found.partitions, found.error) == (made, None)
+    record.write(directory, node.config, PartitionBusy("busy"))
+    assert (again := record.read(directory)) is not None
+    assert (again.partitions, again.error) == (made, ("PartitionBusy", "busy"))
+    directory.record_file.write_text("{")
+    assert record.read(directory) is None
