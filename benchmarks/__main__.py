@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import imports, synth
+from benchmarks import imports, partition, synth
 from benchmarks.measure import Result
 
-ALL = {"imports": imports.run, "synth": synth.run}
+ALL = {"imports": imports.run, "partition": partition.run, "synth": synth.run}
 
 
 def main() -> None:

@@ -89,23 +89,18 @@ class FakeMachine:
 
     @contextlib.contextmanager
     def loaded(self, **settings: str) -> Iterator[None]:
-        """Within the block pynvml finds this driver, in this process.
+        """Within the block pynvml has loaded this driver, in this process.
 
-        LD_LIBRARY_PATH is read when a process starts. A library that is loaded already is found by its name.
+        LD_LIBRARY_PATH is read when a process starts, so it is told; `python` does it the real way.
         """
-        with mock.patch.dict(os.environ, self.variables(**settings)):
-            library = ctypes.CDLL(str(self.library / LIBRARY))
-            assert pynvml.nvmlLib is None, "another driver is loaded"
-            try:
+        library = ctypes.CDLL(str(self.library / LIBRARY))
+        state = {"nvmlLib": library, "_nvmlGetFunctionPointer_cache": {}, "_nvmlLib_refcount": 0}
+        try:
+            with mock.patch.dict(os.environ, self.variables(**settings)), mock.patch.multiple(pynvml, **state):
                 yield
-            finally:
-                # Without what it remembers: the next one begins anew.
-                for loaded in (pynvml.nvmlLib, library):
-                    if loaded is not None:
-                        _ctypes.dlclose(loaded._handle)
-                pynvml.nvmlLib = None
-                pynvml._nvmlLib_refcount = 0
-                pynvml._nvmlGetFunctionPointer_cache.clear()
+        finally:
+            # With what it remembers: the next one begins anew.
+            _ctypes.dlclose(library._handle)
 
     def _programs(self) -> Path:
         programs = self.folder / "bin"
