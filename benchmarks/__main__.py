@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import imports, partition, synth
+from benchmarks import imports, packing, partition, placement, synth
 from benchmarks.measure import Result
 
-ALL = {"imports": imports.run, "partition": partition.run, "synth": synth.run}
+ALL = {
+    "imports": imports.run,
+    "synth": synth.run,
+    "placement": placement.run,
+    "packing": packing.run,
+    "partition": partition.run,
+}
 
 
 def main() -> None:
@@ -22,7 +28,7 @@ def main() -> None:
 
 
 def show(result: Result) -> None:
-    milliseconds = f"{result.seconds * 1000:.0f} ms"
+    milliseconds = f"{result.seconds * 1000:.0f} ms" if result.seconds >= 0.01 else f"{result.seconds * 1000:.2f} ms"
     print(
         f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {milliseconds:>10}  {result.aim}", flush=True
     )

@@ -13,4 +13,6 @@ def run() -> Iterator[Result]:
     yield compare("import skyinfra", python("import skyinfra"), *NOTHING, aim="< 100 ms in all")
     help_text = "import sys; sys.argv = ['skyinfra', '--help']; from skyinfra.cli import main; main()"
     yield compare("skyinfra --help", python(help_text), *NOTHING, aim="< 200 ms in all")
-    yield compare("import skyinfra.accelerators", python("import skyinfra.accelerators"), *NOTHING)
+    catalog = ("import skyinfra.accelerators", python("import skyinfra.accelerators"))
+    yield compare(*catalog, *NOTHING)
+    yield compare("reading the offers", python("from skyinfra import offers; offers.load()"), *catalog)

@@ -1,4 +1,4 @@
-"""Measuring whole processes, the candidate and its baseline in turn."""
+"""Measuring whole processes, the candidate and its baseline in turn, and single calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVarTuple, Unpack
 
 from skyinfra.project import node_environment
+
+_A = TypeVarTuple("_A")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ def compare(
         ratio=statistics.median(a / b for a, b in pairs),
         aim=aim,
     )
+
+
+def seconds_of(call: Callable[[Unpack[_A]], object], *arguments: *_A, runs: int = 5) -> float:
+    """The median of *runs* calls in this process, one uncounted call first."""
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        call(*arguments)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 def python(program: str) -> list[str]:

@@ -196,9 +196,8 @@ def offers(
     from skyinfra.cli.offers import show_offers
     from skyinfra.offers import ask
 
-    wanted = accelerator.split(",") if accelerator and "," in accelerator else accelerator
     query = ask(
-        wanted,
+        accelerator.split(",") if accelerator and "," in accelerator else accelerator,
         provider=provider,
         region=region,
         spot=spot,

@@ -19,7 +19,9 @@ _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: bool, as_json: bool) -> None:
     """Writes, or lists, the user data and variables of every pool of the project in *folder*."""
     if out is None and not sizes:
-        raise InvalidField("nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look.")
+        raise InvalidField(
+            "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
+        )
     project = Project.find(folder)
     found = project.synth()
     chosen = (project.stack(stack, stacks=found),) if stack else found

@@ -80,6 +80,8 @@ def media_clash(one: Profile, other: Profile) -> str:
 
     +me.all takes all of them, so that only instances without any (-me) stand beside it.
     """
+    if "+me" not in one.name and "+me" not in other.name:
+        return ""  # most pairs, and this is asked thousands of times while a layout is placed
     for first, second in ((one, other), (other, one)):
         if first.attributes == "+me.all" and second.attributes != "-me":
             return f"{first.name} takes every media engine: only profiles with -me stand beside it"

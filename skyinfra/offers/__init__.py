@@ -10,13 +10,15 @@ The data is shipped with the package: every price says of which region and day i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from skyinfra.offers.nearest import not_offered, told
 from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, usd
-from skyinfra.offers.query import Query, Wanted, ask, carries, providers, regions
+from skyinfra.offers.query import Limits, Query, Wanted, ask, carries, providers, regions
 
 __all__ = [
     "EVERYWHERE",
+    "Limits",
     "Offer",
     "Price",
     "Query",
@@ -33,18 +35,7 @@ __all__ = [
 
 
 def find(
-    accelerator: Wanted | None = None,
-    *,
-    provider: str | Sequence[str] | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    count: int | None = None,
-    memory_gb: float | None = None,
-    fraction: float | None = None,
-    vcpus: int | None = None,
-    ram_gib: float | None = None,
-    max_price: float | None = None,
-    legacy: bool = False,
+    accelerator: Wanted | None = None, *, provider: str | Sequence[str] | None = None, **limits: Unpack[Limits]
 ) -> tuple[Offer, ...]:
     """The offers that match, at least one: the more wanted accelerator first, then by price, then by name.
 
@@ -54,28 +45,13 @@ def find(
 
     accelerator: a string such as "A100-40GB:8", an Accelerator, or a list of them in order of preference. A count in it
     is exact; without one, each provider's smallest machines that carry it are found. No other accelerator stands in.
-    provider: one name or several. region: only what is known to be offered there.
-    count: exact, where no accelerator says one. memory_gb: nominal GB that a task gets on one accelerator, at least.
-    fraction: the share of an accelerator that is enough; without it only whole ones are found.
-    vcpus, ram_gib: of the machine, at least. max_price: USD per hour and machine.
-    legacy: also what its provider no longer sells to everybody.
+    With a layout only machines are found whose tenant may partition the GPUs. provider: one name or several.
+    limits: see Limits.
 
     Raises NotOffered, with what comes nearest, where nothing matches; UnknownAccelerator, InvalidAccelerator and
     InvalidField, with the nearest names, for what cannot be asked.
     """
-    query = ask(
-        accelerator,
-        provider=provider,
-        region=region,
-        spot=spot,
-        count=count,
-        memory_gb=memory_gb,
-        fraction=fraction,
-        vcpus=vcpus,
-        ram_gib=ram_gib,
-        max_price=max_price,
-        legacy=legacy,
-    )
+    query = ask(accelerator, provider=provider, **limits)
     found = query.run(load())
     if not found:
         raise not_offered(query)

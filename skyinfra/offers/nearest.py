@@ -14,7 +14,7 @@ _SHOWN = 3
 
 def not_offered(query: Query) -> NotOffered:
     """The error for a query that nothing matches: what was asked, and what comes nearest, with price and provider."""
-    wanted = " or ".join(str(each).partition("/")[0] for each in query.accelerators) or "accelerator"
+    wanted = " or ".join(map(str, query.accelerators)) or "accelerator"
     whose = " or ".join(query.providers) or "no provider"
     asked = [f"{name}={value!r}" for name, value in query.constraints().items() if name != "providers"]
     message = f"{whose} offers {'no ' if query.providers else ''}{wanted}"

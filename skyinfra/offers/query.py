@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 from skyinfra._errors import InvalidField, did_you_mean
 from skyinfra.accelerators import Accelerator, parse_preferences
@@ -95,63 +95,64 @@ def carries(offer: Offer, wanted: Accelerator) -> bool:
 
 
 def is_it(offer: Offer, wanted: Accelerator) -> bool:
-    """Whether the machine's accelerator is the wanted one, whatever their number."""
+    """Whether the machine's accelerator is the wanted one, whatever their number; with a layout, one to partition."""
     return (
         offer.accelerator == wanted.name
         and offer.memory_gb == wanted.memory_gb
         and wanted.form_factor in (None, offer.form_factor)
+        and (wanted.mig is None or offer.mig_model is not None)
     )
 
 
+class Limits(TypedDict, total=False):
+    """What find() and ask() take beside accelerator and provider; None asks for nothing.
+
+    region: only what is known to be offered there.
+    spot: the spot price counts, in place of the on-demand price.
+    count: exact, where no accelerator says one. memory_gb: nominal GB that a task gets on one accelerator, at least.
+    fraction: the share of an accelerator that is enough; without it only whole ones are found.
+    vcpus, ram_gib: of the machine, at least. max_price: USD per hour and machine.
+    legacy: also what its provider no longer sells to everybody.
+    """
+
+    region: str | None
+    spot: bool
+    count: int | None
+    memory_gb: float | None
+    fraction: float | None
+    vcpus: int | None
+    ram_gib: float | None
+    max_price: float | None
+    legacy: bool
+
+
 def ask(
-    accelerator: Wanted | None = None,
-    *,
-    provider: str | Sequence[str] | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    count: int | None = None,
-    memory_gb: float | None = None,
-    fraction: float | None = None,
-    vcpus: int | None = None,
-    ram_gib: float | None = None,
-    max_price: float | None = None,
-    legacy: bool = False,
+    accelerator: Wanted | None = None, *, provider: str | Sequence[str] | None = None, **limits: Unpack[Limits]
 ) -> Query:
-    """A query, checked; see find() for the arguments.
+    """A query, checked.
 
     Raises UnknownAccelerator and InvalidAccelerator for what is not in the catalog; InvalidField for a provider or
     region that no offer has, with the nearest names, and for a number that cannot be.
     """
     accelerators = parse_preferences(accelerator)
     given = (provider,) if isinstance(provider, str) else tuple(provider or ())
+    query = Query(accelerators, given, **limits)
     for name in given:
         if name not in providers():
             hint = f"{did_you_mean(name, providers())} There are offers of {', '.join(providers())}."
             raise InvalidField("no provider of that name has offers", field="provider", given=name, hint=hint.lstrip())
-    if region is not None:
-        check_region(region, given)
-    numbers = {"count": count, "memory_gb": memory_gb, "vcpus": vcpus, "ram_gib": ram_gib, "max_price": max_price}
-    for name, value in numbers.items():
+    if query.region is not None:
+        check_region(query.region, given)
+    for name in ("count", "memory_gb", "vcpus", "ram_gib", "max_price"):
+        value = getattr(query, name)
         if value is not None and not value > 0:
             raise InvalidField("must be more than 0", field=name, given=value)
-    if fraction is not None and not 0 < fraction <= 1:
-        raise InvalidField("a share of an accelerator is more than 0 and at most 1", field="fraction", given=fraction)
+    if query.fraction is not None and not 0 < query.fraction <= 1:
+        raise InvalidField("a share is more than 0 and at most 1", field="fraction", given=query.fraction)
     for each in accelerators:
-        if count is not None and each.count not in (None, count):
-            raise InvalidField(f"{each} says {each.count}", field="count", given=count)
-    return Query(
-        accelerators=accelerators,
-        providers=given,
-        region=region,
-        spot=spot,
-        count=count,
-        memory_gb=memory_gb,
-        fraction=fraction,
-        vcpus=vcpus,
-        ram_gib=ram_gib,
-        max_price=max_price,
-        legacy=legacy,
-    )
+        if query.count is not None and each.count not in (None, query.count):
+            raise InvalidField(f"{each} says {each.count}", field="count", given=query.count)
+    return query
 
 
 def check_region(region: str, given: Sequence[str]) -> None:

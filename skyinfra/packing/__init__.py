@@ -54,16 +54,12 @@ def pack(
     demands = read(demand)
     if max_nodes is not None and (isinstance(max_nodes, bool) or max_nodes < 1):
         raise InvalidField("a number of machines from 1", field="max_nodes", given=max_nodes)
-    if offers is None:
-        query, among = ask(provider=provider, region=region, fraction=_ANY_SHARE, legacy=True), load()
-    else:
-        names = (provider,) if isinstance(provider, str) else tuple(provider or ())
-        query, among = Query(providers=names, region=region, fraction=_ANY_SHARE, legacy=True), tuple(offers)
-    supply = Supply.of(query.run(among), spot=spot)
+    names = (provider,) if isinstance(provider, str) else tuple(provider or ())
+    supply = Supply.of(_among(offers, names, region), spot=spot)
     problem = Problem(demands, supply, max_nodes=max_nodes, exact=exact)
     missing = unserved(problem)
     if missing:
-        raise nothing_serves(problem, missing, where(query.providers, region))
+        raise nothing_serves(problem, missing, where(names, region))
     purchase = buy(problem, seconds=seconds)
     if purchase is None:
         raise too_few_nodes(problem, seconds=seconds)
@@ -72,3 +68,10 @@ def pack(
 
 # Shares of GPUs are looked at, so that they can be counted among what is left out.
 _ANY_SHARE = 0.001
+
+
+def _among(offers: Iterable[Offer] | None, providers: tuple[str, ...], region: str | None) -> tuple[Offer, ...]:
+    """The offers to choose among. Names are only checked against those that are shipped."""
+    if offers is None:
+        return ask(provider=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(load())
+    return Query(providers=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(offers)

@@ -188,8 +188,17 @@ def _named(name: str) -> tuple[tuple[Geometry, Profile], ...]:
 @cache
 def _maximal(model: str, attributes: frozenset[str]) -> tuple[tuple[str, ...], ...]:
     geometry = mig.geometry(model)
-    names = [each.name for each in geometry.profiles if not each.attributes or each.attributes in attributes]
-    return mig.maximal_multisets(geometry, names)
+    profiles = [each for each in geometry.profiles if not each.attributes or each.attributes in attributes]
+    shapes = tuple((each.compute_slices, each.size, each.starts, each.max_count, each.attributes) for each in profiles)
+    grid = (geometry.compute_slices, geometry.placement_units, shapes)
+    if grid not in _PATTERNS:
+        names = [each.name for each in profiles]
+        _PATTERNS[grid] = tuple(tuple(map(names.index, one)) for one in mig.maximal_multisets(geometry, names))
+    return tuple(tuple(profiles[index].name for index in pattern) for pattern in _PATTERNS[grid])
+
+
+# Most GPUs differ by the memory in the names alone: the combinations, by the places of their profiles.
+_PATTERNS: dict[object, tuple[tuple[int, ...], ...]] = {}
 
 
 def _placeable(geometry: Geometry) -> bool:

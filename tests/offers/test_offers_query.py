@@ -52,6 +52,13 @@ def test_the_price_is_that_of_the_purchase() -> None:
         offers.find("H100:8", provider=["aws", "azure"], max_price=20)
 
 
+def test_a_layout_needs_a_gpu_that_may_be_partitioned() -> None:
+    assert "1x-H100_SXM-32-65536" in types(offers.find("H100:1"))
+    assert "1x-H100_SXM-32-65536" not in types(offers.find("H100:1/3g.40gb"))
+    with pytest.raises(NotOffered, match=r"runpod offers no H100:1/3g\.40gb\nElsewhere: hyperstack"):
+        offers.find("H100:1/3g.40gb", provider="runpod")
+
+
 def test_a_list_is_an_order_of_preference() -> None:
     found = offers.find(["H200:8", "H100:8"], provider="aws")
     assert types(found) == ["p5en.48xlarge", "p5e.48xlarge", "p5.48xlarge"]

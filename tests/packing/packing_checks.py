@@ -100,16 +100,32 @@ def check(packing: Packing, wanted: dict[str, int], *, exact: bool = False) -> N
 
 
 def cheapest(
-    offers: Sequence[Offer], wanted: dict[str, int], *, machines: int, exact: bool = False, most: int | None = None
+    offers: Sequence[Offer],
+    wanted: dict[str, int],
+    *,
+    machines: int,
+    exact: bool = False,
+    up_to: tuple[Decimal, int] = (Decimal("Infinity"), 0),
 ) -> tuple[Decimal, int] | None:
-    """Cost and number of machines of the cheapest packing with up to *machines* machines, by trying all of them."""
-    best: tuple[Decimal, int] | None = None
-    for number in range(1, min(machines, most or machines) + 1):
-        for chosen in combinations_with_replacement(offers, number):
-            cost = sum((Decimal(str(each.on_demand.usd_per_hour)) for each in chosen if each.on_demand), Decimal(0))
-            if (best is None or (cost, number) < best) and holds(chosen, wanted, exact=exact):
-                best = cost, number
-    return best
+    """Cost and number of machines of the cheapest packing with up to *machines* machines, by trying all of them.
+
+    up_to: cost and number beyond which nothing is tried. None where nothing holds the demand.
+    """
+    sets = [chosen for number in range(1, machines + 1) for chosen in combinations_with_replacement(offers, number)]
+    priced = (
+        (sum((Decimal(str(each.on_demand.usd_per_hour)) for each in one if each.on_demand), Decimal(0)), one)
+        for one in sets
+    )
+    for cost, chosen in sorted(priced, key=lambda each: (each[0], len(each[1]))):
+        if (cost, len(chosen)) > up_to:
+            return None
+        if holds(chosen, wanted, exact=exact):
+            return cost, len(chosen)
+    return None
+
+
+def _cost(machines: Sequence[Offer]) -> Decimal:
+    return sum((Decimal(str(each.on_demand.usd_per_hour)) for each in machines if each.on_demand), Decimal(0))
 
 
 def holds(chosen: Sequence[Offer], wanted: dict[str, int], *, exact: bool) -> bool:

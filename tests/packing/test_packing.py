@@ -13,9 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import skyinfra as sky
-from skyinfra import DemandDoesNotFit, InvalidDemand, InvalidField, NotOffered, NotSupported, UnknownProfile, packing
+from skyinfra import (
+    DemandDoesNotFit,
+    InvalidDemand,
+    InvalidField,
+    NotOffered,
+    NotSupported,
+    UnknownProfile,
+    mig,
+    packing,
+)
 from skyinfra.compiler import compile_pool
 from skyinfra.offers import Offer, Price, load
+from skyinfra.packing.supply import Gpu
 
 NAMES = ("1g.5gb", "1g.6gb", "1g.10gb", "2g.10gb", "2g.12gb", "3g.20gb", "4g.24gb", "1g.24gb", "2g.48gb", "7g.40gb")
 SIZES = (">=6GB", ">=12GB", ">=18GB", ">=24GB", ">=40GB")
@@ -79,22 +89,36 @@ def small_problems(draw: st.DrawFn) -> tuple[list[Offer], dict[str, int]]:
     return offers, wanted
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(small_problems(), st.booleans(), st.sampled_from([None, None, 1, 2]))
+LIMITS = st.sampled_from([None, None, 1, 2])
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(small_problems(), st.booleans(), LIMITS)
 def test_nothing_is_cheaper(problem: tuple[list[Offer], dict[str, int]], exact: bool, max_nodes: int | None) -> None:
-    offers, wanted = problem
+    nothing_is_cheaper(*problem, exact, max_nodes)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(small_problems(), st.booleans(), LIMITS)
+def test_nothing_is_cheaper_in_many(
+    problem: tuple[list[Offer], dict[str, int]], exact: bool, max_nodes: int | None
+) -> None:
+    nothing_is_cheaper(*problem, exact, max_nodes)
+
+
+def nothing_is_cheaper(offers: list[Offer], wanted: dict[str, int], exact: bool, max_nodes: int | None) -> None:
     try:
         found = packing.pack(wanted, offers=offers, exact=exact, max_nodes=max_nodes)
     except (NotOffered, DemandDoesNotFit):
-        assert checks.cheapest(offers, wanted, machines=max_nodes or 3, exact=exact, most=max_nodes) is None
+        assert checks.cheapest(offers, wanted, machines=max_nodes or 3, exact=exact) is None
         return
     checks.check(found, wanted, exact=exact)
     assert found.status == "optimal"
-    best = checks.cheapest(offers, wanted, machines=min(4, found.nodes + 1), exact=exact, most=max_nodes)
-    if found.nodes <= 4:
-        assert best == (Decimal(str(found.cost_per_hour)), found.nodes)
-    else:
-        assert best is None or best[0] >= Decimal(str(found.cost_per_hour))
+    most = min(max_nodes or 5, max(5, found.nodes))
+    claimed = Decimal(str(found.cost_per_hour)), found.nodes
+    best = checks.cheapest(offers, wanted, machines=most, exact=exact, up_to=claimed)
+    assert best == (claimed if found.nodes <= most else None)
 
 
 def test_exact_serves_a_profile_by_itself_alone() -> None:
@@ -275,3 +299,14 @@ def test_importing_mig_brings_neither_packing_nor_a_solver() -> None:
     assert json.loads(result.stdout) == []
     with pytest.raises(AttributeError):
         sky.mig.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("attributes", [frozenset(), frozenset({"+me"}), frozenset({"+me", "+gfx", "-me", "+me.all"})])
+def test_the_layouts_of_each_gpu_are_all_that_are_maximal(attributes: frozenset[str]) -> None:
+    for model in mig.models():
+        geometry = mig.geometry(model)
+        if not geometry.profiles or any(profile.starts is None for profile in geometry.profiles):
+            continue
+        names = [each.name for each in geometry.profiles if not each.attributes or each.attributes in attributes]
+        gpu = Gpu(model, 80, True, model)
+        assert set(gpu.layouts(attributes)) == set(mig.maximal_multisets(geometry, names)), model
