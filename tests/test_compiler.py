@@ -34,6 +34,15 @@ def test_a_layout_reaches_the_node_with_its_placement() -> None:
     assert made.selection.simulated
 
 
+def test_how_long_a_slot_waits_for_its_task_reaches_the_node() -> None:
+    assert compile_pool(pool(), "s").head.drain_seconds == 600
+    patient = compile_pool(pool(worker=sky.Worker(drain_seconds=0.5)), "s")
+    assert (patient.head.drain_seconds, patient.worker.drain_seconds) == (0.5, 0.5)
+    for wrong in (-1, float("inf"), float("nan"), "soon"):
+        with pytest.raises(sky.InvalidField, match=r"worker\.drain_seconds|drain_seconds"):
+            pool(worker=sky.Worker(drain_seconds=wrong))
+
+
 def test_whole_accelerators_chips_and_cpus_are_slots() -> None:
     gpus = compile_pool(pool(accelerator="H100:4"), "s")
     assert [(s.kind, s.profile, s.gpu) for s in gpus.slots] == [("gpu", None, i) for i in range(4)]

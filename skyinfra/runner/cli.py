@@ -140,6 +140,9 @@ def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
+    if status.layouts:
+        lines.append(f"layout {', '.join(status.layouts)} (from {status.layout_from})")
+    lines.extend(f"waits for {each}" for each in status.waits_for)
     for slot in status.slots:
         what = " ".join(str(part) for part in (slot.accelerator, slot.profile, slot.uuid) if part)
         lines.append(f"slot {slot.slot} {slot.kind} {what}".rstrip())

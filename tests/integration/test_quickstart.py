@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from fleet import copy_quickstart, environment, processes, skyinfra, status, unt
 from support import ROOT, cdk_command
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import Task, open_pool
+from skyinfra.client.snapshot import Target
 from skyinfra.project import Project
 from skyinfra.protocol.credentials import Credentials
 
@@ -189,19 +191,70 @@ def test_the_plan_of_a_destroy_does_not_show_the_secret(deployed: Path) -> None:
         assert secret[:36] not in text.stdout
 
 
-def test_a_configuration_change_reaches_the_running_nodes(tmp_path: Path) -> None:
+def until_open(path: str) -> tuple[str, str | None]:
+    """A task that runs until somebody makes a file; notes every start."""
+    with open(f"{path}.starts", "a") as file:  # noqa: PTH123
+        file.write(".")
+    while not os.path.exists(path):  # noqa: PTH110
+        time.sleep(0.05)
+    info = sky.instance_info()
+    return info.slot, info.profile
+
+
+def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
     project = copy_quickstart(tmp_path)
+    main = project / "main.py"
+    declared = "H100(count=2, mig=sky.mig.per_gpu({}, {}))"
+    main.write_text(main.read_text().replace('H100(mig="3g.40gb")', declared.format('"3g.40gb*1"', '"3g.40gb"')))
     skyinfra(project, "deploy", "--auto-approve")
     try:
         runners = {path.read_text() for path in project.glob(".skyinfra/*/*/*/runner.pid")}
-        main = project / "main.py"
-        main.write_text(main.read_text().replace('mig="3g.40gb"', 'mig=["3g.40gb", "2g.20gb", "1g.10gb"]'))
-        skyinfra(project, "deploy", "--auto-approve")
+        with open_pool(Project.find(project).stack("quickstart").fleet("mig")) as pool:
+            before = pool.slots()
+            assert [s.profile for s in before] == ["3g.40gb"] * 6
+            goes, stays = before[0], before[1]
+            gates = [str(tmp_path / name) for name in ("goes", "stays")]
+            futures = [
+                pool.send(Task(until_open, (gate,)), Target(slot.slot, profile=slot.profile), windowed=False)
+                for slot, gate in zip((goes, stays), gates, strict=True)
+            ]
+            until(lambda: all(Path(f"{gate}.starts").exists() for gate in gates))
+            main.write_text(main.read_text().replace('"3g.40gb*1"', '"2g.20gb"'))
+            changes = json.loads(skyinfra(project, "plan", "--json").stdout)["changes"]
+            assert not [c for c in changes if "terraform_data.node" in str(c)], "no node is replaced"
+            with subprocess.Popen(
+                [sys.executable, "-m", "skyinfra.cli", "deploy", "--auto-approve"],
+                cwd=project,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as deploy:
+                # The other node learns the new layout from the head, while the deployment still waits for the head.
+                until(lambda: len([s for s in pool.slots() if s.node == "mig-1"]) == 5)
+                found = status(project)["pools"][0]["nodes"]
+                assert [(n["name"], n["state"]) for n in found] == [("mig-0", "draining"), ("mig-1", "ready")]
+                waiting = next(s for s in found[0]["slots"] if s["state"] == "draining")
+                assert (waiting["slot"], waiting["waits_for"]) == (goes.slot, ["until_open"])
+                assert deploy.poll() is None
+                Path(gates[0]).touch()
+                assert futures[0].result(timeout=60) == (goes.slot, "3g.40gb")
+                out = deploy.communicate(timeout=120)[0]
+                assert deploy.returncode == 0, out
+            after = pool.slots()
+            assert sorted(s.profile or "" for s in after) == ["2g.20gb"] * 6 + ["3g.40gb"] * 4
+            assert [s for s in after if s.gpu == 1] == [s for s in before if s.gpu == 1]
+            assert not futures[1].done()
+            Path(gates[1]).touch()
+            assert futures[1].result(timeout=60) == (stays.slot, "3g.40gb")
+            assert len(Task(os.getpid) @ pool) == 10, "this client was connected before the change"
+            assert [Path(f"{gate}.starts").read_text() for gate in gates] == [".", "."], "nothing ran twice"
         found = status(project)
-        assert sorted(s["profile"] for s in slots(found)) == sorted(["3g.40gb", "2g.20gb", "1g.10gb"] * 2)
         assert all(s["state"] == "ready" for s in slots(found))
         assert {path.read_text() for path in project.glob(".skyinfra/*/*/*/runner.pid")} == runners
         assert all(psutil.pid_exists(int(pid)) for pid in runners), "a node was replaced"
+        for log in project.glob(".skyinfra/*/*/*/runner.log"):
+            assert not {"Traceback", "WARNING", "ERROR"} & set(log.read_text().split())
     finally:
         skyinfra(project, "destroy", "--auto-approve")
     until(lambda: not processes(project))

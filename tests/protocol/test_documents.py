@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from skyinfra import InvalidManifest, InvalidNodeConfig, NotInTask
+from skyinfra.protocol.fleet import FleetLayout, FleetState
 from skyinfra.protocol.instance import VARIABLE, InstanceInfo, current_accelerator, instance_info
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
@@ -42,6 +43,12 @@ def test_they_come_back_as_they_were_written() -> None:
     assert Manifest.read(json.loads(json.dumps(MANIFEST.to_json()))) == MANIFEST
     assert NodeConfig.read(json.loads(CONFIG.dumps())) == CONFIG
     assert InstanceInfo.read(json.loads(json.dumps(SLOT.to_json()))) == SLOT
+    layout = FleetLayout(1, "h100_80gb", ((PlacedPartition("3g.40gb", 0, 4),), ()))
+    assert FleetLayout.read(json.loads(json.dumps(layout.to_json())), source="head") == layout
+    assert layout.digest == FleetLayout.read(layout.to_json(), source="head").digest
+    assert layout.digest != FleetLayout(1, "h100_80gb").digest
+    state = FleetState(1, {"n1": ("n1/0", "n1/1")}, {"n1/0": ("train",)})
+    assert FleetState.read(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_the_same_configuration_is_the_same_bytes_in_one_line() -> None:

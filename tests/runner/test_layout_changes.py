@@ -65,6 +65,11 @@ def _wait(path: str) -> tuple[str, str | None, int]:
     return info.slot, info.profile, os.getpid()
 
 
+def _much(path: str) -> bytes:
+    _wait(path)
+    return b"x" * 50_000_000
+
+
 def place(_: object = None) -> tuple[str, str | None]:
     info = instance_info()
     return info.slot, info.profile
@@ -98,6 +103,10 @@ def test_tasks_end_on_what_goes_and_never_notice_on_what_stays(make_node: MakeNo
             until(lambda: len(on(pool, 1)) == 3, "the idle GPU has its new slots")
             status = node.until("draining")
             assert status.waits_for == ("slot n1/0: task _wait",)
+            shown = node.run("status").stdout
+            assert "demo/mig node n1: draining" in shown
+            assert "layout 2g.20gb*3, 2g.20gb*3, 3g.40gb (from node.json)" in shown
+            assert "waits for slot n1/0: task _wait" in shown
             assert (status.layouts, status.layout_from) == (("2g.20gb*3", "2g.20gb*3", "3g.40gb"), "node.json")
             look = pool.look()
             assert [slot.slot for slot in look.draining] == ["n1/0"]
@@ -212,6 +221,24 @@ def test_a_worker_that_dies_while_it_is_drained_stays_dead(make_node: MakeNode, 
         assert len(on(pool, gpu)) == 3
     assert f"slot {slot}: drained and ended" in node.directory.log_file.read_text()
     assert "Traceback" not in node.directory.log_file.read_text()
+
+
+def test_a_worker_stays_until_its_results_are_fetched(make_node: MakeNode, gate: MakeGate) -> None:
+    node = make_node(accelerator=h100(BIG))
+    node.boot()
+    much = gate("much")
+    with node.pool() as pool:
+        futures = [pool.submit(_much, much.path)]
+        until(lambda: much.starts, "it runs")
+        futures += [pool.submit(place) for _ in range(2)]
+        node.configure(accelerator=h100(SMALL))
+        with node.booting():
+            node.until("draining")
+            much.open()
+            assert len(futures[0].result(timeout=60)) == 50_000_000
+        assert {future.result(timeout=60)[1] for future in futures[1:]} == {"2g.20gb"}
+    assert much.starts == 1
+    node.quiet_log()
 
 
 def test_the_runner_ends_at_once_while_it_drains(make_node: MakeNode, gate: MakeGate) -> None:

@@ -1,0 +1,132 @@
+"""Where in a fleet a task may run, and what becomes of it when the layout changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import Task, open_pool
+from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
+
+MANIFEST = Manifest(
+    version=1,
+    stack="stack",
+    pool="pool",
+    provider="local",
+    head=Endpoint("127.0.0.1", 1),
+    nodes=(ManifestNode("n1", "n1", "127.0.0.1"), ManifestNode("n2", "n2", "127.0.0.1")),
+    slots=(ManifestSlot(0, "partition", "H100", "3g.40gb", 0), ManifestSlot(1, "partition", "H100", "3g.40gb", 0)),
+    secret="s" * 64,
+)
+
+
+def slot(name: str, profile: str | None = "2g.20gb") -> InstanceInfo:
+    node, index = name.split("/")
+    return InstanceInfo(node, int(index), name, "partition", "stack/pool", profile)
+
+
+def told(**nodes: tuple[str, ...]) -> FleetState:
+    return FleetState(1, nodes)
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        (None, ["n1/0", "n1/1", "n2/0", "n2/1", "n3/4"]),
+        (told(), ["n1/0", "n1/1", "n2/0", "n2/1", "n3/4"]),
+        (told(n1=("n1/0",)), ["n1/0", "n2/0", "n2/1", "n3/4"]),
+        (told(n1=("n1/0", "n1/3"), n2=("n2/0",), n3=("n3/4", "n3/5")), ["n1/0", "n1/3", "n2/0", "n3/4"]),
+    ],
+)
+def test_the_slots_that_there_are_to_be(state, names):
+    """What a node has told counts, then the manifest; of other nodes only what is there."""
+    present = (slot("n1/0"), slot("n2/0"), slot("n3/4"))
+    assert Snapshot(present, state=state).promised(MANIFEST) == names
+
+
+BEFORE = told(n1=("n1/0", "n1/1"), n2=("n2/0",))
+
+
+@pytest.mark.parametrize(
+    ("target", "prospect"),
+    [
+        (ANYWHERE, "there"),
+        (Target(slot="n1/0"), "there"),
+        (Target(slot="n1/0", profile="2g.20gb"), "there"),
+        (Target(slot="n1/0", profile="3g.40gb"), "gone"),
+        (Target(slot="n1/7"), "gone"),
+        (Target(slot="n1/1"), "missing"),
+        (Target(slot="n3/0"), "missing"),
+        (Target(node="n2"), "there"),
+        (Target(node="n3"), "missing"),
+        (Target(profile="2g.20gb"), "there"),
+        (Target(profile="3g.40gb"), "missing"),
+    ],
+)
+def test_what_to_expect_of_a_target(target, prospect):
+    assert Snapshot((slot("n1/0"), slot("n2/0")), state=BEFORE).prospect(target) == prospect
+
+
+def test_while_a_node_drains_its_new_slots_are_on_their_way():
+    now = Snapshot((slot("n2/0"),), (slot("n1/0", "3g.40gb"),), BEFORE)
+    assert now.prospect(Target(slot="n1/0", profile="3g.40gb")) == "there", "it may run there"
+    assert now.prospect(Target(slot="n1/1")) == "coming"
+    assert now.prospect(Target(profile="1g.10gb")) == "coming"
+    assert now.prospect(Target(node="n2", profile="1g.10gb")) == "missing"
+
+
+def test_a_profile_is_gone_once_everything_is_there():
+    complete = Snapshot((slot("n1/0"), slot("n1/1"), slot("n2/0")), state=BEFORE)
+    assert complete.prospect(Target(profile="3g.40gb")) == "gone"
+    assert dataclasses.replace(complete, state=None).prospect(Target(profile="3g.40gb")) == "missing"
+    assert Snapshot((), state=told()).prospect(Target(profile="3g.40gb")) == "missing"
+    assert complete.profiles() == "2g.20gb*3"
+
+
+def test_targets_ask_for_what_the_slots_have():
+    chosen = Target(slot="n1/0", node="n1", profile="3g.40gb")
+    assert chosen.resources == {"slot": 1, "slot:n1/0": 1, "node:n1": 1, "profile:3g.40gb": 1}
+    assert ANYWHERE.resources == {"slot": 1}
+    assert chosen.takes(slot("n1/0", "3g.40gb"))
+    assert not chosen.takes(slot("n1/0", "2g.20gb"))
+    assert not Target(profile="2g.20gb").takes(slot("n1/0", None))
+    names = [str(Target(profile="3g.40gb")), str(Target(node="n1")), str(Target(slot="n1/0"))]
+    assert names == ["every slot with the profile 3g.40gb", "every slot of n1", "slot n1/0"]
+
+
+def where() -> str:
+    return sky.instance_info().slot
+
+
+def test_where_chooses_slots(pool):
+    assert [info.node for info in pool.where(node="n1").slots()] == ["n1", "n1"]
+    assert Task(where) @ pool.where(node="n1") == ["n1/0", "n1/1"]
+    assert (Task(where) >> pool.where(node="n0")).startswith("n0/")
+    chosen = pool.where(profile="3g.40gb").where(node="n0")
+    assert set(chosen.map(where_of, range(8))) <= {"n0/0", "n0/1"}
+    assert len(pool.where(profile="3g.40gb").slots()) == 4
+    assert pool.broadcast(Task(where), slots=[]) == []
+
+
+def where_of(_: int) -> str:
+    return where()
+
+
+def test_a_profile_that_no_slot_has(fleet):
+    with open_pool(fleet.manifest, patience=1) as pool:
+        for start in (lambda chosen: Task(os.getpid) >> chosen, lambda chosen: Task(os.getpid) @ chosen):
+            with pytest.raises(sky.SlotLost, match=r"every slot with the profile 9g\.99gb, which getpid waits for"):
+                start(pool.where(profile="9g.99gb"))
+
+
+def test_a_pool_and_its_choice_close_together(fleet):
+    with open_pool(fleet.manifest) as pool:
+        chosen = pool.where(node="n0")
+    with pytest.raises(sky.FleetError, match="is closed"):
+        chosen.submit(os.getpid)
