@@ -153,7 +153,7 @@ def _is_known(address: str, text: str, known: set[tuple[str, str]]) -> bool:
 
 
 def _line(group: Sequence[Refusal]) -> str:
-    first = group[0]
+    first = min(group, key=lambda refusal: refusal.address)
     more = f" and {len(group) - 1} more" if len(group) > 1 else ""
     code = f" ({first.code})" if first.code else ""
     action = f": {first.action}" if first.action and first.cause == "CloudPermissionDenied" else ""
