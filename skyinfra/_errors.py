@@ -29,6 +29,13 @@
     ├── TerraformError
     │   ├── TerraformNotFound         no terraform program
     │   ├── TerraformFailed           terraform ended with an error
+    │   │   └── CloudRefused          the cloud refused a step; nothing is lost from the state
+    │   │       ├── CapacityUnavailable       it has no such machine now
+    │   │       ├── CloudCredentialsRefused   credentials that are missing, expired or not accepted
+    │   │       ├── CloudPermissionDenied     the credentials may not do it
+    │   │       ├── CloudThrottled            too many requests
+    │   │       ├── QuotaExceeded             the account's quota does not allow it
+    │   │       └── SpotPriceTooLow           the spot price is above the declared maximum
     │   └── DeployInterrupted         interrupted; the state is usable
     ├── FleetError
     │   ├── FleetNotDeployed          nothing deployed under that name
@@ -235,7 +242,40 @@ class TerraformNotFound(TerraformError):
 
 
 class TerraformFailed(TerraformError):
-    """Terraform ended with an error; the message is Terraform's own."""
+    """Terraform ended with an error; the message is Terraform's own.
+
+    diagnostics: the address and the text of each error that Terraform reported.
+    """
+
+    diagnostics: tuple[tuple[str, str], ...] = ()
+
+
+class CloudRefused(TerraformFailed):
+    """The cloud refused a step. What was created before is in Terraform's state, and the same command goes on."""
+
+
+class CapacityUnavailable(CloudRefused):
+    """The cloud has no such machine to give now."""
+
+
+class CloudCredentialsRefused(CloudRefused):
+    """The cloud's credentials are missing, have expired or are not accepted."""
+
+
+class CloudPermissionDenied(CloudRefused):
+    """The cloud's credentials may not do it; the message names the permission."""
+
+
+class CloudThrottled(CloudRefused):
+    """The cloud throttles the account's requests, and went on doing so."""
+
+
+class QuotaExceeded(CloudRefused):
+    """The account's quota does not allow it."""
+
+
+class SpotPriceTooLow(CloudRefused):
+    """The spot price is above the maximum that is declared."""
 
 
 class DeployInterrupted(TerraformError):
@@ -333,6 +373,11 @@ class NotInTask(TaskError):
 __all__ = [
     "AcceleratorMissing",
     "AppFailed",
+    "CapacityUnavailable",
+    "CloudCredentialsRefused",
+    "CloudPermissionDenied",
+    "CloudRefused",
+    "CloudThrottled",
     "ConcurrencyMismatch",
     "CredentialsRefused",
     "DeclarationError",
@@ -368,8 +413,10 @@ __all__ = [
     "PortTaken",
     "ProjectError",
     "ProjectNotFound",
+    "QuotaExceeded",
     "SkyinfraError",
     "SlotLost",
+    "SpotPriceTooLow",
     "StackNotFound",
     "StateDirectoryError",
     "TaskAttemptsExceeded",

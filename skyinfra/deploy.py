@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from skyinfra._errors import FleetError, ProjectError, SkyinfraError, TerraformError, TerraformFailed
+from skyinfra._errors import CloudRefused, FleetError, ProjectError, SkyinfraError, TerraformError, TerraformFailed
 from skyinfra.backends import LocalState
 from skyinfra.compiler import compile_pools
+from skyinfra.next_steps import next_steps
 from skyinfra.progress import Reporter
 from skyinfra.project import Project, SynthesizedStack, node_environment
 from skyinfra.terraform import Plan, Terraform, find_program
@@ -35,11 +36,22 @@ def planned(
 
     replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`.
     """
-    terraform = stack.terraform()
-    terraform.prepare()
-    again = [*replace, *([] if destroy else lost_local_nodes(stack))]
-    with terraform.planned(lambda event: None, destroy=destroy, replace=again) as plan:
+    with contextlib.ExitStack() as inside:
+        try:
+            terraform = stack.terraform()
+            terraform.prepare()
+            again = [*replace, *([] if destroy else lost_local_nodes(stack))]
+            plan = inside.enter_context(terraform.planned(lambda event: None, destroy=destroy, replace=again))
+        except CloudRefused as error:
+            error.hint = _advice(stack, error, "Nothing was changed.")
+            raise
         yield terraform, plan
+
+
+def _advice(stack: SynthesizedStack, error: TerraformFailed, last: str) -> str:
+    """The hint of *error*: its own, what is known of the pools it is about, and what is left as it is."""
+    own = [error.hint] if error.hint else []
+    return "\n".join([*own, *(next_steps(stack, error) if isinstance(error, CloudRefused) else []), last])
 
 
 def carry_out(
@@ -63,9 +75,12 @@ def carry_out(
             try:
                 terraform.apply_plan(plan, reporter)
             except TerraformFailed as error:
-                error.hint = (
-                    f"What exists is in the state. Mend the cause and run `skyinfra {verb} {stack.name}` again"
-                    + ("." if destroy else f", or `skyinfra destroy {stack.name}`.")
+                again = "" if destroy else f", or `skyinfra destroy {stack.name}`"
+                error.hint = _advice(
+                    stack,
+                    error,
+                    "The state is intact, and what exists is in it. "
+                    f"Mend the cause and run `skyinfra {verb} {stack.name}` again{again}.",
                 )
                 raise
         return plan

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,22 @@ class SynthesizedStack:
     """One stack as it was synthesized.
 
     folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
+    providers: the configurations of every Terraform provider by its name.
     """
 
     name: str
     folder: Path
     pools: tuple[dict[str, Any], ...]
     modules: dict[str, dict[str, Any]]
+    providers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def configuration(self, pool: str) -> dict[str, Any]:
+        """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
+        for name, reference in self.modules.get(pool, {}).get("providers", {}).items():
+            for configuration in self.providers.get(name, []):
+                if reference == f"{name}.{configuration.get('alias')}":
+                    return configuration
+        return {}
 
     def terraform(self) -> Terraform:
         """Terraform in the stack's folder. Raises `TerraformNotFound`."""
@@ -203,7 +213,13 @@ def _read_synthesized(file: Path) -> dict[str, Any]:
 def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
     document = _read_synthesized(file)
     pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
-    return SynthesizedStack(name=name, folder=folder, pools=pools, modules=document.get("module", {}))
+    return SynthesizedStack(
+        name=name,
+        folder=folder,
+        pools=pools,
+        modules=document.get("module", {}),
+        providers=document.get("provider", {}),
+    )
 
 
 def node_environment() -> dict[str, str]:

@@ -25,6 +25,7 @@ import python_terraform
 from python_terraform import IsFlagged
 
 from skyinfra._errors import DeployInterrupted, TerraformFailed, TerraformNotFound
+from skyinfra.cloud_errors import explain
 
 PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
 
@@ -93,11 +94,21 @@ def find_program() -> tuple[str, ...]:
 class _Run:
     """What one terraform command printed: diagnostics, and what was not JSON."""
 
-    errors: list[str] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
 
-    def text(self) -> str:
-        return "\n\n".join(self.errors) or "\n".join(self.plain[-30:]) or "terraform printed no reason"
+    def failure(self, command: str) -> TerraformFailed:
+        """The error for this run: what a cloud is known to refuse, or else Terraform's own words."""
+        reported = self.errors or [("", text) for text in _plain_errors("\n".join(self.plain))]
+        known = explain(command, reported)
+        if known is not None:
+            known.message = _PROVISIONER.sub("", known.message)
+            return known
+        said = "\n\n".join(f"{address}: {text}" if address else text for address, text in self.errors)
+        text = said or "\n".join(self.plain[-30:]) or "terraform printed no reason"
+        error = TerraformFailed(_readable(text, command))
+        error.diagnostics = tuple(self.errors)
+        return error
 
 
 class Terraform(python_terraform.Terraform):  # type: ignore[misc]
@@ -182,7 +193,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if code != 0:
             if not run.plain:
                 run.plain.extend("".join(printed).splitlines())
-            raise TerraformFailed(_readable(run.text(), command))
+            raise run.failure(command)
         return "".join(printed)
 
 
@@ -278,13 +289,11 @@ def _handle(line: str, run: _Run, listener: Listener, collect: Callable[[dict[st
 
 def _diagnostic(diagnostic: dict[str, Any], run: _Run, listener: Listener) -> None:
     text = "\n".join(part for part in (diagnostic.get("summary", ""), diagnostic.get("detail", "")) if part)
-    address = diagnostic.get("address")
-    if address:
-        text = f"{address}: {text}"
+    address = diagnostic.get("address") or ""
     if diagnostic.get("severity") == "error":
-        run.errors.append(text)
+        run.errors.append((address, text))
     else:
-        listener(Event("text", text=text))
+        listener(Event("text", text=f"{address}: {text}" if address else text))
 
 
 _KINDS = {
@@ -319,6 +328,14 @@ _PROVISIONER = re.compile(
 
 def _readable(text: str, command: str) -> str:
     """Terraform's words without its frames; a failed local node speaks for itself."""
-    text = _COLOR.sub("", text)
-    text = re.sub(r"^[╷│╵] ?", "", text, flags=re.MULTILINE).strip()
-    return f"terraform {command} failed\n{_PROVISIONER.sub('', text).strip()}"
+    return f"terraform {command} failed\n{_PROVISIONER.sub('', _bare(text)).strip()}"
+
+
+def _bare(text: str) -> str:
+    """*text* without colours and frames."""
+    return re.sub(r"^[╷│╵] ?", "", _COLOR.sub("", text), flags=re.MULTILINE).strip()
+
+
+def _plain_errors(text: str) -> list[str]:
+    """The errors of a command that speaks no JSON."""
+    return [part.strip() for part in re.split(r"^Error: ", _bare(text), flags=re.MULTILINE)[1:]]

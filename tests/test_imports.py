@@ -31,11 +31,23 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"_declared"},
     "stack": {"compiler", "bootstrap", "backends", "pool", "bundled"},
     "cost": {"offers"},
-    "terraform": set(),
+    "cloud_errors": set(),
+    "terraform": {"cloud_errors"},
     "project": {"terraform", "protocol"},
+    "next_steps": {"cloud_errors", "offers", "project", "providers"},
     "progress": {"terraform"},
     "client": {"protocol", "terraform", "project"},
-    "deploy": {"stack", "backends", "compiler", "pool", "client", "project", "progress", "terraform"},
+    "deploy": {
+        "stack",
+        "backends",
+        "compiler",
+        "pool",
+        "client",
+        "next_steps",
+        "project",
+        "progress",
+        "terraform",
+    },
 }
 # The declaration may be used as the whole program (`with sky.ComputePool(...)`), so it reaches up when it is entered.
 # Packing is declared beside the rest of MIG (`sky.mig.pack`), but needs offers and a solver, which no node has.

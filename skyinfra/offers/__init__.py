@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+from skyinfra.offers.instead import instead, named
 from skyinfra.offers.nearest import not_offered, told
 from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, usd
 from skyinfra.offers.query import Limits, Query, Wanted, ask, carries, providers, regions
@@ -25,7 +26,9 @@ __all__ = [
     "ask",
     "carries",
     "find",
+    "instead",
     "load",
+    "named",
     "not_offered",
     "providers",
     "regions",

@@ -1,0 +1,54 @@
+"""The quotas of an AWS account that a pool counts towards, by machine type and purchase. From quotas.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_DATA = Path(__file__).with_name("quotas.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One quota of Service Quotas: the service's code, the quota's code and its name."""
+
+    service: str
+    code: str
+    name: str
+
+    def increase(self, value: int, region: str, profile: str | None = None) -> str:
+        """The command that asks for *value*."""
+        command = (
+            f"aws service-quotas request-service-quota-increase --service-code {self.service} --quota-code {self.code} "
+            f"--desired-value {value} --region {region}"
+        )
+        return f"{command} --profile {profile}" if profile else command
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return data
+
+
+@cache
+def vcpu_quota(machine_type: str, *, spot: bool = False) -> Quota | None:
+    """The quota of vCPUs that *machine_type* counts towards, on-demand or as spot; None where it is not known."""
+    for family, code, name in _data()["spot" if spot else "on-demand"]:
+        if re.match(family, machine_type):
+            return Quota("ec2", code, name)
+    return None
+
+
+def vpc_quota() -> Quota:
+    """How many VPCs a region may have."""
+    return Quota(*_data()["vpcs"])
+
+
+def address_quota() -> Quota:
+    """How many Elastic IPs a region may have."""
+    return Quota(*_data()["addresses"])
