@@ -12,6 +12,9 @@ from skyinfra.terraform import Event
 
 _DONE = {"create": "created", "update": "updated", "delete": "destroyed", "replace": "replaced", "read": "read"}
 
+# What a local node says while it waits for tasks.
+_WAITING = "skyinfra: waiting: "
+
 
 class Reporter:
     """Shows the events of one plan or apply on stderr. Use it as a ``with`` block; call it with each `Event`.
@@ -60,6 +63,8 @@ class Reporter:
                 self._bar.advance(self._task)
         elif event.kind == "failed":
             self._line(f"{short(event.address)} failed")
+        elif event.kind == "output" and event.text.startswith(_WAITING):
+            self._line(event.text.removeprefix("skyinfra: ").strip())
         elif event.kind == "text" and event.text.strip():
             self._line(event.text)
 

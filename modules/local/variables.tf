@@ -139,7 +139,7 @@ variable "runner" {
 }
 
 variable "wait_seconds" {
-  description = "How long a node may take, in seconds, from its start until every slot is ready."
+  description = "How long a node may take, in seconds, from its start until every slot is ready, apart from tasks that end on slots that go."
   type        = number
   default     = 300
 }

@@ -123,7 +123,9 @@ def _wait(
 def _tell(node: Node, waits_for: tuple[str, ...], told: tuple[str, ...]) -> tuple[str, ...]:
     """Says what a node that is draining waits for, where that is news."""
     if waits_for and waits_for != told:
-        print(f"node {node.name} waits for tasks on slots that go: {'; '.join(waits_for)}", file=sys.stderr, flush=True)
+        # `skyinfra deploy` shows the lines of a local node that begin so.
+        text = f"skyinfra: waiting: node {node.name}: tasks end on slots that go: {'; '.join(waits_for)}"
+        print(text, file=sys.stderr, flush=True)
     return waits_for or told
 
 

@@ -241,6 +241,7 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
                 assert futures[0].result(timeout=60) == (goes.slot, "3g.40gb")
                 out = deploy.communicate(timeout=120)[0]
                 assert deploy.returncode == 0, out
+                assert f"waiting: node mig-0: tasks end on slots that go: slot {goes.slot}: task until_open" in out
             after = pool.slots()
             assert sorted(s.profile or "" for s in after) == ["2g.20gb"] * 6 + ["3g.40gb"] * 4
             assert [s for s in after if s.gpu == 1] == [s for s in before if s.gpu == 1]

@@ -241,6 +241,23 @@ def test_a_worker_stays_until_its_results_are_fetched(make_node: MakeNode, gate:
     node.quiet_log()
 
 
+def test_another_environment_waits_for_tasks_too(make_node: MakeNode, gate: MakeGate) -> None:
+    node = make_node(cpu_slots=3, env={"COLOUR": "red"})
+    node.boot()
+    busy = gate("busy")
+    with node.pool() as pool:
+        of_busy = busy.run(pool, Target(slot="n1/1"))
+        node.configure(cpu_slots=1, env={"COLOUR": "blue"})
+        with node.booting():
+            until(lambda: [slot.slot for slot in pool.slots()] == ["n1/0"], "the idle slots have changed")
+            assert Task(os.getenv, ("COLOUR",)) >> pool == "blue"
+            busy.open()
+            assert of_busy.result(timeout=60)[0] == "n1/1"
+        assert [slot.slot for slot in node.status().slots] == ["n1/0"]
+    assert busy.starts == 1
+    node.quiet_log()
+
+
 def test_the_runner_ends_at_once_while_it_drains(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG))
     pid = node.boot().pid
