@@ -50,15 +50,18 @@ data "aws_ssm_parameter" "image" {
 }
 
 # What a node is replaced for, besides what EC2 cannot change on an instance. Its user data are not among it: they
-# carry the layout the node begins with, and a changed layout reaches running nodes in place.
+# carry the layout the node begins with, and a changed layout reaches running nodes in place. The market options are:
+# the provider reads those of a capacity block back as none, and would replace the node at every apply.
 resource "terraform_data" "identity" {
   for_each = toset(local.has_workers ? ["head", "worker"] : ["head"])
 
   triggers_replace = [
     terraform_data.secret.id,
     coalesce(var.user_data_revision, sha256(each.key == "head" ? var.user_data_head : var.user_data_worker)),
+    terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
     each.key == "head" ? terraform_data.zone["head"].id : local.scheduler,
-    each.key == "head" ? local.interfaces[local.head_type] : flatten([for type in var.machine_types : local.interfaces[type]]),
+    # A group gives the rest to the nodes it launches from then on.
+    local.grouped ? "" : jsonencode([var.efa_interfaces, var.spot, var.spot_max_price, var.capacity_block_id, var.capacity_reservation_id]),
   ]
 }
 
@@ -134,7 +137,7 @@ resource "aws_instance" "head" {
   )
 
   lifecycle {
-    ignore_changes       = [user_data_base64, launch_template]
+    ignore_changes       = [user_data_base64, launch_template, instance_market_options]
     replace_triggered_by = [terraform_data.identity["head"]]
   }
 
@@ -193,7 +196,7 @@ resource "aws_instance" "worker" {
   tags = merge(local.tags, { Name = "${var.stack}/${each.key}", "skyinfra:node" = each.key, "skyinfra:role" = "worker" })
 
   lifecycle {
-    ignore_changes       = [user_data_base64, launch_template]
+    ignore_changes       = [user_data_base64, launch_template, instance_market_options]
     replace_triggered_by = [terraform_data.identity["worker"]]
   }
 

@@ -9,15 +9,15 @@ It runs in a process of its own: ``python -m moto_ext --port N``. Patched there,
   show, a placement group that is not there.
 - Auto Scaling groups follow their mixed instances policy: the types in their order, the launch template of each, spot.
 - Placement groups exist. The Deep Learning images and their SSM parameters exist.
-- What the file named by ``MOTO_EXT_NO_CAPACITY`` lists, one machine type a line, EC2 has no capacity for.
+- A test says where capacity or an offer is missing; see `moto_ext.world`.
 """
 
 from __future__ import annotations
 
-from moto_ext import details, groups, images, interfaces, launch, placement
+from moto_ext import details, groups, images, interfaces, launch, placement, world
 
 
 def install() -> None:
     """Patches moto in this process."""
-    for part in (details, images, interfaces, placement, launch, groups):
+    for part in (details, world, images, interfaces, placement, launch, groups):
         part.install()

@@ -16,7 +16,16 @@ def install() -> None:
         given = [spec for spec in data.get("TagSpecifications", []) if spec["ResourceType"] != "launch-template"]
         return create_template(self, name, description, {**data, "TagSpecifications": given}, tag_spec)
 
+    delete_nat = EC2Backend.delete_nat_gateway
+
+    def _delete_nat(self: Any, nat_gateway_id: str) -> Any:
+        # moto leaves its network interface behind.
+        gateway = delete_nat(self, nat_gateway_id)
+        self.enis.pop(gateway._eni.id, None)
+        return gateway
+
     EC2Backend.create_launch_template = _create_template
+    EC2Backend.delete_nat_gateway = _delete_nat
     # moto forgets the description of a rule between groups.
     SecurityGroupRule.description = property(
         lambda rule: rule.ip_range.get("Description") or rule.source_group.get("Description")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-from pathlib import Path
 from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
-from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import convert_tag_spec, parse_user_data, random_spot_request_id
 
-from moto_ext import images, placement
+from moto_ext import images, placement, world
 
 MAX_USER_DATA = 16384
-NO_CAPACITY = "MOTO_EXT_NO_CAPACITY"
 
 
 def install() -> None:
@@ -48,6 +45,7 @@ def launch(backend: Any, request: dict[str, Any]) -> Any:
         instance_type=request["InstanceType"],
         is_instance_type_default=False,
         region_name=backend.region_name,
+        placement=zone,
         subnet_id=request.get("SubnetId"),
         key_name=request.get("KeyName"),
         security_group_ids=list(request.get("SecurityGroupIds", [])),
@@ -81,7 +79,6 @@ def _with_template(backend: Any, request: dict[str, Any]) -> dict[str, Any]:
     return {**data, **{key: value for key, value in request.items() if key != "TagSpecifications"}}
 
 
-
 def _zone(backend: Any, request: dict[str, Any]) -> str:
     nics = request.get("NetworkInterfaces", [])
     if nics and request.get("SubnetId"):
@@ -102,8 +99,7 @@ def _check_type(backend: Any, request: dict[str, Any], zone: str) -> None:
     kind = request["InstanceType"]
     if kind not in INSTANCE_TYPES:
         raise EC2ClientError("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
-    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(backend.region_name, [])
-    zones = sorted(each["Location"] for each in offered if each["InstanceType"] == kind)
+    zones = world.offered_in(backend, kind)
     if zone not in zones:
         raise EC2ClientError(
             "Unsupported",
@@ -145,18 +141,29 @@ def _check_interfaces(backend: Any, request: dict[str, Any], zone: str) -> None:
             "InvalidParameterCombination",
             "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.",
         )
-    cards = {card["NetworkCardIndex"]: card for card in INSTANCE_TYPES[request["InstanceType"]]["NetworkInfo"]["NetworkCards"]}
+    cards = {
+        card["NetworkCardIndex"]: card
+        for card in INSTANCE_TYPES[request["InstanceType"]]["NetworkInfo"]["NetworkCards"]
+    }
     for nic in nics:
         card, kind = int(nic.get("NetworkCardIndex") or 0), nic.get("InterfaceType") or "interface"
         if card not in cards:
-            raise EC2ClientError("InvalidParameterValue", f"Network card index {card} exceeds the limit for {request['InstanceType']}.")
+            raise EC2ClientError(
+                "InvalidParameterValue", f"Network card index {card} exceeds the limit for {request['InstanceType']}."
+            )
         if nic.get("NetworkInterfaceId"):
             if nic.get("InterfaceType") or nic.get("Groups") or nic.get("SubnetId"):
-                raise EC2ClientError("InvalidParameterCombination", "A network interface may not specify both a network interface ID and its parameters")
+                raise EC2ClientError(
+                    "InvalidParameterCombination",
+                    "A network interface may not specify both a network interface ID and its parameters",
+                )
             kind = backend.get_network_interface(nic["NetworkInterfaceId"]).interface_type
         allowed = cards[card].get("InterfaceTypes", ["interface", "efa", "efa-only"])
         if kind not in allowed:
-            raise EC2ClientError("Unsupported", f"{request['InstanceType']} does not support interface type {kind} on network card {card}.")
+            raise EC2ClientError(
+                "Unsupported",
+                f"{request['InstanceType']} does not support interface type {kind} on network card {card}.",
+            )
 
 
 def _check_tags(backend: Any, request: dict[str, Any], zone: str) -> None:
@@ -164,16 +171,19 @@ def _check_tags(backend: Any, request: dict[str, Any], zone: str) -> None:
         return
     for key in convert_tag_spec(request.get("TagSpecifications", [])).get("instance", {}):
         if not re.fullmatch(r"[A-Za-z0-9+\-=.,_:@]+", key) or key in (".", "..", "_index"):
-            raise EC2ClientError("InvalidParameterValue", f"'{key}' is not a valid tag key. Tag keys must match pattern ([0-9a-zA-Z\\-_+=,.@:]{{1,255}}), and must not be a reserved name ('.', '..', '_index')")
+            raise EC2ClientError(
+                "InvalidParameterValue",
+                f"'{key}' is not a valid tag key. Tag keys must match pattern ([0-9a-zA-Z\\-_+=,.@:]{{1,255}}), and must not be a reserved name ('.', '..', '_index')",
+            )
 
 
 def _check_capacity(backend: Any, request: dict[str, Any], zone: str) -> None:
-    listed = Path(os.environ.get(NO_CAPACITY, os.devnull))
-    if listed.exists() and request["InstanceType"] in listed.read_text().split():
+    kind, market = request["InstanceType"], request.get("InstanceMarketOptions", {}).get("MarketType")
+    if {kind, f"{kind}/{market}", f"{kind}/{backend.region_name}"} & set(world.told("no_capacity")):
         raise EC2ClientError(
             "InsufficientInstanceCapacity",
-            f"We currently do not have sufficient {request['InstanceType']} capacity in the Availability Zone you requested "
-            f"({zone}). Our system will be working on provisioning additional capacity.",
+            f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone}). "
+            "Our system will be working on provisioning additional capacity.",
         )
 
 
@@ -187,7 +197,9 @@ def _volumes(backend: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"DeviceName": name, "Ebs": ebs} for name, ebs in volumes.items()]
 
 
-def _remember(backend: Any, instance: Any, request: dict[str, Any], market: dict[str, Any], tags: dict[str, Any]) -> None:
+def _remember(
+    backend: Any, instance: Any, request: dict[str, Any], market: dict[str, Any], tags: dict[str, Any]
+) -> None:
     group = request.get("Placement", {}).get("GroupName")
     if group:
         instance.placement.group_name = placement.find(backend, group).name
@@ -236,5 +248,3 @@ class _SpotRequest(SpotInstanceRequest):
 
     def launch_instance(self) -> Instance:
         return self._launched
-
-

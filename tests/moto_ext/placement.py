@@ -67,7 +67,9 @@ def delete_placement_group(self: Any) -> EmptyResult:
     find(self.ec2_backend, name)
     used = [i.id for i in self.ec2_backend.all_instances() if i.placement.group_name == name and i.state_code != 48]
     if used:
-        raise EC2ClientError("InvalidPlacementGroup.InUse", f"The placement group {name} is in use and may not be deleted.")
+        raise EC2ClientError(
+            "InvalidPlacementGroup.InUse", f"The placement group {name} is in use and may not be deleted."
+        )
     del placement_groups(self.ec2_backend)[name]
     return EmptyResult()
 
