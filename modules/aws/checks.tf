@@ -24,7 +24,7 @@ resource "terraform_data" "checks" {
   lifecycle {
     precondition {
       condition     = var.vpc_id == null || length(var.subnet_ids) > 0
-      error_message = "vpc_id: a VPC alone says not where in it the nodes stand. Give subnet_ids, the subnets of that VPC to use, or leave vpc_id out for a network of the module's own."
+      error_message = "vpc_id: a VPC alone does not say where in it the nodes stand. Give subnet_ids, the subnets of that VPC to use, or leave vpc_id out for a network of the module's own."
     }
 
     precondition {
