@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +55,45 @@ def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True
 
 def read(folder: Path, stack: str) -> dict[str, Any]:
     return json.loads((folder / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())
+
+
+# Names the folder that holds a mirror of Terraform providers, where it is in no usual place.
+MIRROR = "SKYINFRA_PROVIDER_MIRROR"
+
+
+def _mirrors() -> Iterator[Path]:
+    """Where a mirror of providers may be: named, Terraform's own places, its cache, two levels below the root."""
+    if os.environ.get(MIRROR):
+        yield Path(os.environ[MIRROR])
+    shares = os.environ.get("XDG_DATA_DIRS", "/usr/local/share:/usr/share").split(":")
+    home = Path.home()
+    yield from (home / ".terraform.d" / "plugins", home / ".local" / "share" / "terraform" / "plugins")
+    yield from (Path(share) / "terraform" / "plugins" for share in shares)
+    yield Path(os.environ.get("TF_PLUGIN_CACHE_DIR", home / ".terraform.d" / "plugin-cache"))
+    for top in sorted(Path("/").iterdir()):
+        if top.name not in ("dev", "proc", "sys", "run") and os.access(top, os.R_OK | os.X_OK) and top.is_dir():
+            yield from (each.parent for each in sorted(top.glob("*/registry.terraform.io")))
+
+
+@cache
+def provider_mirror(source: str = "hashicorp/aws") -> Path | None:
+    """The folder with a mirror that holds the provider *source*; None where there is none."""
+    return next((path for path in _mirrors() if (path / "registry.terraform.io" / source).is_dir()), None)
+
+
+def provider_configuration(folder: Path, source: str = "hashicorp/aws") -> Path | None:
+    """A configuration of the terraform program, written to *folder*, that takes *source* from its mirror.
+
+    None where there is no mirror: Terraform then asks the registry.
+    """
+    mirror = provider_mirror(source)
+    if mirror is None:
+        return None
+    address = f"registry.terraform.io/{source}"
+    path = folder / "terraform.rc"
+    path.write_text(
+        "provider_installation {\n"
+        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n    include = [{json.dumps(address)}]\n  }}\n"
+        f"  direct {{\n    exclude = [{json.dumps(address)}]\n  }}\n}}\n"
+    )
+    return path

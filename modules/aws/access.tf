@@ -1,0 +1,120 @@
+# Who reaches the nodes, and what the nodes may do.
+
+locals {
+  own_groups      = length(var.security_group_ids) == 0
+  security_groups = local.own_groups ? aws_security_group.nodes[*].id : var.security_group_ids
+  open_ports      = local.own_groups ? setunion([var.scheduler_port], var.ssh_public_key == "" ? [] : [22]) : []
+  openings        = { for pair in setproduct(local.open_ports, var.allow_cidrs) : "${pair[0]} ${pair[1]}" => { port = pair[0], cidr = pair[1] } }
+}
+
+resource "aws_security_group" "nodes" {
+  count = local.own_groups ? 1 : 0
+
+  name_prefix = local.prefix
+  description = "skyinfra ${local.title}: the nodes reach each other"
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = local.title })
+
+  lifecycle {
+    create_before_destroy = true
+  }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "nodes" {
+  count = local.own_groups ? 1 : 0
+
+  security_group_id            = aws_security_group.nodes[0].id
+  referenced_security_group_id = aws_security_group.nodes[0].id
+  ip_protocol                  = "-1"
+  description                  = "between the nodes"
+  tags                         = local.tags
+}
+
+# EFA needs the group named; an open network is not enough for it.
+resource "aws_vpc_security_group_egress_rule" "efa" {
+  count = local.own_groups ? 1 : 0
+
+  security_group_id            = aws_security_group.nodes[0].id
+  referenced_security_group_id = aws_security_group.nodes[0].id
+  ip_protocol                  = "-1"
+  description                  = "between the nodes, EFA included"
+  tags                         = local.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "nodes" {
+  count = local.own_groups ? 1 : 0
+
+  security_group_id = aws_security_group.nodes[0].id
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "-1"
+  description       = "packages, images and data"
+  tags              = local.tags
+}
+
+resource "aws_security_group" "head" {
+  count = local.own_groups ? 1 : 0
+
+  name_prefix = "${local.prefix}head-"
+  description = "skyinfra ${local.title}: who reaches the head"
+  vpc_id      = local.vpc_id
+  tags        = merge(local.tags, { Name = "${local.title}/head" })
+
+  lifecycle {
+    create_before_destroy = true
+  }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "head" {
+  for_each = local.openings
+
+  security_group_id = aws_security_group.head[0].id
+  cidr_ipv4         = can(regex(":", each.value.cidr)) ? null : each.value.cidr
+  cidr_ipv6         = can(regex(":", each.value.cidr)) ? each.value.cidr : null
+  ip_protocol       = "tcp"
+  from_port         = each.value.port
+  to_port           = each.value.port
+  description       = each.value.port == var.scheduler_port ? "scheduler" : "ssh"
+  tags              = local.tags
+}
+
+locals {
+  own_profile      = var.iam_instance_profile == null
+  instance_profile = local.own_profile ? one(aws_iam_instance_profile.this[*].name) : var.iam_instance_profile
+}
+
+data "aws_partition" "current" {
+  count = local.own_profile ? 1 : 0
+}
+
+resource "aws_iam_role" "this" {
+  count = local.own_profile ? 1 : 0
+
+  # IAM takes 38 characters here.
+  name_prefix = substr("skyinfra-${var.name}-", 0, 38)
+  description = "skyinfra ${local.title}: Session Manager on the nodes"
+  tags        = merge(local.tags, { Name = local.title })
+
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { Service = "ec2.amazonaws.com" }
+    }]
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "session_manager" {
+  count = local.own_profile ? 1 : 0
+
+  role       = aws_iam_role.this[0].name
+  policy_arn = "arn:${data.aws_partition.current[0].partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+resource "aws_iam_instance_profile" "this" {
+  count = local.own_profile ? 1 : 0
+
+  name_prefix = local.prefix
+  role        = aws_iam_role.this[0].name
+  tags        = merge(local.tags, { Name = local.title })
+}

@@ -1,0 +1,110 @@
+# What no single input can be refused for. The rest of the module waits for these.
+
+locals {
+  # Stand-ins of the same length and as hard to compress as the real values, which no plan knows.
+  sample_secret    = "${uuidv5("dns", "skyinfra")}${uuidv5("dns", "skyinfra.fleet")}"
+  sample_scheduler = "198.51.100.247:${var.scheduler_port}"
+  sample_sizes = {
+    for which, text in { user_data_head = var.user_data_head, user_data_worker = var.user_data_worker } : which => length(base64gzip(
+      replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100")
+    )) * 3 / 4
+  }
+  # The real values may compress a little worse.
+  slack          = 48
+  max_user_data  = 16384
+  reserved       = var.capacity_block_id != null || var.capacity_reservation_id != null
+  offered_text   = length(local.offered) == 0 ? "no zone of this region" : join(", ", sort(local.offered))
+  machines_text  = join(", ", var.machine_types)
+  given_vpcs     = distinct(data.aws_subnet.given[*].vpc_id)
+  unknown_efa    = setsubtract(keys(var.efa_interfaces), var.machine_types)
+  zones_not_here = setsubtract(var.zones, local.present)
+}
+
+resource "terraform_data" "checks" {
+  lifecycle {
+    precondition {
+      condition     = var.vpc_id == null || length(var.subnet_ids) > 0
+      error_message = "vpc_id: a VPC alone does not say where in it the nodes stand. Give subnet_ids, the subnets of that VPC to use, or leave vpc_id out for a network of the module's own."
+    }
+
+    precondition {
+      condition     = length(local.given_vpcs) <= 1
+      error_message = "subnet_ids: the subnets belong to several VPCs (${join(", ", local.given_vpcs)}). Give subnets of one VPC."
+    }
+
+    precondition {
+      condition     = var.vpc_id == null || length(var.subnet_ids) == 0 || contains(local.given_vpcs, coalesce(var.vpc_id, "-"))
+      error_message = "vpc_id: the subnets of subnet_ids belong to ${join(", ", local.given_vpcs)}. Give that one, or leave vpc_id out."
+    }
+
+    precondition {
+      condition     = length(var.security_group_ids) == 0 || length(var.subnet_ids) > 0
+      error_message = "security_group_ids: security groups belong to a VPC that is there already, so subnet_ids must be given too."
+    }
+
+    precondition {
+      condition     = length(var.security_group_ids) == 0 || length(var.allow_cidrs) == 0
+      error_message = "allow_cidrs: with security_group_ids their own rules say who comes in. Leave allow_cidrs out, or leave security_group_ids out for groups of the module's own."
+    }
+
+    precondition {
+      condition     = length(local.zones_not_here) == 0
+      error_message = "zones: ${join(", ", local.zones_not_here)} is not among ${join(", ", local.present)}, the zones of ${local.own_network ? "this region" : "subnet_ids"}."
+    }
+
+    precondition {
+      condition     = length(local.zones) > 0
+      error_message = "machine_types: ${local.machines_text} is offered in ${local.offered_text}, but not in ${join(", ", local.considered)}. Choose another zone, subnet, region or machine type."
+    }
+
+    precondition {
+      condition     = length(local.head_zones) > 0
+      error_message = "head_machine_type: ${var.head_machine_type} is not offered in ${join(", ", local.considered)}. Choose another one; it must have the architecture of the image."
+    }
+
+    precondition {
+      condition     = !var.spot || !local.reserved
+      error_message = "spot: spot instances run in no capacity block or reservation. Leave spot out, or capacity_block_id and capacity_reservation_id."
+    }
+
+    precondition {
+      condition     = var.capacity_block_id == null || var.capacity_reservation_id == null
+      error_message = "capacity_block_id: nodes run in a capacity block or in a capacity reservation, not in both. Leave one out."
+    }
+
+    precondition {
+      condition     = var.spot || var.spot_max_price == null
+      error_message = "spot_max_price: only spot instances have a maximum price. Set spot = true, or leave spot_max_price out."
+    }
+
+    precondition {
+      condition     = !local.reserved || length(var.machine_types) == 1
+      error_message = "machine_types: a capacity block or reservation is for one machine type; ${local.machines_text} are given."
+    }
+
+    precondition {
+      condition     = !local.reserved || length(var.zones) == 1 || length(var.subnet_ids) == 1
+      error_message = "zones: a capacity block or reservation is in one zone. Name that zone, or give one subnet in it."
+    }
+
+    precondition {
+      condition     = length(local.unknown_efa) == 0
+      error_message = "efa_interfaces: ${join(", ", local.unknown_efa)} is not among machine_types (${local.machines_text})."
+    }
+
+    precondition {
+      condition     = !local.has_workers || var.user_data_worker != ""
+      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
+    }
+
+    precondition {
+      condition     = local.sample_sizes.user_data_head + local.slack <= local.max_user_data
+      error_message = "user_data_head: ${local.sample_sizes.user_data_head} bytes after gzip, and EC2 takes ${local.max_user_data} (${local.slack} are kept for the secret). Move packages and files into the image, or fetch them at boot."
+    }
+
+    precondition {
+      condition     = local.sample_sizes.user_data_worker + local.slack <= local.max_user_data
+      error_message = "user_data_worker: ${local.sample_sizes.user_data_worker} bytes after gzip, and EC2 takes ${local.max_user_data} (${local.slack} are kept for the secret). Move packages and files into the image, or fetch them at boot."
+    }
+  }
+}

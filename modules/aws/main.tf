@@ -1,0 +1,232 @@
+locals {
+  # Spot and fallback lists need a group that goes on trying; everything else is plain instances.
+  grouped = length(var.machine_types) > 1 || (var.spot && var.node_count > 1)
+
+  names   = [for index in range(var.node_count) : "${var.name}-${index}"]
+  head    = local.grouped ? "${var.name}-head" : local.names[0]
+  workers = local.grouped ? [] : slice(local.names, 1, length(local.names))
+
+  head_type   = local.grouped ? var.head_machine_type : var.machine_types[0]
+  has_workers = local.grouped || length(local.workers) > 0
+
+  # Name prefixes: several stacks, and the same stack in several regions, share the account's names.
+  prefix = "skyinfra-${var.name}-"
+  title  = "${var.stack}/${var.name}"
+  tags   = merge(var.labels, { "skyinfra:stack" = var.stack, "skyinfra:pool" = var.name })
+}
+
+# The fleet secret, as in every module: in `triggers_replace`, since terraform_data copies `input` to `output`, which
+# Terraform does not treat as sensitive and prints in the plan of a destroy.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# What the path of an SSM parameter names changes with every release of the image. A node keeps the AMI it was made
+# with until `image` itself changes.
+resource "terraform_data" "image" {
+  for_each = local.images
+
+  input            = local.amis[each.key]
+  triggers_replace = each.value
+
+  lifecycle {
+    ignore_changes = [input]
+  }
+}
+
+locals {
+  images = merge({ nodes = var.image }, local.grouped ? { head = coalesce(var.head_image, var.image) } : {})
+  amis   = { for role, image in local.images : role => try(data.aws_ssm_parameter.image[role].insecure_value, image) }
+}
+
+data "aws_ssm_parameter" "image" {
+  for_each = { for role, image in local.images : role => image if startswith(image, "/") }
+
+  name = each.value
+}
+
+# What a node is replaced for, besides what EC2 cannot change on an instance. Its user data are not among it: they
+# carry the layout the node begins with, and a changed layout reaches running nodes in place. The market options are:
+# the provider reads those of a capacity block back as none, and would replace the node at every apply.
+resource "terraform_data" "identity" {
+  for_each = toset(local.has_workers ? ["head", "worker"] : ["head"])
+
+  triggers_replace = [
+    terraform_data.secret.id,
+    coalesce(var.user_data_revision, sha256(each.key == "head" ? var.user_data_head : var.user_data_worker)),
+    terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
+    each.key == "head" ? terraform_data.zone["head"].id : local.scheduler,
+    # A group gives the rest to the nodes it launches from then on.
+    local.grouped ? "" : jsonencode([var.efa_interfaces, var.spot, var.spot_max_price, var.capacity_block_id, var.capacity_reservation_id]),
+  ]
+}
+
+locals {
+  scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
+  secret    = terraform_data.secret.triggers_replace
+
+  user_data_head   = replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret)
+  user_data_worker = replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret)
+}
+
+resource "aws_instance" "head" {
+  ami                         = terraform_data.image[local.grouped ? "head" : "nodes"].output
+  instance_type               = local.head_type
+  iam_instance_profile        = local.instance_profile
+  key_name                    = one(aws_key_pair.this[*].key_name)
+  placement_group             = local.grouped ? null : local.placement_group
+  user_data_base64            = base64gzip(replace(local.user_data_head, "@SKYINFRA_NODE@", local.head))
+  user_data_replace_on_change = false
+
+  launch_template {
+    id      = aws_launch_template.interfaces["head"].id
+    version = aws_launch_template.interfaces["head"].latest_version
+  }
+
+  dynamic "instance_market_options" {
+    for_each = local.grouped ? [] : local.market_options
+
+    content {
+      market_type = instance_market_options.value
+
+      dynamic "spot_options" {
+        for_each = instance_market_options.value == "spot" ? [1] : []
+
+        content {
+          max_price                      = var.spot_max_price
+          spot_instance_type             = "one-time"
+          instance_interruption_behavior = "terminate"
+        }
+      }
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = local.reservation[*]
+
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = capacity_reservation_specification.value
+      }
+    }
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    # The head reads the wanted layout from its tag.
+    instance_metadata_tags = "enabled"
+  }
+
+  root_block_device {
+    encrypted   = true
+    volume_type = "gp3"
+    volume_size = local.grouped || var.disk_gb == 0 ? null : var.disk_gb
+    tags        = merge(local.tags, { Name = "${var.stack}/${local.head}" })
+  }
+
+  tags = merge(
+    local.tags,
+    { Name = "${var.stack}/${local.head}", "skyinfra:node" = local.head, "skyinfra:role" = "head" },
+    var.layout == "" ? {} : { "skyinfra:layout" = var.layout },
+  )
+
+  lifecycle {
+    ignore_changes       = [user_data_base64, launch_template, instance_market_options]
+    replace_triggered_by = [terraform_data.identity["head"]]
+  }
+
+  # Its first boot installs packages, so the way out is there before it is.
+  depends_on = [aws_eip.head, aws_route_table_association.public, aws_vpc_security_group_egress_rule.nodes]
+}
+
+resource "aws_instance" "worker" {
+  for_each = toset(local.workers)
+
+  ami                         = terraform_data.image["nodes"].output
+  instance_type               = var.machine_types[0]
+  iam_instance_profile        = local.instance_profile
+  key_name                    = one(aws_key_pair.this[*].key_name)
+  placement_group             = local.placement_group
+  user_data_base64            = base64gzip(replace(local.user_data_worker, "@SKYINFRA_NODE@", each.key))
+  user_data_replace_on_change = false
+
+  launch_template {
+    id      = aws_launch_template.interfaces["worker"].id
+    version = aws_launch_template.interfaces["worker"].latest_version
+  }
+
+  dynamic "instance_market_options" {
+    for_each = local.market_options
+
+    content {
+      market_type = instance_market_options.value
+    }
+  }
+
+  dynamic "capacity_reservation_specification" {
+    for_each = local.reservation[*]
+
+    content {
+      capacity_reservation_target {
+        capacity_reservation_id = capacity_reservation_specification.value
+      }
+    }
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "enabled"
+  }
+
+  root_block_device {
+    encrypted   = true
+    volume_type = "gp3"
+    volume_size = var.disk_gb == 0 ? null : var.disk_gb
+    tags        = merge(local.tags, { Name = "${var.stack}/${each.key}" })
+  }
+
+  tags = merge(local.tags, { Name = "${var.stack}/${each.key}", "skyinfra:node" = each.key, "skyinfra:role" = "worker" })
+
+  lifecycle {
+    ignore_changes       = [user_data_base64, launch_template, instance_market_options]
+    replace_triggered_by = [terraform_data.identity["worker"]]
+  }
+
+  depends_on = [
+    aws_route_table_association.public,
+    aws_route_table_association.private,
+    aws_route.nat,
+    aws_vpc_security_group_egress_rule.nodes,
+  ]
+}
+
+locals {
+  # Spot with several nodes is a group, which has its own way to say so.
+  market_options  = var.spot ? ["spot"] : var.capacity_block_id != null ? ["capacity-block"] : []
+  reservation     = var.capacity_block_id != null ? var.capacity_block_id : var.capacity_reservation_id
+  placement_group = one(aws_placement_group.this[*].name)
+}
+
+resource "aws_placement_group" "this" {
+  count = var.placement_group ? 1 : 0
+
+  name     = "skyinfra-${var.stack}-${var.name}"
+  strategy = "cluster"
+  tags     = merge(local.tags, { Name = local.title })
+}
+
+resource "aws_key_pair" "this" {
+  count = var.ssh_public_key == "" ? 0 : 1
+
+  key_name_prefix = local.prefix
+  public_key      = trimspace(var.ssh_public_key)
+  tags            = merge(local.tags, { Name = local.title })
+}

@@ -1,0 +1,66 @@
+output "fleet" {
+  description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
+  sensitive   = true
+  value = {
+    version   = 1
+    stack     = var.stack
+    pool      = var.name
+    provider  = "aws"
+    simulated = false
+    head = {
+      address = local.reached
+      port    = var.scheduler_port
+    }
+    # The nodes of an Auto Scaling group come and go without Terraform; the scheduler knows them.
+    nodes = concat(
+      [{
+        name           = local.head
+        id             = aws_instance.head.id
+        address        = aws_network_interface.head.private_ip
+        public_address = one(aws_eip.head[*].public_ip)
+        zone           = aws_instance.head.availability_zone
+        machine_type   = local.head_type
+        head           = true
+      }],
+      [for name in local.workers : {
+        name           = name
+        id             = aws_instance.worker[name].id
+        address        = aws_instance.worker[name].private_ip
+        public_address = aws_instance.worker[name].public_ip == "" ? null : aws_instance.worker[name].public_ip
+        zone           = aws_instance.worker[name].availability_zone
+        machine_type   = var.machine_types[0]
+        head           = false
+      }],
+    )
+    slots  = var.slots
+    secret = terraform_data.secret.triggers_replace
+  }
+}
+
+locals {
+  # Where nobody outside is let in, the head's own address is the one to reach it by: from its network, or through
+  # Session Manager.
+  reached = length(var.allow_cidrs) > 0 ? coalesce(one(aws_eip.head[*].public_ip), aws_network_interface.head.private_ip) : aws_network_interface.head.private_ip
+}
+
+output "head" {
+  description = "The head: instance id (for Session Manager), private address, and public address where it has one."
+  value = {
+    instance_id = aws_instance.head.id
+    private_ip  = aws_network_interface.head.private_ip
+    public_ip   = one(aws_eip.head[*].public_ip)
+  }
+}
+
+output "group" {
+  description = "Name of the Auto Scaling group of the workers; null where the workers are instances."
+  value       = one(aws_autoscaling_group.workers[*].name)
+}
+
+output "network" {
+  description = "The network the nodes stand in: VPC and subnets, one a zone. Another pool can take them as its vpc_id and subnet_ids."
+  value = {
+    vpc_id     = local.vpc_id
+    subnet_ids = values(local.head_subnets)
+  }
+}

@@ -1,0 +1,327 @@
+# The core inputs, the same at every provider.
+
+variable "name" {
+  description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head. Where the workers are an Auto Scaling group, the head is NAME-head."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,39}$", var.name))
+    error_message = "name: lower-case letters, digits and dashes, beginning with a letter, at most 40 characters."
+  }
+}
+
+variable "stack" {
+  description = "Name of the stack the pool belongs to; recorded in the manifest and in the tag skyinfra:stack."
+  type        = string
+  default     = "default"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", var.stack))
+    error_message = "stack: letters, digits, dashes and underscores, at most 64 characters."
+  }
+}
+
+variable "node_count" {
+  description = "Number of nodes that carry slots. The head is one of them, unless the workers are an Auto Scaling group: then the head is a machine besides them."
+  type        = number
+  default     = 1
+
+  validation {
+    condition     = var.node_count >= 1 && floor(var.node_count) == var.node_count
+    error_message = "node_count: a whole number of at least 1."
+  }
+}
+
+variable "machine_types" {
+  description = "EC2 instance types in order of preference. More than one, or spot with more than one node, makes the workers an Auto Scaling group."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.machine_types) > 0 && length(distinct(var.machine_types)) == length(var.machine_types)
+    error_message = "machine_types: at least one instance type, none of them twice."
+  }
+
+  validation {
+    condition     = alltrue([for type in var.machine_types : can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", type))])
+    error_message = "machine_types: EC2 instance types, such as p5.48xlarge."
+  }
+}
+
+variable "image" {
+  description = "Machine image: an AMI id, or the path of an SSM parameter that holds one (/aws/service/...). The AMI found at first is kept until this input changes."
+  type        = string
+  default     = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+
+  validation {
+    condition     = can(regex("^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$", var.image))
+    error_message = "image: an AMI id (ami-...), or the path of an SSM parameter (/aws/service/...)."
+  }
+}
+
+variable "disk_gb" {
+  description = "Root volume of a node in GiB (encrypted gp3); 0 takes the size of the image."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.disk_gb >= 0 && var.disk_gb <= 65536 && floor(var.disk_gb) == var.disk_gb
+    error_message = "disk_gb: a whole number from 1 to 65536, or 0 for the size of the image."
+  }
+}
+
+variable "spot" {
+  description = "Whether the nodes are spot instances. The head of an Auto Scaling group is on-demand all the same."
+  type        = bool
+  default     = false
+}
+
+variable "user_data_head" {
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_SECRET@ the fleet secret."
+  type        = string
+}
+
+variable "user_data_worker" {
+  description = "User data of the other nodes, with the same placeholders. In an Auto Scaling group @SKYINFRA_NODE@ becomes NAME-asg, since all its nodes share one text."
+  type        = string
+  default     = ""
+}
+
+variable "ssh_public_key" {
+  description = "OpenSSH public key to log in with; empty for none. Session Manager works without one."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.ssh_public_key == "" || can(regex("^(ssh-ed25519|ssh-rsa) [A-Za-z0-9+/=]+( .*)?$", trimspace(var.ssh_public_key)))
+    error_message = "ssh_public_key: one line, beginning with ssh-ed25519 or ssh-rsa, which are the kinds EC2 takes."
+  }
+}
+
+variable "allow_cidrs" {
+  description = "Networks that may reach the head's scheduler, and its port 22 where ssh_public_key is given. Nothing else comes in."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for cidr in var.allow_cidrs : can(cidrhost(cidr, 0))])
+    error_message = "allow_cidrs: networks in CIDR notation, such as 203.0.113.7/32."
+  }
+}
+
+variable "labels" {
+  description = "Labels; tags on everything the module creates, volumes and network interfaces included."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there.
+    condition = alltrue([
+      for key in keys(var.labels) : can(regex("^[A-Za-z0-9+=.,_:@-]{1,128}$", key)) && !can(regex("^([Aa][Ww][Ss]:|skyinfra:|Name$|\\.{1,2}$|_index$)", key))
+    ])
+    error_message = "labels: names of letters, digits and + - = . , _ : @, at most 128 characters; not Name, and not beginning with aws: or skyinfra:, which are taken."
+  }
+
+  validation {
+    condition     = alltrue([for value in values(var.labels) : can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", value))])
+    error_message = "labels: values of letters, digits, spaces and + - = . _ : / @, at most 256 characters."
+  }
+
+  validation {
+    condition     = length(var.labels) <= 40
+    error_message = "labels: at most 40; AWS takes 50 tags, and some are the module's own."
+  }
+}
+
+variable "slots" {
+  description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, cpu), accelerator, profile, gpu."
+  type = list(object({
+    index       = number
+    kind        = string
+    accelerator = optional(string)
+    profile     = optional(string)
+    gpu         = optional(number)
+  }))
+  default = []
+}
+
+# What AWS adds. The region and the credentials are those of the provider that the caller passes.
+
+variable "zones" {
+  description = "Availability Zones to use, in order of preference; empty means all that offer the machine types. Instances stand in the first one, an Auto Scaling group in all."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
+    error_message = "zones: names of Availability Zones, such as us-east-1a, none of them twice. For Local Zones give subnet_ids."
+  }
+}
+
+variable "vpc_id" {
+  description = "The VPC that subnet_ids belong to. Null makes a VPC, or takes that of subnet_ids."
+  type        = string
+  default     = null
+}
+
+variable "vpc_cidr" {
+  description = "Addresses of the VPC that the module makes; not used with subnet_ids."
+  type        = string
+  default     = "10.83.0.0/16"
+
+  validation {
+    condition     = can(cidrhost(var.vpc_cidr, 0)) && try(tonumber(split("/", var.vpc_cidr)[1]), 0) >= 16 && try(tonumber(split("/", var.vpc_cidr)[1]), 99) <= 24
+    error_message = "vpc_cidr: an IPv4 network of /16 to /24, such as 10.83.0.0/16."
+  }
+}
+
+variable "subnet_ids" {
+  description = "Subnets to stand in, instead of a network of the module's own. They need a way to the internet, or endpoints and mirrors in its place."
+  type        = list(string)
+  default     = []
+}
+
+variable "security_group_ids" {
+  description = "Security groups of the nodes, instead of the module's own. Members must be able to reach each other on every port. Needs subnet_ids."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = length(var.security_group_ids) <= 5
+    error_message = "security_group_ids: at most 5, which is what a network interface takes."
+  }
+}
+
+variable "head_public_ip" {
+  description = "Whether the head has an Elastic IP in subnet_ids. In a network of the module's own it always has one."
+  type        = bool
+  default     = false
+}
+
+variable "iam_instance_profile" {
+  description = "Name of the instance profile of the nodes. Null makes one that allows Session Manager and nothing else."
+  type        = string
+  default     = null
+}
+
+variable "head_machine_type" {
+  description = "Instance type of the head where the workers are an Auto Scaling group: on-demand and without slots. Must have the architecture of head_image."
+  type        = string
+  default     = "m6i.large"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", var.head_machine_type))
+    error_message = "head_machine_type: an EC2 instance type, such as m6i.large."
+  }
+}
+
+variable "head_image" {
+  description = "Image of that head, written like `image`; null takes the image of the nodes."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.head_image == null || can(regex("^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$", coalesce(var.head_image, "-")))
+    error_message = "head_image: an AMI id (ami-...), or the path of an SSM parameter (/aws/service/...)."
+  }
+}
+
+variable "spot_max_price" {
+  description = "The most to pay for a spot instance, in USD per hour; null means the on-demand price. Needs spot."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.spot_max_price == null || coalesce(var.spot_max_price, 0) > 0
+    error_message = "spot_max_price: more than 0 USD per hour, or null for no limit but the on-demand price."
+  }
+}
+
+variable "capacity_block_id" {
+  description = "Id of a capacity block (cr-...) that the nodes run in."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.capacity_block_id == null || can(regex("^cr-[0-9a-z]+$", coalesce(var.capacity_block_id, "-")))
+    error_message = "capacity_block_id: the id of the reservation that the block was bought as, cr-..."
+  }
+}
+
+variable "capacity_reservation_id" {
+  description = "Id of an on-demand capacity reservation (cr-...) that the nodes run in."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.capacity_reservation_id == null || can(regex("^cr-[0-9a-z]+$", coalesce(var.capacity_reservation_id, "-")))
+    error_message = "capacity_reservation_id: the id of a capacity reservation, cr-..."
+  }
+}
+
+variable "efa_interfaces" {
+  description = "The network interfaces of a node, by machine type, for EFA: network card, device index (0 on card 0, 1 on the others), interface type (efa, efa-only, interface). A machine type left out has one plain interface."
+  type = map(list(object({
+    network_card   = number
+    device_index   = number
+    interface_type = string
+  })))
+  default = {}
+
+  validation {
+    condition = alltrue(flatten([
+      for interfaces in values(var.efa_interfaces) : [
+        for interface in interfaces : contains(["efa", "efa-only", "interface"], interface.interface_type)
+      ]
+    ]))
+    error_message = "efa_interfaces: the interface type is efa, efa-only or interface."
+  }
+
+  validation {
+    condition = alltrue([
+      for interfaces in values(var.efa_interfaces) : length(interfaces) > 0 && length(distinct([for i in interfaces : "${i.network_card}/${i.device_index}"])) == length(interfaces)
+    ])
+    error_message = "efa_interfaces: at least one interface for a machine type, and no card and device index twice."
+  }
+
+  validation {
+    # The first one has the node's address.
+    condition = alltrue([
+      for interfaces in values(var.efa_interfaces) : try(interfaces[0].network_card == 0 && interfaces[0].device_index == 0 && interfaces[0].interface_type != "efa-only", false)
+    ])
+    error_message = "efa_interfaces: the first interface is device 0 of card 0 and carries the node's address, so it is efa or interface."
+  }
+}
+
+variable "placement_group" {
+  description = "Whether the nodes stand in a cluster placement group, which is in one zone. The head of an Auto Scaling group does not."
+  type        = bool
+  default     = false
+}
+
+variable "layout" {
+  description = "The wanted layout as a short text: the tag skyinfra:layout of the head, which the head reads through the metadata service. Changing it changes that tag and nothing else. Empty for no tag."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", var.layout))
+    error_message = "layout: letters, digits, spaces and + - = . _ : / @, at most 256 characters, which is what a tag takes."
+  }
+}
+
+variable "user_data_revision" {
+  description = "What changes when nodes must be replaced for their user data. Null replaces them for every change of it; a revision computed without the layout lets a layout change in place."
+  type        = string
+  default     = null
+}
+
+variable "scheduler_port" {
+  description = "The port of the head that the scheduler listens on."
+  type        = number
+  default     = 8786
+
+  validation {
+    condition     = var.scheduler_port >= 1 && var.scheduler_port <= 65535 && floor(var.scheduler_port) == var.scheduler_port
+    error_message = "scheduler_port: a port, 1 to 65535."
+  }
+}

@@ -1,0 +1,167 @@
+"""Changes of fleets that run: what touches a node, and what must not. In the network that the account has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cloud import Cloud, tags
+from moto_ext.images import IMAGES, image_id
+from roots import HEAD_DATA, WORKER_DATA, Root, plan_changes, plan_counts
+
+pytestmark = pytest.mark.slow
+
+PARAMETER = "/images/mine"
+OLD, NEW = (image_id(path) for path, _, _ in IMAGES[:2])
+
+
+def pools(cloud: Cloud) -> dict[str, dict[str, Any]]:
+    """Two instances, and a group of two nodes, in the first two zones of the account's own VPC."""
+    subnets = cloud.client("ec2").describe_subnets()["Subnets"]
+    first = sorted(subnets, key=lambda subnet: subnet["AvailabilityZone"])[:2]
+    common = {"subnet_ids": [s["SubnetId"] for s in first], "user_data_revision": "1", "layout": "a", "node_count": 2}
+    return {
+        "pair": {**common, "machine_types": ["g5.xlarge"], "image": PARAMETER},
+        "group": {**common, "machine_types": ["g6.xlarge", "g5.xlarge"]},
+    }
+
+
+def publish(cloud: Cloud, image: str) -> None:
+    cloud.client("ssm").put_parameter(Name=PARAMETER, Value=image, Type="String", Overwrite=True)
+
+
+@pytest.fixture(scope="module")
+def running(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Root]:
+    """Both pools, applied."""
+    _server.reset()
+    # The first zone does not offer the type yet.
+    _server.tell(not_offered=[("g5.xlarge", "us-east-1a")])
+    publish(_server, OLD)
+    root = Root(tmp_path_factory.mktemp("changes"), _server)
+    root.write(pools(_server))
+    root.init()
+    root.apply()
+    yield root
+    root.destroy()
+
+
+def planned(
+    root: Root, *arguments: str, pair: dict[str, Any] | None = None, group: dict[str, Any] | None = None
+) -> dict[str, str]:
+    """What a plan with changed inputs would do; nothing is applied."""
+    declared = pools(root.cloud)
+    root.write({"pair": {**declared["pair"], **(pair or {})}, "group": {**declared["group"], **(group or {})}})
+    return plan_changes(root.plan("-refresh=false", *arguments))
+
+
+NODES = ("module.pair.aws_instance.head", 'module.pair.aws_instance.worker["pair-1"]')
+GROUP = "module.group.aws_autoscaling_group.workers[0]"
+TEMPLATE = 'module.group.aws_launch_template.group["plain"]'
+# What keeps the address of the head.
+KEPT = ("module.pair.aws_network_interface.head", "module.group.aws_network_interface.head")
+
+
+def test_nothing_changed(running: Root) -> None:
+    assert planned(running) == {}
+    assert {i["ImageId"] for i in running.cloud.instances("pair")} == {OLD}
+    assert {i["Placement"]["AvailabilityZone"] for i in running.cloud.instances("pair")} == {"us-east-1b"}
+
+
+def test_a_layout_changes_one_tag_of_each_head(running: Root) -> None:
+    both = {"layout": "b", "user_data_head": HEAD_DATA + "# b\n", "user_data_worker": WORKER_DATA + "# b\n"}
+    assert planned(running, pair=both, group=both) == {
+        "module.pair.aws_instance.head": "update",
+        "module.group.aws_instance.head": "update",
+    }
+
+
+def test_labels_replace_nothing(running: Root) -> None:
+    found = planned(running, pair={"labels": {"team": "ml"}}, group={"labels": {"team": "ml"}})
+    assert set(found.values()) == {"update"}
+    assert {*NODES, GROUP, TEMPLATE} <= set(found)
+
+
+def test_a_longer_fallback_list_replaces_nothing(running: Root) -> None:
+    assert planned(running, group={"machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"]}) == {GROUP: "update"}
+
+
+def test_a_bigger_disk_replaces_nothing(running: Root) -> None:
+    found = planned(running, pair={"disk_gb": 200}, group={"disk_gb": 200})
+    assert found == {**dict.fromkeys(NODES, "update"), TEMPLATE: "update", GROUP: "update"}
+
+
+def test_a_newer_image_behind_the_same_path_replaces_nothing(running: Root) -> None:
+    publish(running.cloud, NEW)
+    try:
+        assert planned(running) == {}
+        # Taken up where it is asked for.
+        found = planned(running, '-replace=module.pair.terraform_data.image["nodes"]')
+        assert {address for address, action in found.items() if action == "replace"} >= set(NODES)
+        assert not set(found) & {*KEPT, GROUP}
+    finally:
+        publish(running.cloud, OLD)
+
+
+def test_a_zone_that_begins_to_offer_the_type_moves_nothing(running: Root) -> None:
+    running.cloud.tell()
+    try:
+        # The group may use it from now on.
+        assert set(planned(running)) <= {GROUP}
+        assert planned(running).get(GROUP, "update") == "update"
+    finally:
+        running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
+
+
+def test_another_image_replaces_the_nodes_and_keeps_the_head_s_address(running: Root) -> None:
+    found = planned(running, pair={"image": NEW}, group={"image": NEW})
+    assert {each for each, action in found.items() if action == "replace" and "aws_" in each} == {
+        *NODES,
+        "module.group.aws_instance.head",
+        GROUP,
+        TEMPLATE,
+    }
+    assert not set(found) & set(KEPT)
+
+
+def test_another_revision_replaces_the_nodes(running: Root) -> None:
+    found = planned(running, pair={"user_data_revision": "2"}, group={"user_data_revision": "2"})
+    assert {found[each] for each in (*NODES, GROUP, "module.group.aws_instance.head")} == {"replace"}
+    assert not set(found) & set(KEPT)
+
+
+def test_another_secret_replaces_the_nodes(running: Root) -> None:
+    found = planned(running, "-replace=module.pair.terraform_data.secret")
+    assert {found[each] for each in NODES} == {"replace"}
+    assert not [each for each in found if each.startswith("module.group")]
+
+
+def test_fewer_and_more_nodes(running: Root) -> None:
+    more = planned(running, pair={"node_count": 3}, group={"node_count": 3})
+    assert more == {'module.pair.aws_instance.worker["pair-2"]': "create", GROUP: "update"}
+    fewer = planned(running, pair={"node_count": 1})
+    assert {each: action for each, action in fewer.items() if "aws_instance" in each} == {NODES[1]: "destroy"}
+    assert set(fewer.values()) == {"destroy"}
+
+
+def test_the_new_node_has_the_new_user_data(running: Root) -> None:
+    """Applied, not only planned: the rest of the fleet is as it was."""
+    cloud = running.cloud
+    before = {tags(i)["skyinfra:node"]: i["InstanceId"] for i in cloud.instances("pair")}
+    changed = {"node_count": 3, "layout": "b", "user_data_worker": WORKER_DATA + "# b\n"}
+    assert set(planned(running, pair=changed)) == {NODES[0], 'module.pair.aws_instance.worker["pair-2"]'}
+    assert plan_counts(running.apply()) == (1, 1, 0)
+    after = {tags(i)["skyinfra:node"]: i["InstanceId"] for i in cloud.instances("pair")}
+    assert after.items() >= before.items() and set(after) == {"pair-0", "pair-1", "pair-2"}
+    assert cloud.user_data(after["pair-2"]).endswith("# b\n")
+    assert not cloud.user_data(after["pair-1"]).endswith("# b\n")
+    # Replaced, a node has what is declared, not what was ignored.
+    root = running
+    root.write({**pools(cloud), "pair": {**pools(cloud)["pair"], **changed, "user_data_revision": "2"}})
+    address = cloud.instance("pair-0")["PrivateIpAddress"]
+    root.apply()
+    assert plan_counts(root.plan()) == (0, 0, 0)
+    now = {tags(i)["skyinfra:node"]: i for i in cloud.instances("pair")}
+    assert not {i["InstanceId"] for i in now.values()} & set(after.values())
+    assert now["pair-0"]["PrivateIpAddress"] == address
+    assert cloud.user_data(now["pair-1"]["InstanceId"]).endswith("# b\n")

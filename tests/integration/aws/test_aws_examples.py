@@ -1,0 +1,99 @@
+"""modules/aws as published HCL: its examples, and the rules of a good module."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from cloud import Cloud
+from roots import MODULE, Root
+
+from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, NodeConfig
+
+EXAMPLES = sorted(path for path in (MODULE / "examples").iterdir() if path.is_dir())
+FILES = sorted(MODULE.glob("*.tf"))
+
+
+def blocks(kind: str, text: str) -> dict[str, str]:
+    """The blocks of one kind, by their (last) label."""
+    found = re.findall(rf'^{kind} (?:"\w+" )?"(\w+)" \{{\n(.*?)^\}}', text, re.MULTILINE | re.DOTALL)
+    return dict(found)
+
+
+def test_the_hcl_keeps_the_rules() -> None:
+    text = "\n".join(path.read_text() for path in FILES)
+    variables = blocks("variable", (MODULE / "variables.tf").read_text())
+    assert len(variables) > 25
+    for name in variables:
+        assert re.search(rf"\bvar\.{name}\b", text.replace((MODULE / "variables.tf").read_text(), "")), (
+            f"{name} is not used"
+        )
+    for name, body in blocks("output", text).items():
+        assert "description" in body, f"output {name} has no description"
+    for name in (*variables, *blocks("output", text), *blocks("resource", text), *blocks("data", text)):
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+    # The provider, with its region and credentials, is the caller's.
+    assert not re.search(r"^provider ", text, re.MULTILINE)
+    assert not re.search(
+        r"type\s+= (list|map|set)$|\bany\b(?!thing)\s*$", (MODULE / "variables.tf").read_text(), re.MULTILINE
+    )
+    versions = (MODULE / "versions.tf").read_text()
+    assert 'source  = "registry.terraform.io/hashicorp/aws"' in versions and "required_version" in versions
+    # Every variable with a value that can be wrong says what would be right.
+    for name, body in variables.items():
+        if "validation {" in body:
+            assert body.count("error_message") == body.count("condition "), name
+
+
+def test_everything_that_takes_tags_has_them() -> None:
+    text = "\n".join(path.read_text() for path in FILES)
+    without = {
+        "aws_iam_role_policy_attachment",
+        "aws_route",
+        "aws_route_table_association",
+        "aws_autoscaling_group",  # has them as blocks
+        "terraform_data",
+    }
+    for kind, name, body in re.findall(r'^resource "(\w+)" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL):
+        assert kind in without or re.search(r"^  tags += (merge\()?\s*local\.tags", body, re.MULTILINE), (
+            f"{kind}.{name}"
+        )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> None:
+    copy = tmp_path / "modules" / "aws"
+    shutil.copytree(MODULE, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+    root = Root(copy / "examples" / example.name, cloud)
+    assert root.run("fmt", "-check", "-diff").stdout == ""
+    root.init()
+    root.run("validate")
+    text = (example / "main.tf").read_text()
+    for name, body in {**blocks("variable", text), **blocks("output", text)}.items():
+        assert "description" in body, name
+    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', text)
+
+
+def test_the_small_user_data_of_an_example_are_what_a_runner_reads() -> None:
+    document = yaml.safe_load((MODULE / "examples" / "single" / "head.yaml").read_text())
+    files = {each["path"]: each for each in document["write_files"]}
+    text = files["/etc/skyinfra/node.json"]["content"]
+    assert NODE_PLACEHOLDER in text and HEAD_PLACEHOLDER not in text
+    config = NodeConfig.read(json.loads(text))
+    assert config.head and config.provider == "aws" and config.fleet == "examples/single"
+    secret = files[f"/etc/skyinfra/{config.secret_file}"]
+    assert secret["content"] == "@SKYINFRA_SECRET@" and secret["permissions"] == "0600"
+
+
+def test_an_example_plans_as_it_stands(root: Root, cloud: Cloud) -> None:
+    """The one without rendered user data needs no more than it has."""
+    copy = root.folder.parent / "modules" / "aws"
+    shutil.copytree(MODULE, copy)
+    root.folder = copy / "examples" / "single"
+    root.init()
+    planned = root.plan("-var", 'allow_cidrs=["203.0.113.7/32"]')
+    assert "Plan: " in planned and " 0 to change, 0 to destroy" in planned

@@ -1,0 +1,364 @@
+"""Fleets of every kind in one root and one apply: what the API of AWS then says stands there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+from cloud import Cloud, decompressed, tags
+from moto_ext.images import image_id
+from roots import Root, plan_counts
+
+from skyinfra.protocol.manifest import Manifest
+
+pytestmark = pytest.mark.slow
+
+NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
+UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl someone@example.com"
+
+
+def efa(cards: int) -> list[dict[str, Any]]:
+    return [
+        {"network_card": card, "device_index": min(card, 1), "interface_type": "efa" if card % 4 == 0 else "efa-only"}
+        for card in range(cards)
+    ]
+
+
+POOLS: dict[str, dict[str, Any]] = {
+    "efa": {
+        "machine_types": ["p4d.24xlarge"],
+        "node_count": 2,
+        "placement_group": True,
+        "efa_interfaces": {"p4d.24xlarge": efa(4)},
+        "allow_cidrs": ["203.0.113.7/32", "2001:db8::/32"],
+        "ssh_public_key": KEY,
+        "layout": "0-3:3g.20gb 3g.20gb/4-7:7g.40gb",
+        "labels": {"team": "ml"},
+    },
+    "fallback": {
+        "machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"],
+        "node_count": 3,
+        "spot": True,
+        "spot_max_price": 0.5,
+        "head_image": UBUNTU,
+        "labels": {"team": "ml"},
+        "disk_gb": 120,
+    },
+    "trainium": {"machine_types": ["trn1.32xlarge"], "image": NEURON, "zones": ["us-east-1f", "us-east-1b"]},
+    "fraction": {"machine_types": ["g6f.large"], "spot": True, "spot_max_price": 0.15, "disk_gb": 100},
+    "own": {
+        "machine_types": ["g6.xlarge"],
+        "node_count": 2,
+        "vpc_id": "${aws_vpc.mine.id}",
+        "subnet_ids": ["${aws_subnet.mine.id}"],
+        "security_group_ids": ["${aws_security_group.mine.id}"],
+        "iam_instance_profile": "${aws_iam_instance_profile.mine.name}",
+    },
+    "beside": {
+        "machine_types": ["g5.xlarge"],
+        "vpc_id": "${module.fraction.network.vpc_id}",
+        "subnet_ids": "${module.fraction.network.subnet_ids}",
+        "head_public_ip": True,
+        "allow_cidrs": ["10.0.0.0/8"],
+    },
+    "block": {"machine_types": ["p5.48xlarge"], "capacity_block_id": "cr-0b10c4", "zones": ["us-east-1c"]},
+    "reserved": {
+        "machine_types": ["p4d.24xlarge"],
+        "node_count": 2,
+        "capacity_reservation_id": "cr-0123456789",
+        "zones": ["us-east-1d"],
+    },
+    "west": {
+        "region": "us-west-2",
+        "machine_types": ["p5.48xlarge", "p5en.48xlarge"],
+        "node_count": 2,
+        "placement_group": True,
+        "efa_interfaces": {"p5.48xlarge": efa(32), "p5en.48xlarge": efa(16)},
+    },
+}
+
+MINE = """
+resource "aws_vpc" "mine" {
+  cidr_block = "10.9.0.0/16"
+}
+
+resource "aws_subnet" "mine" {
+  vpc_id                  = aws_vpc.mine.id
+  cidr_block              = "10.9.1.0/24"
+  availability_zone       = "us-east-1b"
+  map_public_ip_on_launch = true
+}
+
+resource "aws_security_group" "mine" {
+  vpc_id = aws_vpc.mine.id
+}
+
+resource "aws_iam_role" "mine" {
+  name               = "mine"
+  assume_role_policy = jsonencode({ Version = "2012-10-17", Statement = [] })
+}
+
+resource "aws_iam_instance_profile" "mine" {
+  name = "mine"
+  role = aws_iam_role.mine.name
+}
+"""
+
+
+@dataclass(frozen=True)
+class Fleets:
+    cloud: Cloud
+    root: Root
+    applied: str
+    before: set[str]
+
+
+@pytest.fixture(scope="module")
+def fleets(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
+    """All pools, applied once; destroyed at the end, with nothing left. EC2 has no g6.xlarge for the spot pool."""
+    _server.reset()
+    _server.tell(no_capacity=["g6.xlarge/spot", "p5.48xlarge/us-west-2"])
+    before = _server.standing()
+    root = Root(tmp_path_factory.mktemp("fleets"), _server)
+    root.write(POOLS, MINE)
+    root.init()
+    applied = root.apply("-parallelism=30")
+    yield Fleets(_server, root, applied, before)
+    root.destroy()
+    assert _server.standing() == before
+
+
+@pytest.fixture
+def cloud(fleets: Fleets) -> Cloud:
+    return fleets.cloud
+
+
+def test_everything_is_created_and_a_second_plan_is_empty(fleets: Fleets) -> None:
+    created, changed, destroyed = plan_counts(fleets.applied)
+    assert created > 150 and (changed, destroyed) == (0, 0)
+    planned = fleets.root.plan()
+    assert plan_counts(planned) == (0, 0, 0), planned
+
+
+def test_every_pool_has_its_nodes(cloud: Cloud) -> None:
+    found = {
+        name: [instance["InstanceType"] for instance in cloud.instances(name, pool.get("region", "us-east-1"))]
+        for name, pool in POOLS.items()
+    }
+    assert found == {
+        "efa": ["p4d.24xlarge"] * 2,
+        "fallback": ["g5.xlarge"] * 3 + ["m6i.large"],
+        "trainium": ["trn1.32xlarge"],
+        "fraction": ["g6f.large"],
+        "own": ["g6.xlarge"] * 2,
+        "beside": ["g5.xlarge"],
+        "block": ["p5.48xlarge"],
+        "reserved": ["p4d.24xlarge"] * 2,
+        "west": ["p5en.48xlarge"] * 2 + ["m6i.large"],
+    }
+
+
+def test_nothing_is_in_another_region(cloud: Cloud) -> None:
+    assert {tags(i)["skyinfra:pool"] for i in cloud.instances(region="us-west-2")} == {"west"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "image"),
+    [
+        ("efa", "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"),
+        ("trainium", NEURON),
+    ],
+)
+def test_the_image_is_that_of_the_parameter(cloud: Cloud, pool: str, image: str) -> None:
+    assert {instance["ImageId"] for instance in cloud.instances(pool)} == {image_id(image)}
+
+
+def test_nodes_know_their_head_and_the_secret(fleets: Fleets) -> None:
+    for pool in ("efa", "own", "reserved"):
+        manifest = Manifest.read(fleets.root.manifest(pool))
+        assert [node.name for node in manifest.nodes] == [f"{pool}-0", f"{pool}-1"]
+        for node in manifest.nodes:
+            data = yaml.safe_load(fleets.cloud.user_data(node.id))
+            configuration, file = (each["content"] for each in data["write_files"])
+            assert json.loads(configuration) == {
+                "node": node.name,
+                "head": node.head,
+                "scheduler": "0.0.0.0:8786" if node.head else f"{manifest.nodes[0].address}:8786",
+                "reached_at": f"{manifest.nodes[0].address}:8786",
+            }
+            assert file == manifest.secret
+    assert len(set(fleets.root.secrets())) == len(POOLS)
+
+
+def test_only_heads_carry_the_layout(cloud: Cloud) -> None:
+    carried = {
+        tags(i)["skyinfra:node"]: tags(i)["skyinfra:layout"] for i in cloud.instances() if "skyinfra:layout" in tags(i)
+    }
+    assert carried == {"efa-0": POOLS["efa"]["layout"]}
+
+
+def test_efa_has_every_card_and_the_nodes_stand_together(fleets: Fleets) -> None:
+    cloud = fleets.cloud
+    heads_and_workers = cloud.instances("efa")
+    assert {i["Placement"]["GroupName"] for i in heads_and_workers} == {"skyinfra-default-efa"}
+    assert len({i["Placement"]["AvailabilityZone"] for i in heads_and_workers}) == 1
+    for instance in heads_and_workers:
+        cards = [
+            (eni["Attachment"]["NetworkCardIndex"], eni["Attachment"]["DeviceIndex"], eni["InterfaceType"])
+            for eni in cloud.interfaces(instance["InstanceId"])
+        ]
+        assert cards == [(0, 0, "efa"), (1, 1, "efa-only"), (2, 1, "efa-only"), (3, 1, "efa-only")]
+    # A node with several interfaces has no public address of its own: the head has an Elastic IP, the worker a NAT.
+    head, worker = (cloud.instance(f"efa-{n}") for n in range(2))
+    assert head["PublicIpAddress"] and not worker.get("PublicIpAddress")
+    ec2 = cloud.client("ec2")
+    tables = ec2.describe_route_tables(Filters=[{"Name": "association.subnet-id", "Values": [worker["SubnetId"]]}])
+    [table] = tables["RouteTables"]
+    [way_out] = [route for route in table["Routes"] if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    assert way_out["NatGatewayId"]
+    assert Manifest.read(fleets.root.manifest("efa")).head.address == head["PublicIpAddress"]
+
+
+def test_what_comes_in_is_what_was_allowed(cloud: Cloud) -> None:
+    between = {("in", "-1", "all", "self"), ("out", "-1", "all", "self"), ("out", "-1", "all", "0.0.0.0/0")}
+    allowed = {
+        ("in", "tcp", f"{port}-{port}", network)
+        for port in (22, 8786)
+        for network in ("203.0.113.7/32", "2001:db8::/32")
+    }
+    assert cloud.rules("efa") == between | allowed
+    assert cloud.rules("beside") == between | {("in", "tcp", "8786-8786", "10.0.0.0/8")}
+    assert cloud.rules("fallback") == between
+    # Who reaches the head reaches the head alone.
+    [first, *_] = cloud.interfaces(cloud.instance("efa-0")["InstanceId"])
+    [worker, *_] = cloud.interfaces(cloud.instance("efa-1")["InstanceId"])
+    assert len(first["Groups"]) == 2 and len(worker["Groups"]) == 1
+
+
+def test_a_spot_pool_falls_back_in_order_and_keeps_its_head(fleets: Fleets) -> None:
+    cloud, group = fleets.cloud, fleets.cloud.group("fallback")
+    assert group["CapacityRebalance"] and (group["MinSize"], group["MaxSize"], group["DesiredCapacity"]) == (3, 3, 3)
+    policy = group["MixedInstancesPolicy"]
+    assert [o["InstanceType"] for o in policy["LaunchTemplate"]["Overrides"]] == POOLS["fallback"]["machine_types"]
+    distribution = policy["InstancesDistribution"]
+    assert (distribution["OnDemandBaseCapacity"], distribution["OnDemandPercentageAboveBaseCapacity"]) == (0, 0)
+    assert distribution["SpotAllocationStrategy"] == "capacity-optimized-prioritized"
+    assert float(distribution["SpotMaxPrice"]) == 0.5
+    *workers, head = cloud.instances("fallback")
+    assert {i.get("InstanceLifecycle") for i in workers} == {"spot"} and "InstanceLifecycle" not in head
+    assert len({i["Placement"]["AvailabilityZone"] for i in workers}) == 3
+    assert head["ImageId"] == image_id(UBUNTU) != workers[0]["ImageId"]
+
+    [template] = [t for t in cloud.template("fallback") if t["LaunchTemplateData"].get("ImageId")]
+    assert template["VersionNumber"] == 1
+    data = template["LaunchTemplateData"]
+    metadata = data["MetadataOptions"]
+    assert (metadata["HttpTokens"], metadata["HttpPutResponseHopLimit"]) == ("required", 1)
+    [device] = data["BlockDeviceMappings"]
+    assert (device["Ebs"]["Encrypted"], device["Ebs"]["VolumeType"], device["Ebs"]["VolumeSize"]) == (True, "gp3", 120)
+    manifest = fleets.root.manifest("fallback")
+    configuration, file = (each["content"] for each in yaml.safe_load(decompressed(data["UserData"]))["write_files"])
+    assert json.loads(configuration)["node"] == "fallback-asg"
+    assert json.loads(configuration)["scheduler"] == f"{head['PrivateIpAddress']}:8786"
+    assert file == manifest["secret"]
+    for worker in workers:
+        assert tags(worker).items() >= {"team": "ml", "skyinfra:pool": "fallback", "skyinfra:role": "worker"}.items()
+        for carrier in (*cloud.volumes(worker["InstanceId"]), *cloud.interfaces(worker["InstanceId"])):
+            assert tags(carrier).items() >= {"team": "ml", "skyinfra:pool": "fallback"}.items()
+        assert worker["PublicIpAddress"]
+    # Its nodes come and go without Terraform: the manifest has the head.
+    assert [node["id"] for node in manifest["nodes"]] == [head["InstanceId"]]
+
+
+def test_a_group_with_efa_has_a_template_for_each_type_and_one_zone(cloud: Cloud) -> None:
+    *workers, head = cloud.instances("west", "us-west-2")
+    assert len({i["Placement"]["AvailabilityZone"] for i in workers}) == 1
+    assert {i["Placement"]["GroupName"] for i in workers} == {"skyinfra-default-west"}
+    assert not head["Placement"].get("GroupName")
+    assert "InstanceLifecycle" not in workers[0]  # a fallback list without spot is on-demand
+    assert [len(cloud.interfaces(i["InstanceId"], "us-west-2")) for i in (*workers, head)] == [16, 16, 1]
+
+
+def test_the_zones_are_those_that_offer_the_type_in_the_order_given(cloud: Cloud) -> None:
+    assert cloud.instance("trainium-0")["Placement"]["AvailabilityZone"] == "us-east-1f"
+    subnets = cloud.client("ec2").describe_subnets()["Subnets"]
+    zones = {s["AvailabilityZone"] for s in subnets if tags(s).get("skyinfra:pool") == "trainium"}
+    assert zones == {"us-east-1f", "us-east-1b"}
+
+
+def test_prices_blocks_and_reservations_are_asked_for(cloud: Cloud) -> None:
+    spot = cloud.instance("fraction-0")
+    requests = cloud.client("ec2").describe_spot_instance_requests(
+        SpotInstanceRequestIds=[spot["SpotInstanceRequestId"]]
+    )
+    [request] = requests["SpotInstanceRequests"]
+    assert (float(request["SpotPrice"]), request["Type"]) == (0.15, "one-time")
+    [volume] = cloud.volumes(spot["InstanceId"])
+    assert volume["Size"] == 100
+    block = cloud.instance("block-0")
+    assert block["InstanceLifecycle"] == "capacity-block" and block["CapacityReservationId"] == "cr-0b10c4"
+    assert block["Placement"]["AvailabilityZone"] == "us-east-1c"
+    for name in ("reserved-0", "reserved-1"):
+        reserved = cloud.instance(name)
+        assert reserved["CapacityReservationId"] == "cr-0123456789" and "InstanceLifecycle" not in reserved
+
+
+def test_own_network_is_used_and_nothing_is_added_to_it(fleets: Fleets) -> None:
+    ec2, iam = fleets.cloud.client("ec2"), fleets.cloud.client("iam")
+    head, worker = fleets.cloud.instances("own")
+    [mine] = [vpc for vpc in ec2.describe_vpcs()["Vpcs"] if vpc["CidrBlock"] == "10.9.0.0/16"]
+    for instance in (head, worker):
+        assert instance["VpcId"] == mine["VpcId"]
+        assert instance["IamInstanceProfile"]["Arn"].endswith("/mine")
+        [group] = instance["SecurityGroups"]
+        assert not fleets.cloud.rules("own"), group
+    # The head has the address of its subnet alone; the worker what the subnet gives.
+    assert not head.get("PublicIpAddress") and worker["PublicIpAddress"]
+    assert len(ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [mine["VpcId"]]}])["Subnets"]) == 1
+    assert not [r for r in iam.list_roles()["Roles"] if "own" in r["RoleName"]]
+    address = Manifest.read(fleets.root.manifest("own")).head.address
+    assert address == head["PrivateIpAddress"]
+
+
+def test_a_pool_beside_another_shares_its_network(cloud: Cloud) -> None:
+    first, beside = cloud.instance("fraction-0"), cloud.instance("beside-0")
+    assert first["VpcId"] == beside["VpcId"] and beside["PublicIpAddress"]
+
+
+def test_labels_are_tags_on_everything_that_takes_some(cloud: Cloud) -> None:
+    ec2 = cloud.client("ec2")
+    found = ec2.describe_tags(Filters=[{"Name": "tag:skyinfra:pool", "Values": ["efa"]}])["Tags"]
+    mine = {tag["ResourceId"] for tag in found}
+    labelled = {
+        tag["ResourceId"] for tag in ec2.describe_tags(Filters=[{"Name": "tag:team", "Values": ["ml"]}])["Tags"]
+    }
+    assert mine <= labelled
+    kinds = {name.partition("-")[0] for name in mine}
+    assert kinds >= {
+        "i",
+        "vol",
+        "eni",
+        "vpc",
+        "subnet",
+        "igw",
+        "rtb",
+        "sg",
+        "sgr",
+        "eipalloc",
+        "nat",
+        "lt",
+        "vpce",
+        "key",
+    }
+
+
+def test_no_secret_is_printed(fleets: Fleets) -> None:
+    shown = [text for text in fleets.root.printed if not text.startswith("{")]
+    assert len(shown) >= 2
+    for secret in fleets.root.secrets():
+        assert not [text for text in shown if secret in text or secret[:36] in text]

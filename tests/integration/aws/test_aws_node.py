@@ -1,0 +1,118 @@
+"""One node on AWS, the real provider against a moto server: planned, applied, changed in place, destroyed."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+from cloud import Cloud, tags
+from roots import HEAD_DATA, Root, plan_counts
+
+from skyinfra.protocol.manifest import MIN_SECRET_LENGTH, Manifest
+
+SLOTS = [{"index": 0, "kind": "partition", "accelerator": "H100", "profile": "3g.40gb", "gpu": 0}]
+POOL = {
+    "machine_types": ["p5.4xlarge"],
+    "stack": "inference",
+    "layout": "3g.40gb+2g.20gb",
+    "user_data_revision": "1",
+    "labels": {"team": "ml", "cost:center": "42 / a"},
+    "slots": SLOTS,
+}
+
+
+def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) -> None:
+    before = cloud.standing()
+    root.write({"one": POOL})
+    root.init()
+    created, changed, destroyed = plan_counts(root.apply())
+    assert created > 20 and (changed, destroyed) == (0, 0)
+    [instance] = cloud.instances("one")
+    _check_instance(cloud, root, instance)
+    assert plan_counts(root.plan()) == (0, 0, 0)
+
+    # Another layout, and the user data that carry it: one tag changes, and nothing restarts.
+    root.write({"one": {**POOL, "layout": "1g.10gb", "user_data_head": HEAD_DATA + "# another layout\n"}})
+    assert plan_counts(root.plan("-out=layout.plan", "-refresh=false")) == (0, 1, 0)
+    root.run("apply", "-no-color", "-input=false", "layout.plan")
+    [same] = cloud.instances("one")
+    assert same["InstanceId"] == instance["InstanceId"] and same["LaunchTime"] == instance["LaunchTime"]
+    assert tags(same) == {**tags(instance), "skyinfra:layout": "1g.10gb"}
+
+    root.destroy()
+    assert cloud.standing() == before
+    _check_no_secret(root)
+
+
+def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
+    name = instance["InstanceId"]
+    assert instance["InstanceType"] == "p5.4xlarge"
+    assert (
+        tags(instance).items()
+        >= {
+            "Name": "inference/one-0",
+            "skyinfra:stack": "inference",
+            "skyinfra:pool": "one",
+            "skyinfra:node": "one-0",
+            "skyinfra:role": "head",
+            "skyinfra:layout": "3g.40gb+2g.20gb",
+            "team": "ml",
+            "cost:center": "42 / a",
+        }.items()
+    )
+    options = instance["MetadataOptions"]
+    assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
+    assert options["InstanceMetadataTags"] == "enabled"
+    [volume] = cloud.volumes(name)
+    assert volume["Encrypted"] and volume["VolumeType"] == "gp3"
+    [interface] = cloud.interfaces(name)
+    for carrier in (volume, interface):
+        assert tags(carrier).items() >= {"team": "ml", "skyinfra:pool": "one"}.items()
+    assert cloud.rules("one") == {
+        ("in", "-1", "all", "self"),
+        ("out", "-1", "all", "self"),
+        ("out", "-1", "all", "0.0.0.0/0"),
+    }
+    role = _role(cloud, instance)
+    attached = cloud.client("iam").list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+    assert [policy["PolicyName"] for policy in attached] == ["AmazonSSMManagedInstanceCore"]
+
+    manifest = root.manifest("one")
+    secret = manifest["secret"]
+    read = Manifest.read(manifest)
+    assert len(secret) >= MIN_SECRET_LENGTH
+    assert (read.stack, read.pool, read.provider) == ("inference", "one", "aws")
+    [node] = read.nodes
+    assert (node.name, node.id, node.head, node.machine_type) == ("one-0", name, True, "p5.4xlarge")
+    assert node.address == instance["PrivateIpAddress"] and node.public_address == instance["PublicIpAddress"]
+    assert node.zone == instance["Placement"]["AvailabilityZone"]
+    assert (read.head.address, read.head.port) == (node.address, 8786)
+
+    data = yaml.safe_load(cloud.user_data(name))
+    configuration, file = (each["content"] for each in data["write_files"])
+    assert json.loads(configuration) == {
+        "node": "one-0",
+        "head": True,
+        "scheduler": "0.0.0.0:8786",
+        "reached_at": f"{instance['PrivateIpAddress']}:8786",
+    }
+    assert file == secret
+
+
+def _role(cloud: Cloud, instance: dict) -> str:
+    profile = instance["IamInstanceProfile"]["Arn"].rpartition("/")[2]
+    found = cloud.client("iam").get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]
+    return found["Roles"][0]["RoleName"]
+
+
+def _check_no_secret(root: Root) -> None:
+    """The secret stood in the state, in user data and in the sensitive output; nowhere else."""
+    backup = json.loads((root.folder / "terraform.tfstate.backup").read_text())
+    [resource] = [r for r in backup["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
+    value = resource["instances"][0]["attributes"]["triggers_replace"]
+    secret = value["value"] if isinstance(value, dict) else value
+    assert len(secret) >= MIN_SECRET_LENGTH
+    shown = [text for text in root.printed if not text.startswith("{")]
+    assert len(shown) >= 6
+    for text in shown:
+        assert secret not in text and secret[:36] not in text

@@ -1,0 +1,74 @@
+"""Auto Scaling groups: the mixed instances policy, which moto keeps and does not follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.autoscaling.models import ASG_NAME_TAG, FakeAutoScalingGroup, InstanceState
+from moto.ec2.exceptions import EC2ClientError
+
+from moto_ext.launch import launch
+
+
+def install() -> None:
+    plain = FakeAutoScalingGroup.replace_autoscaling_group_instances
+
+    def replace(self: Any, count_needed: int, propagated_tags: dict[str, str]) -> None:
+        if not self.mixed_instances_policy:
+            plain(self, count_needed, propagated_tags)
+            return
+        for number in range(count_needed):
+            instance = _launch_first(self, len(self.instance_states) + number, propagated_tags)
+            if instance is not None:
+                self.instance_states.append(
+                    InstanceState(instance, protected_from_scale_in=self.new_instances_protected_from_scale_in)
+                )
+
+    FakeAutoScalingGroup.replace_autoscaling_group_instances = replace
+
+
+def _launch_first(group: Any, number: int, tags: dict[str, str]) -> Any | None:
+    """One instance of the first type of the policy that there is capacity for, in the zones in turn; else None."""
+    policy = group.mixed_instances_policy
+    template, distribution = policy["LaunchTemplate"], policy["InstancesDistribution"]
+    subnets = group.vpc_zone_identifier.split(",")
+    subnets = subnets[number % len(subnets) :] + subnets[: number % len(subnets)]
+    spot = int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100)) == 0
+    for override in template["Overrides"] or [{}]:
+        for subnet in subnets:
+            request = _request(group, {**template, **override}, subnet, tags)
+            if spot:
+                options = {"MaxPrice": distribution.get("SpotMaxPrice"), "SpotInstanceType": "one-time"}
+                request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+            try:
+                reservation = launch(group.ec2_backend, request)
+            except EC2ClientError as error:
+                # Auto Scaling goes on with the next type or zone; anything but capacity is a mistake of the policy.
+                if error.code not in ("InsufficientInstanceCapacity", "Unsupported"):
+                    raise
+                continue
+            instance = reservation.instances[0]
+            instance.autoscaling_group = group
+            return instance
+    return None
+
+
+def _request(group: Any, override: dict[str, Any], subnet: str, tags: dict[str, str]) -> dict[str, Any]:
+    chosen = override["LaunchTemplateSpecification"]
+    version = group.ec2_backend._get_template_from_args(chosen)
+    request: dict[str, Any] = {
+        "LaunchTemplate": chosen,
+        "InstanceType": override.get("InstanceType") or version.instance_type,
+        "TagSpecifications": [
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": k, "Value": v} for k, v in {**tags, ASG_NAME_TAG: group.name}.items()],
+            }
+        ],
+    }
+    nics = version.data.get("NetworkInterfaces")
+    if nics:
+        request["NetworkInterfaces"] = [{**nic, "SubnetId": subnet} for nic in nics]
+    else:
+        request["SubnetId"] = subnet
+    return request
