@@ -1,0 +1,138 @@
+"""A declaration in Python, deployed by the command line: the real provider, a moto server, two regions, four pools."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cloud import Cloud, tags
+from support import provider_configuration
+
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+pytestmark = pytest.mark.slow
+
+APP = """
+import os
+from cdktf import App
+import skyinfra as sky
+
+app = App()
+sky.FleetStack(app, "fleet", pools=[
+    sky.ComputePool(
+        name="mig", nodes=2, provider=sky.AWS(efa=True), labels={{"team": "research"}},
+        accelerator=sky.accelerators.A100(count=8, memory="40GB", mig={layout!r}),
+        image=sky.Image(pip=["torch"], env={{"A": "${{x}}"}}),
+    ),
+    sky.ComputePool(name="chips", provider=sky.AWS(), accelerator="Trainium1:16"),
+    sky.ComputePool(name="share", provider=sky.AWS(instance_types=["g6f.xlarge"]), accelerator="L4"),
+    sky.ComputePool(name="west", nodes=2, spot=True, provider=sky.AWS(region="us-west-2"), accelerator="L4"),
+])
+app.synth()
+"""
+BEFORE, AFTER = {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}, "1g.5gb"
+
+
+class Project:
+    """A project folder whose commands see the tests' AWS."""
+
+    def __init__(self, folder: Path, cloud: Cloud) -> None:
+        self.folder = folder
+        self.printed: list[str] = []
+        (folder / "cdktf.json").write_text('{"language": "python", "app": "python main.py"}')
+        self.environment = {**cloud.environment(), "CHECKPOINT_DISABLE": "1"}
+        configuration = provider_configuration(folder)
+        if configuration:
+            self.environment["TF_CLI_CONFIG_FILE"] = str(configuration)
+        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def declare(self, layout: Any) -> None:
+        (self.folder / "main.py").write_text(APP.format(layout=layout))
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "skyinfra.cli", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.printed += [done.stdout, done.stderr]
+        return done.stdout
+
+    def secrets(self) -> list[str]:
+        state = json.loads((self.folder / "terraform.fleet.tfstate").read_text())
+        found = [r for r in state["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
+        values = [instance["attributes"]["triggers_replace"] for r in found for instance in r["instances"]]
+        return [value["value"] if isinstance(value, dict) else value for value in values]
+
+
+def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east-1") -> NodeConfig:
+    """What the node will be, as its own user data say it."""
+    document = yaml.safe_load(cloud.user_data(instance["InstanceId"], region))
+    files = {file["path"]: file["content"] for file in document["write_files"]}
+    assert len(files["/var/lib/skyinfra/secret"].strip()) == 72
+    return NodeConfig.read(json.loads(files["/var/lib/skyinfra/node.json"]))
+
+
+def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path) -> None:
+    before = cloud.standing()
+    project = Project(tmp_path, cloud)
+    project.declare(BEFORE)
+    project.run("deploy", "--auto-approve")
+    secrets = project.secrets()
+    assert len(secrets) == len(set(secrets)) == 4
+    _check_nodes(cloud)
+    assert json.loads(project.run("plan", "--json"))["changes"] == []
+
+    running = {i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()}
+    project.declare(AFTER)
+    planned = json.loads(project.run("plan", "--json"))
+    assert [change["action"] for change in planned["changes"]] == ["update"]
+    project.run("deploy", "--auto-approve")
+    assert {i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()} == running
+    assert tags(cloud.instance("mig-0"))["skyinfra:layout"] == "1g.5gb"
+
+    project.run("destroy", "--auto-approve")
+    assert cloud.standing() == before
+    _check_no_secret(project, secrets)
+
+
+def _check_nodes(cloud: Cloud) -> None:
+    head, worker = cloud.instances("mig")
+    assert {i["InstanceType"] for i in (head, worker)} == {"p4d.24xlarge"}
+    assert tags(head)["skyinfra:layout"] == "3g.20gb+2g.10gb+1g.5gb:2"
+    assert tags(head)["team"] == tags(worker)["team"] == "research"
+    assert len(cloud.interfaces(worker["InstanceId"])) == 4
+    first, second = configuration(cloud, head), configuration(cloud, worker)
+    assert (first.node, first.head, second.node, second.head) == ("mig-0", True, "mig-1", False)
+    assert second.scheduler == f"{head['PrivateIpAddress']}:8786"
+    assert first.accelerator == second.accelerator
+    assert first.accelerator is not None and len(first.accelerator.layouts) == 8
+    assert (first.pip, first.env) == (("torch",), {"A": "${x}"})
+    [chips], [share] = cloud.instances("chips"), cloud.instances("share")
+    assert (chips["InstanceType"], share["InstanceType"]) == ("trn1.32xlarge", "g6f.xlarge")
+    accelerator = configuration(cloud, share).accelerator
+    assert accelerator is not None and (accelerator.count, accelerator.memory_gb) == (1, 3.0)
+    west = cloud.instances("west", "us-west-2")
+    [alone] = [i for i in west if tags(i).get("skyinfra:role") == "head"]
+    assert len(west) == 3 and alone["InstanceType"] == "m6i.large"
+    assert configuration(cloud, alone, "us-west-2").scheduler_only
+    assert {i["InstanceType"] for i in west if i is not alone} == {"g6.xlarge"}
+    assert cloud.instances("west") == []
+
+
+def _check_no_secret(project: Project, secrets: list[str]) -> None:
+    synthesized = [f.read_text(errors="replace") for f in (project.folder / "cdktf.out").rglob("*.json") if f.is_file()]
+    for text in (*project.printed, *synthesized):
+        for secret in secrets:
+            assert secret not in text and secret[:36] not in text

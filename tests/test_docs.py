@@ -1,0 +1,39 @@
+"""The documents: their workflow is one, and the commands in them exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from support import ROOT
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_workflow_is_one() -> None:
+    [text] = blocks("yaml", (ROOT / "docs" / "hcp-terraform.md").read_text())
+    workflow = yaml.safe_load(text)
+    # YAML 1.1 reads `on` as a truth value, as GitHub's own reader does not.
+    assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
+    [job] = workflow["jobs"].values()
+    assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    deploys = [step for step in job["steps"] if "deploy" in step.get("run", "")]
+    assert [step["if"] for step in deploys] == ["github.event_name == 'push'"]
+    assert (ROOT / job["defaults"]["run"]["working-directory"] / "cdktf.json").is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_exist(document) -> None:  # noqa: ANN001
+    help_text = subprocess.run(
+        [sys.executable, "-m", "skyinfra.cli", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    known = set(re.findall(r"^  ([a-z]+) ", help_text, re.MULTILINE))
+    used = set(re.findall(r"(?:^|[`$ ])skyinfra ([a-z]+)\b(?= |`|$)", document.read_text(), re.MULTILINE))
+    assert used - known <= {"is", "itself", "and", "program"}, used - known
