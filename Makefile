@@ -5,7 +5,7 @@ BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
 export PYTHON
 
-.PHONY: quickstart test test-all lint bench update-golden fake-nvml gcc clean
+.PHONY: quickstart test test-all test-aws lint bench update-golden fake-nvml gcc clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -15,6 +15,9 @@ test: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
 
 test-all: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+
+test-aws: $(VENV)/.dev
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/aws
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -84,16 +84,17 @@ def provider_mirror(source: str = "hashicorp/aws") -> Path | None:
 def provider_configuration(folder: Path, source: str = "hashicorp/aws") -> Path | None:
     """A configuration of the terraform program, written to *folder*, that takes *source* from its mirror.
 
-    None where there is no mirror: Terraform then asks the registry.
+    None where there is no mirror, or a configuration already: Terraform then asks the registry, or does as told.
     """
     mirror = provider_mirror(source)
-    if mirror is None:
+    if mirror is None or Path(os.environ.get("TF_CLI_CONFIG_FILE", os.devnull)).is_file():
         return None
     address = f"registry.terraform.io/{source}"
     path = folder / "terraform.rc"
     path.write_text(
         "provider_installation {\n"
-        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n    include = [{json.dumps(address)}]\n  }}\n"
+        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n"
+        f"    include = [{json.dumps(address)}]\n  }}\n"
         f"  direct {{\n    exclude = [{json.dumps(address)}]\n  }}\n}}\n"
     )
     return path

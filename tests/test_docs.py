@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -30,7 +31,7 @@ def test_the_workflow_is_one() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_commands_exist(document) -> None:  # noqa: ANN001
+def test_the_commands_exist(document: Path) -> None:
     help_text = subprocess.run(
         [sys.executable, "-m", "skyinfra.cli", "--help"], capture_output=True, text=True, check=True
     ).stdout

@@ -59,7 +59,8 @@ resource "terraform_data" "identity" {
     terraform_data.secret.id,
     coalesce(var.user_data_revision, sha256(each.key == "head" ? var.user_data_head : var.user_data_worker)),
     terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
-    each.key == "head" ? terraform_data.zone["head"].id : local.scheduler,
+    # Where the head is found: another one in another zone or network.
+    aws_network_interface.head.id,
     # A group gives the rest to the nodes it launches from then on.
     local.grouped ? "" : jsonencode([var.efa_interfaces, var.spot, var.spot_max_price, var.capacity_block_id, var.capacity_reservation_id]),
   ]

@@ -32,8 +32,9 @@ output "fleet" {
         head           = false
       }],
     )
-    slots  = var.slots
-    secret = terraform_data.secret.triggers_replace
+    group_nodes = local.grouped ? var.node_count : 0
+    slots       = var.slots
+    secret      = terraform_data.secret.triggers_replace
   }
 }
 

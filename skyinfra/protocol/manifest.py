@@ -68,7 +68,11 @@ class ManifestNode:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One fleet. ``slots`` are those of each node, in slot order; ``secret`` is the fleet secret."""
+    """One fleet. ``slots`` are those of each node, in slot order; ``secret`` is the fleet secret.
+
+    ``group_nodes``: how many nodes there are to be besides ``nodes``, in a group of the provider's that replaces them
+    without Terraform: the scheduler knows which. Where there are such, the head is a machine without slots.
+    """
 
     version: int
     stack: str
@@ -79,6 +83,7 @@ class Manifest:
     slots: tuple[ManifestSlot, ...]
     secret: str = field(repr=False)
     simulated: bool = False
+    group_nodes: int = 0
 
     @property
     def fleet(self) -> str:

@@ -1,22 +1,17 @@
-"""RunInstances: what a launch template adds, what EC2 refuses, and what it remembers of the request."""
+"""RunInstances: what a launch template adds, and what EC2 remembers of the request."""
 
 from __future__ import annotations
 
-import base64
-import re
 from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import EC2ClientError
-from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.spot_requests import SpotInstanceRequest
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import convert_tag_spec, parse_user_data, random_spot_request_id
 
-from moto_ext import images, placement, world
-
-MAX_USER_DATA = 16384
+from moto_ext import images, placement, refusals
 
 
 def install() -> None:
@@ -33,8 +28,7 @@ def launch(backend: Any, request: dict[str, Any]) -> Any:
     request = _with_template(backend, request)
     tags = convert_tag_spec(request.get("TagSpecifications", []))
     zone = _zone(backend, request)
-    for check in (_check_type, _check_image, _check_user_data, _check_interfaces, _check_tags, _check_capacity):
-        check(backend, request, zone)
+    refusals.check(backend, request, zone)
     market = request.get("InstanceMarketOptions", {})
     profile = request.get("IamInstanceProfile", {})
     reservation = backend.run_instances(
@@ -81,11 +75,6 @@ def _with_template(backend: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 def _zone(backend: Any, request: dict[str, Any]) -> str:
     nics = request.get("NetworkInterfaces", [])
-    if nics and request.get("SubnetId"):
-        raise EC2ClientError(
-            "InvalidParameterCombination",
-            "Network interfaces and an instance-level subnet ID may not be specified on the same request",
-        )
     for nic in nics:
         if nic.get("NetworkInterfaceId"):
             return backend.get_network_interface(nic["NetworkInterfaceId"]).availability_zone
@@ -93,98 +82,6 @@ def _zone(backend: Any, request: dict[str, Any]) -> str:
     if subnet is None:
         raise EC2ClientError("MissingInput", "No subnets found for the default VPC. Please specify a subnet.")
     return backend.get_subnet(subnet).availability_zone
-
-
-def _check_type(backend: Any, request: dict[str, Any], zone: str) -> None:
-    kind = request["InstanceType"]
-    if kind not in INSTANCE_TYPES:
-        raise EC2ClientError("InvalidParameterValue", f"Invalid value '{kind}' for InstanceType.")
-    zones = world.offered_in(backend, kind)
-    if zone not in zones:
-        raise EC2ClientError(
-            "Unsupported",
-            f"Your requested instance type ({kind}) is not supported in your requested Availability Zone ({zone}). "
-            f"Please retry your request by not specifying an Availability Zone or choosing {', '.join(zones)}.",
-        )
-
-
-def _check_image(backend: Any, request: dict[str, Any], zone: str) -> None:
-    if request.get("ImageId") not in backend.amis:
-        raise EC2ClientError("InvalidAMIID.NotFound", f"The image id '[{request.get('ImageId')}]' does not exist")
-    architectures = INSTANCE_TYPES[request["InstanceType"]]["ProcessorInfo"]["SupportedArchitectures"]
-    architecture = backend.amis[request["ImageId"]].architecture
-    if architecture not in architectures:
-        raise EC2ClientError(
-            "InvalidParameterValue",
-            f"The architecture '{architectures[0]}' of the specified instance type does not match the architecture "
-            f"'{architecture}' of the specified AMI.",
-        )
-
-
-def _check_user_data(backend: Any, request: dict[str, Any], zone: str) -> None:
-    data = request.get("UserData")
-    if data and len(base64.b64decode(data)) > MAX_USER_DATA:
-        raise EC2ClientError("InvalidParameterValue", f"User data is limited to {MAX_USER_DATA} bytes")
-
-
-def _check_interfaces(backend: Any, request: dict[str, Any], zone: str) -> None:
-    nics = request.get("NetworkInterfaces", [])
-    if not nics:
-        return
-    if request.get("SecurityGroupIds"):
-        raise EC2ClientError(
-            "InvalidParameterCombination",
-            "Network interfaces and an instance-level security groups may not be specified on the same request",
-        )
-    if len(nics) > 1 and any(nic.get("AssociatePublicIpAddress") is True for nic in nics):
-        raise EC2ClientError(
-            "InvalidParameterCombination",
-            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.",
-        )
-    cards = {
-        card["NetworkCardIndex"]: card
-        for card in INSTANCE_TYPES[request["InstanceType"]]["NetworkInfo"]["NetworkCards"]
-    }
-    for nic in nics:
-        card, kind = int(nic.get("NetworkCardIndex") or 0), nic.get("InterfaceType") or "interface"
-        if card not in cards:
-            raise EC2ClientError(
-                "InvalidParameterValue", f"Network card index {card} exceeds the limit for {request['InstanceType']}."
-            )
-        if nic.get("NetworkInterfaceId"):
-            if nic.get("InterfaceType") or nic.get("Groups") or nic.get("SubnetId"):
-                raise EC2ClientError(
-                    "InvalidParameterCombination",
-                    "A network interface may not specify both a network interface ID and its parameters",
-                )
-            kind = backend.get_network_interface(nic["NetworkInterfaceId"]).interface_type
-        allowed = cards[card].get("InterfaceTypes", ["interface", "efa", "efa-only"])
-        if kind not in allowed:
-            raise EC2ClientError(
-                "Unsupported",
-                f"{request['InstanceType']} does not support interface type {kind} on network card {card}.",
-            )
-
-
-def _check_tags(backend: Any, request: dict[str, Any], zone: str) -> None:
-    if request.get("MetadataOptions", {}).get("InstanceMetadataTags") != "enabled":
-        return
-    for key in convert_tag_spec(request.get("TagSpecifications", [])).get("instance", {}):
-        if not re.fullmatch(r"[A-Za-z0-9+\-=.,_:@]+", key) or key in (".", "..", "_index"):
-            raise EC2ClientError(
-                "InvalidParameterValue",
-                f"'{key}' is not a valid tag key. Tag keys must match pattern ([0-9a-zA-Z\\-_+=,.@:]{{1,255}}), and must not be a reserved name ('.', '..', '_index')",
-            )
-
-
-def _check_capacity(backend: Any, request: dict[str, Any], zone: str) -> None:
-    kind, market = request["InstanceType"], request.get("InstanceMarketOptions", {}).get("MarketType")
-    if {kind, f"{kind}/{market}", f"{kind}/{backend.region_name}"} & set(world.told("no_capacity")):
-        raise EC2ClientError(
-            "InsufficientInstanceCapacity",
-            f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone}). "
-            "Our system will be working on provisioning additional capacity.",
-        )
 
 
 def _volumes(backend: Any, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What a test says about the world: the JSON file named by ``MOTO_EXT_WORLD``, read at every call.
 
-``no_capacity``: machine types that EC2 has no capacity for: ``TYPE``, ``TYPE/spot`` or ``TYPE/REGION``. ``not_offered``: [machine type, zone] that are not offered,
-though moto lists them.
+``no_capacity``: machine types that EC2 has no capacity for: ``TYPE``, ``TYPE/spot`` or ``TYPE/REGION``.
+``not_offered``: [machine type, zone] that are not offered, though moto lists them.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ MANIFEST = Manifest(
     nodes=(ManifestNode("n1", "i-1", "10.0.0.1", head=True), ManifestNode("n2", "i-2", "10.0.0.2", zone="a")),
     slots=(ManifestSlot(0, "partition", "H100", "3g.40gb", 0),),
     secret="s" * 64,
+    group_nodes=3,
 )
 CONFIG = NodeConfig(
     version=1,

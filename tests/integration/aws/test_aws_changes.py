@@ -136,6 +136,11 @@ def test_another_secret_replaces_the_nodes(running: Root) -> None:
     assert not [each for each in found if each.startswith("module.group")]
 
 
+def test_another_zone_replaces_the_nodes_and_gives_the_head_another_address(running: Root) -> None:
+    found = planned(running, pair={"zones": ["us-east-1b"]}, group={"zones": ["us-east-1b"]})
+    assert {found[each] for each in (*NODES, *KEPT, GROUP, "module.group.aws_instance.head")} == {"replace"}
+
+
 def test_fewer_and_more_nodes(running: Root) -> None:
     more = planned(running, pair={"node_count": 3}, group={"node_count": 3})
     assert more == {'module.pair.aws_instance.worker["pair-2"]': "create", GROUP: "update"}

@@ -64,7 +64,9 @@ def test_everything_that_takes_tags_has_them() -> None:
         )
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=[] if e.name == "mig" else pytest.mark.slow, id=e.name) for e in EXAMPLES]
+)
 def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> None:
     copy = tmp_path / "modules" / "aws"
     shutil.copytree(MODULE, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
@@ -78,6 +80,18 @@ def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> Non
     assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', text)
 
 
+@pytest.mark.slow
+def test_the_example_of_the_readme_is_valid(root: Root) -> None:
+    example = re.search(r"```hcl\n(.*?)```", (MODULE / "README.md").read_text(), re.DOTALL)
+    assert example
+    root.folder.mkdir()
+    for name in ("head.yaml", "worker.yaml"):
+        (root.folder / name).write_text("#cloud-config\n")
+    (root.folder / "main.tf").write_text(example.group(1).replace("./modules/aws", str(MODULE)))
+    root.init()
+    root.run("validate")
+
+
 def test_the_small_user_data_of_an_example_are_what_a_runner_reads() -> None:
     document = yaml.safe_load((MODULE / "examples" / "single" / "head.yaml").read_text())
     files = {each["path"]: each for each in document["write_files"]}
@@ -89,6 +103,7 @@ def test_the_small_user_data_of_an_example_are_what_a_runner_reads() -> None:
     assert secret["content"] == "@SKYINFRA_SECRET@" and secret["permissions"] == "0600"
 
 
+@pytest.mark.slow
 def test_an_example_plans_as_it_stands(root: Root, cloud: Cloud) -> None:
     """The one without rendered user data needs no more than it has."""
     copy = root.folder.parent / "modules" / "aws"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cloud import Cloud, decompressed, tags
 from moto_ext.images import image_id
-from roots import Root, plan_counts
+from roots import Root, plan_changes, plan_counts
 
 from skyinfra.protocol.manifest import Manifest
 
@@ -273,6 +273,7 @@ def test_a_spot_pool_falls_back_in_order_and_keeps_its_head(fleets: Fleets) -> N
         assert worker["PublicIpAddress"]
     # Its nodes come and go without Terraform: the manifest has the head.
     assert [node["id"] for node in manifest["nodes"]] == [head["InstanceId"]]
+    assert Manifest.read(manifest).group_nodes == 3
 
 
 def test_a_group_with_efa_has_a_template_for_each_type_and_one_zone(cloud: Cloud) -> None:
@@ -355,6 +356,17 @@ def test_labels_are_tags_on_everything_that_takes_some(cloud: Cloud) -> None:
         "vpce",
         "key",
     }
+
+
+def test_another_network_replaces_what_stands_in_it(fleets: Fleets) -> None:
+    fleets.root.write({**POOLS, "trainium": {**POOLS["trainium"], "vpc_cidr": "10.84.0.0/16"}}, MINE)
+    try:
+        found = plan_changes(fleets.root.plan("-refresh=false", "-target=module.trainium"))
+    finally:
+        fleets.root.write(POOLS, MINE)
+    replaced = {address.removeprefix("module.trainium.") for address, action in found.items() if action == "replace"}
+    assert replaced >= {"aws_vpc.this[0]", "aws_network_interface.head", "aws_instance.head"}
+    assert "terraform_data.secret" not in replaced
 
 
 def test_no_secret_is_printed(fleets: Fleets) -> None:

@@ -116,6 +116,7 @@ def test_inputs_that_make_no_sense_together_are_refused(root: Root, cloud: Cloud
     assert cloud.standing() == before
 
 
+@pytest.mark.slow
 def test_subnets_that_do_not_fit_are_refused(root: Root, cloud: Cloud) -> None:
     ec2 = cloud.client("ec2")
     default = [s["SubnetId"] for s in ec2.describe_subnets()["Subnets"] if s["AvailabilityZone"] == "us-east-1a"]
