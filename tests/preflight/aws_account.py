@@ -39,7 +39,7 @@ class Cloud:
         self.ec2 = boto3.Session(botocore_session=inner).client("ec2", region_name=REGION)
         self.asked: Counter[str] = Counter()
         self.quotas: dict[str, float] = {}
-        self.session.events.register("before-call", self._count)
+        self.session.events.register("provide-client-params", self._count)
         self.answer("service-quotas", "GetServiceQuota", self._quota)
         self.answer("ec2", "DescribeCapacityReservations", {"CapacityReservations": []})
         self.answer("ec2", "DescribeCapacityBlockOfferings", {"CapacityBlockOfferings": []})
