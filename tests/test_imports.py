@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "terraform": {"cloud_errors"},
     "project": {"terraform", "protocol"},
     "next_steps": {"cloud_errors", "offers", "project", "providers"},
+    "preflight": {"cloud_errors", "offers", "project", "providers"},
     "progress": {"terraform"},
     "client": {"protocol", "terraform", "project"},
     "deploy": {

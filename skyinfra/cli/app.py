@@ -212,6 +212,15 @@ def offers(
     show_offers(query, as_json=as_json)
 
 
+@app.command()
+def preflight(stack: StackName = None, as_json: Json = False) -> None:
+    """Ask the providers whether they have, and give this account, what a stack asks for. Creates nothing."""
+    from skyinfra.cli.preflight import check
+
+    if check(_prepare(stack), as_json=as_json).failed:
+        raise typer.Exit(1)
+
+
 class _Approval:
     """Shows a plan, and what the stack costs, and asks whether to go on."""
 

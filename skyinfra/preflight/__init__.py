@@ -1,0 +1,35 @@
+"""Preflight: whether a cloud has, and gives this account, what a synthesized stack asks for.
+
+An explicit step with live look-ups; nothing else needs it, and synthesizing never asks a cloud.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyinfra.preflight.report import Line, Report, Result
+from skyinfra.project import SynthesizedStack
+
+__all__ = ["Line", "Report", "Result", "preflight"]
+
+
+def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | None = None) -> Report:
+    """Looks at what the pools of *stack* ask for; creates nothing.
+
+    session: a boto3 session to ask AWS with; None takes the credentials that Terraform would. workers: how many
+    questions at a time. Raises `MissingDependency` where boto3 is needed and not there.
+    """
+    from skyinfra.preflight import aws
+    from skyinfra.preflight.wanted import read
+
+    wanted = [read(stack, pool) for pool in stack.pools if pool["provider"] == "aws"]
+    checked = aws.check_pools(wanted, session=session, workers=workers or aws.WORKERS) if wanted else {}
+    lines = [line for pool in stack.pools for line in checked.get(pool["name"]) or [_unchecked(pool)]]
+    return Report(stack.name, tuple(lines))
+
+
+def _unchecked(pool: dict[str, Any]) -> Line:
+    if pool["provider"] == "local":
+        return Line(pool["name"], "local", "pass", "nothing to check: its nodes are processes on this machine")
+    found = f"preflight does not know how to ask {pool['provider']}"
+    return Line(pool["name"], pool["provider"], "warn", found, "See in its console whether it has the machines.")

@@ -1,0 +1,69 @@
+"""Credentials and permissions: who asks, and the instance profile of the nodes."""
+
+from __future__ import annotations
+
+from skyinfra.preflight.api import ATTEMPTS, Api, CallFailed
+from skyinfra.preflight.facts import Context
+from skyinfra.preflight.report import Finding, failed, passed, warned
+
+
+def check_credentials(api: Api) -> Finding:
+    """Whose the credentials are. Everybody may ask that, so a refusal is one of the credentials."""
+    try:
+        identity = api.ask("sts", "get_caller_identity")
+    except CallFailed as error:
+        return not_checked(error, api.region, api.profile)
+    arn = identity["Arn"]
+    if arn.endswith(":root"):
+        return warned(
+            f"{arn}: the root user of the account", "Deploy as a role or a user that may do no more than it needs."
+        )
+    return passed(arn)
+
+
+def not_checked(error: CallFailed, region: str, profile: str | None) -> Finding:
+    """What there is to say where AWS did not answer."""
+    if error.kind == "credentials":
+        return failed(*_login(error, profile))
+    if error.kind == "denied":
+        return warned(
+            f"not checked: the credentials may not call {error.action}",
+            f"Allow the IAM action {error.action}, which only reads.",
+        )
+    if error.kind == "throttled":
+        return warned(f"not checked: AWS throttled {error.action}, {ATTEMPTS} times", "Run it again in a minute.")
+    if error.kind == "unreachable":
+        return failed(
+            f"no answer to {error.action}: {error.words}",
+            f"See whether AWS is reached from here, and {region} is right.",
+        )
+    return warned(f"not checked: {error.action}: {error.code}: {error.words}", "The other checks stand.")
+
+
+def _login(error: CallFailed, profile: str | None) -> tuple[str, str]:
+    """What is wrong with the credentials, and how to get others."""
+    option = f" --profile {profile}" if profile else ""
+    if error.code == "ProfileNotFound":
+        return f"there is no profile {profile} in the AWS configuration", f"Make it with: aws configure sso{option}"
+    if error.says:
+        return f"{error.says}: {error.words}", error.hint.replace("aws sso login", f"aws sso login{option}")
+    to_do = f"Log in with: aws sso login{option}, or set AWS_PROFILE, or make credentials with: aws configure{option}."
+    return f"no valid credentials: {error.words}", to_do
+
+
+def check_instance_profile(context: Context) -> list[Finding]:
+    """The declared instance profile, and whether it has a role."""
+    name = context.wanted.iam_instance_profile
+    if name is None:
+        return []
+    try:
+        profile = context.api.ask("iam", "get_instance_profile", InstanceProfileName=name)["InstanceProfile"]
+    except CallFailed as error:
+        if error.code != "NoSuchEntity":
+            raise
+        return [failed(f"there is no instance profile {name}", "Declare one that exists, or none: the pool makes one.")]
+    roles = [role["RoleName"] for role in profile["Roles"]]
+    if not roles:
+        to_do = f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE"
+        return [failed(f"the instance profile {name} has no role", to_do)]
+    return [passed(f"{name}, with the role {roles[0]}")]

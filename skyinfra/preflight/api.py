@@ -1,0 +1,145 @@
+"""Asking AWS: clients of one region and profile, every question once, and refusals in few kinds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from skyinfra._errors import MissingDependency
+from skyinfra.cloud_errors import refusals
+
+# botocore waits and tries again, with a growing pause, where AWS throttles or fails.
+ATTEMPTS = 5
+CONNECT_SECONDS = 5
+READ_SECONDS = 20
+
+Kind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
+
+_KINDS: dict[str, Kind] = {
+    "CloudCredentialsRefused": "credentials",
+    "CloudPermissionDenied": "denied",
+    "CloudThrottled": "throttled",
+}
+# Where the prefix of IAM actions is not the name of the service.
+_PREFIXES = {"service-quotas": "servicequotas"}
+
+
+class CallFailed(Exception):
+    """AWS did not answer a question.
+
+    kind: why. code: AWS's own, or the exception's name. action: the IAM action of the question. words: AWS's sentence.
+    says, hint: what it means and what would work, where that is known.
+    """
+
+    def __init__(self, kind: Kind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
+        super().__init__(f"{action}: {code}: {words}")
+        self.kind, self.code, self.action, self.words, self.says, self.hint = kind, code, action, words, says, hint
+
+
+def load_boto3() -> Any:
+    """The boto3 package. Raises `MissingDependency`."""
+    try:
+        return importlib.import_module("boto3")
+    except ModuleNotFoundError as error:
+        if error.name != "boto3":
+            raise
+    raise MissingDependency(
+        "preflight asks AWS through boto3, which is not installed",
+        hint='Install it with: pip install "skyinfra[aws]"',
+    )
+
+
+class Api:
+    """The questions of one region and profile; may be used by several threads.
+
+    session: a boto3 session, None for one of the profile. Raises `MissingDependency`, or `CallFailed` for a profile
+    that is not there.
+    """
+
+    def __init__(self, region: str, profile: str | None, session: Any = None) -> None:
+        self.region, self.profile = region, profile
+        self._lock = threading.Lock()
+        self._clients: dict[str, Any] = {}
+        self._answers: dict[str, Future[dict[str, Any]]] = {}
+        self._session = session or _session(region, profile)
+
+    def ask(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to one operation, all pages of it; the same question is asked once. Raises `CallFailed`."""
+        key = json.dumps([service, operation, parameters], sort_keys=True, default=str)
+        with self._lock:
+            future = self._answers.get(key)
+            first = future is None
+            if future is None:
+                future = self._answers[key] = Future()
+        if first:
+            try:
+                future.set_result(self._call(service, operation, parameters))
+            except CallFailed as error:
+                future.set_exception(error)
+            finally:
+                future.cancel()  # whoever else waits must not wait for ever; nothing where there is an answer
+        return future.result()
+
+    def _call(self, service: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        exceptions = importlib.import_module("botocore.exceptions")
+        client = self._client(service)
+        action = f"{_PREFIXES.get(service, service)}:{client.meta.method_to_api_mapping[operation]}"
+        try:
+            if client.can_paginate(operation):
+                pages: dict[str, Any] = client.get_paginator(operation).paginate(**parameters).build_full_result()
+                return pages
+            answer: dict[str, Any] = getattr(client, operation)(**parameters)
+            return answer
+        except exceptions.ClientError as error:
+            code, words = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
+            raise _failure(code, action, words) from None
+        except exceptions.BotoCoreError as error:
+            raise CallFailed(_kind_of(error, exceptions), type(error).__name__, action, str(error)) from None
+
+    def _client(self, service: str) -> Any:
+        config = importlib.import_module("botocore.config")
+        with self._lock:  # making clients is not safe in several threads, using them is
+            if service not in self._clients:
+                settings = config.Config(
+                    retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                    connect_timeout=CONNECT_SECONDS,
+                    read_timeout=READ_SECONDS,
+                )
+                self._clients[service] = self._session.client(service, region_name=self.region, config=settings)
+            return self._clients[service]
+
+
+def _session(region: str, profile: str | None) -> Any:
+    boto3 = load_boto3()
+    exceptions = importlib.import_module("botocore.exceptions")
+    try:
+        return boto3.Session(region_name=region, profile_name=profile)
+    except exceptions.ProfileNotFound as error:
+        raise CallFailed("credentials", "ProfileNotFound", "", str(error)) from None
+
+
+def _failure(code: str, action: str, words: str) -> CallFailed:
+    """What AWS refused, in the kinds that Terraform's errors are told apart by too."""
+    known = next(iter(refusals([("", f"api error {code}: {words}")])), None)
+    if known is None:
+        return CallFailed("refused", code, action, words)
+    return CallFailed(_KINDS.get(known.cause, "refused"), code, action, known.words, says=known.says, hint=known.hint)
+
+
+def _kind_of(error: Exception, exceptions: Any) -> Kind:
+    """Of what botocore itself could not do."""
+    credentials = (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.SSOError,
+        exceptions.TokenRetrievalError,
+        exceptions.InvalidConfigError,
+    )
+    if isinstance(error, credentials):
+        return "credentials"
+    lost = (exceptions.HTTPClientError, exceptions.ConnectionError)
+    return "unreachable" if isinstance(error, lost) else "refused"

@@ -1,0 +1,90 @@
+"""The checks of pools on AWS. They only read; nothing is created, and nothing is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from skyinfra.preflight.access import check_credentials, check_instance_profile, not_checked
+from skyinfra.preflight.api import Api, CallFailed, load_boto3
+from skyinfra.preflight.capacity import check_blocks, check_reservation
+from skyinfra.preflight.facts import Context
+from skyinfra.preflight.images import check_images
+from skyinfra.preflight.machines import check_machines
+from skyinfra.preflight.network import check_network, check_security_groups
+from skyinfra.preflight.quotas import check_quotas
+from skyinfra.preflight.report import Finding, Line
+from skyinfra.preflight.spot import check_prices, check_score
+from skyinfra.preflight.wanted import Wanted
+
+Check = Callable[[Context], list[Finding]]
+
+# In the order of the report, after the credentials.
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("machine", check_machines),
+    ("quota", check_quotas),
+    ("spot price", check_prices),
+    ("spot score", check_score),
+    ("image", check_images),
+    ("network", check_network),
+    ("security group", check_security_groups),
+    ("instance profile", check_instance_profile),
+    ("reservation", check_reservation),
+    ("capacity block", check_blocks),
+)
+WORKERS = 8
+
+Account = tuple[str, str | None]
+
+
+def check_pools(pools: Sequence[Wanted], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:
+    """The lines of each pool by its name.
+
+    session: a boto3 session for all pools; None makes one for each region and profile. workers: questions at a time.
+    Raises `MissingDependency`.
+    """
+    load_boto3()
+    accounts = list(dict.fromkeys((pool.region, pool.profile) for pool in pools))
+    with ThreadPoolExecutor(workers) as executor:
+        reached = dict(zip(accounts, executor.map(lambda each: _reach(each, session), accounts), strict=True))
+        todo = list(_todo(pools, reached))
+        found = list(executor.map(lambda each: _lines(*each), todo))
+    lines = {pool.pool: [_line(pool.pool, "credentials", reached[pool.region, pool.profile][1])] for pool in pools}
+    for (_, _, context), made in zip(todo, found, strict=True):
+        lines[context.wanted.pool] += made
+    return lines
+
+
+def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
+    """The way to ask about a region, None where its credentials do not serve, and what is said of them."""
+    region, profile = account
+    try:
+        api = Api(region, profile, session)
+    except CallFailed as error:
+        return None, not_checked(error, region, profile)
+    finding = check_credentials(api)
+    return (None if finding.result == "fail" else api), finding
+
+
+def _todo(
+    pools: Sequence[Wanted], reached: dict[Account, tuple[Api | None, Finding]]
+) -> Iterable[tuple[str, Check, Context]]:
+    for pool in pools:
+        api = reached[pool.region, pool.profile][0]
+        peers = tuple(each for each in pools if (each.region, each.profile) == (pool.region, pool.profile))
+        if api is not None:
+            yield from ((name, check, Context(api, pool, peers)) for name, check in CHECKS)
+
+
+def _lines(name: str, check: Check, context: Context) -> list[Line]:
+    wanted = context.wanted
+    try:
+        findings = check(context)
+    except CallFailed as error:
+        findings = [not_checked(error, wanted.region, wanted.profile)]
+    return [_line(wanted.pool, name, finding) for finding in findings]
+
+
+def _line(pool: str, check: str, finding: Finding) -> Line:
+    return Line(pool, check, finding.result, finding.found, finding.to_do)

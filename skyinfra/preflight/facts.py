@@ -1,0 +1,157 @@
+"""What several checks need to know of an account and region."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from skyinfra import offers
+from skyinfra.preflight.api import Api, CallFailed
+from skyinfra.preflight.wanted import Wanted
+
+# A filter of EC2 takes at most 200 values.
+_FILTER = 200
+# A region's own zones; Local Zones and Wavelength Zones have to be opted into, and the module leaves them out.
+_OWN_ZONES = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}, {"Name": "state", "Values": ["available"]}]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A pool that is checked. peers: the pools of its stack in the same region and account, itself among them."""
+
+    api: Api
+    wanted: Wanted
+    peers: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the nodes of a pool may stand; modules/aws decides in the same way.
+
+    offered: the zones of the region that offer each machine type. present: the zones of the region, or of the declared
+    subnets. considered: those of them that are declared, in order. zones: those in which nodes will stand.
+    """
+
+    offered: dict[str, frozenset[str]]
+    present: tuple[str, ...]
+    considered: tuple[str, ...]
+    zones: tuple[str, ...]
+
+
+def standing(context: Context) -> Standing:
+    """Where the pool's nodes may stand. Raises `CallFailed`."""
+    wanted = context.wanted
+    offered = offered_zones(context.api, types_of(wanted))
+    if wanted.subnet_ids:
+        present = tuple(dict.fromkeys(subnet["AvailabilityZone"] for subnet in subnets(context)))
+    else:
+        present = tuple(sorted(zone_ids(context.api).values()))
+    considered = tuple(zone for zone in wanted.zones or present if zone in present)
+    zones = tuple(zone for zone in considered if any(zone in offered[kind] for kind in wanted.machine_types))
+    return Standing(offered, present, considered, zones[:1] if wanted.one_zone else zones)
+
+
+def types_of(wanted: Wanted) -> tuple[str, ...]:
+    """The machine types of the nodes, and of a head besides them."""
+    head = (wanted.head_machine_type,) if wanted.head_machine_type else ()
+    return tuple(dict.fromkeys((*wanted.machine_types, *head)))
+
+
+def zone_ids(api: Api) -> dict[str, str]:
+    """The names of the region's zones by their ids (use1-az1), which are the same in every account."""
+    answer = api.ask("ec2", "describe_availability_zones", Filters=_OWN_ZONES)
+    return {zone["ZoneId"]: zone["ZoneName"] for zone in answer["AvailabilityZones"]}
+
+
+def offered_zones(api: Api, machine_types: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The zones of the region that offer each of the machine types."""
+    wanted = sorted(machine_types)
+    filters = [{"Name": "instance-type", "Values": wanted}]
+    answer = api.ask("ec2", "describe_instance_type_offerings", LocationType="availability-zone", Filters=filters)
+    found = answer["InstanceTypeOfferings"]
+    return {kind: frozenset(o["Location"] for o in found if o["InstanceType"] == kind) for kind in wanted}
+
+
+def machine_facts(api: Api, machine_types: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What EC2 says of each of the machine types that the region has."""
+    wanted = sorted(set(machine_types))
+    found: dict[str, dict[str, Any]] = {}
+    for begin in range(0, len(wanted), _FILTER):
+        filters = [{"Name": "instance-type", "Values": wanted[begin : begin + _FILTER]}]
+        answer = api.ask("ec2", "describe_instance_types", Filters=filters)
+        found |= {each["InstanceType"]: each for each in answer["InstanceTypes"]}
+    return found
+
+
+def vcpus(api: Api, machine_types: Iterable[str]) -> dict[str, int]:
+    """The vCPUs of each machine type, as far as the offers or the region know it."""
+    known: dict[str, int] = {}
+    asked = []
+    for kind in sorted(set(machine_types)):
+        offer = offers.named("aws", kind)
+        if offer is not None and offer.vcpus is not None:
+            known[kind] = offer.vcpus
+        else:
+            asked.append(kind)
+    return known | {kind: each["VCpuInfo"]["DefaultVCpus"] for kind, each in machine_facts(api, asked).items()}
+
+
+def subnets(context: Context) -> list[dict[str, Any]]:
+    """The declared subnets, in their order."""
+    ids = list(context.wanted.subnet_ids)
+    found = context.api.ask("ec2", "describe_subnets", SubnetIds=ids)["Subnets"]
+    return sorted(found, key=lambda subnet: ids.index(subnet["SubnetId"]))
+
+
+def running(api: Api) -> list[dict[str, Any]]:
+    """The instances of the region that run or are about to."""
+    filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    answer = api.ask("ec2", "describe_instances", Filters=filters)
+    return [instance for reservation in answer["Reservations"] for instance in reservation["Instances"]]
+
+
+def tags(resource: dict[str, Any]) -> dict[str, str]:
+    """The tags of a resource."""
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
+
+
+def is_of_stack(resource: dict[str, Any], context: Context) -> bool:
+    """Whether this stack made the resource: it is there already, and not in the way."""
+    found = tags(resource)
+    return found.get("skyinfra:stack") == context.wanted.stack and found.get("skyinfra:pool") in {
+        peer.pool for peer in context.peers
+    }
+
+
+def others_running(context: Context) -> Counter[tuple[str, str]]:
+    """How many instances run that are not of this stack, by machine type and purchase."""
+    return Counter(
+        (instance["InstanceType"], instance.get("InstanceLifecycle") or "on-demand")
+        for instance in running(context.api)
+        if not is_of_stack(instance, context)
+    )
+
+
+def nodes_running(context: Context) -> int:
+    """How many nodes of the pool run already; 0 where that cannot be asked."""
+    wanted = context.wanted
+    try:
+        found = [tags(instance) for instance in running(context.api)]
+    except CallFailed:
+        return 0
+    own = [
+        each for each in found if (each.get("skyinfra:stack"), each.get("skyinfra:pool")) == (wanted.stack, wanted.pool)
+    ]
+    return sum(not wanted.grouped or each.get("skyinfra:role") == "worker" for each in own)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names one after the other."""
+    return ", ".join(names)
+
+
+def plural(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

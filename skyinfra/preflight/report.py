@@ -1,0 +1,69 @@
+"""What preflight found: one line for each check of each pool."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Result = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One check of one pool.
+
+    check: what was looked at, such as ``quota``. result: ``fail`` is what a deploy would fail on, ``warn`` what it may
+    fail on or could not be looked at. found: what is there. to_do: what would mend it; empty for a pass.
+    """
+
+    pool: str
+    check: str
+    result: Result
+    found: str
+    to_do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The lines of a stack, pool by pool in the order they are declared."""
+
+    stack: str
+    lines: tuple[Line, ...]
+
+    def count(self, result: Result) -> int:
+        """How many lines have that result."""
+        return sum(line.result == result for line in self.lines)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a deploy would fail."""
+        return self.count("fail") > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For a program."""
+        counts = {result: self.count(result) for result in ("pass", "warn", "fail")}
+        return {"stack": self.stack, **counts, "lines": [asdict(line) for line in self.lines]}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of a check, before it is known which check of which pool it is; see `Line`."""
+
+    result: Result
+    found: str
+    to_do: str = ""
+
+
+def passed(found: str) -> Finding:
+    """Nothing to do."""
+    return Finding("pass", found)
+
+
+def warned(found: str, to_do: str) -> Finding:
+    """What may go wrong, and what would help."""
+    return Finding("warn", found, to_do)
+
+
+def failed(found: str, to_do: str) -> Finding:
+    """What will go wrong, and what would mend it."""
+    return Finding("fail", found, to_do)

@@ -1,0 +1,99 @@
+"""What a pool asks of AWS, read from the synthesized stack: its module's inputs and its Terraform provider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from skyinfra.project import SynthesizedStack
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One pool on AWS; the fields are those of modules/aws.
+
+    profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
+    machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
+    max_hourly_cost: the declared cap, USD per node and hour.
+    """
+
+    stack: str
+    pool: str
+    region: str
+    profile: str | None
+    nodes: int
+    machine_types: tuple[str, ...]
+    spot: bool
+    spot_max_price: float | None
+    max_hourly_cost: float | None
+    zones: tuple[str, ...]
+    vpc_id: str | None
+    subnet_ids: tuple[str, ...]
+    security_group_ids: tuple[str, ...]
+    head_public_ip: bool
+    image: str
+    head_image: str | None
+    disk_gb: int
+    iam_instance_profile: str | None
+    capacity_block_id: str | None
+    capacity_reservation_id: str | None
+    interfaces: dict[str, int]
+    placement_group: bool
+    head_machine_type: str | None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the nodes are an Auto Scaling group; the module decides in the same way."""
+        return len(self.machine_types) > 1 or (self.spot and self.nodes > 1)
+
+    @property
+    def one_zone(self) -> bool:
+        """Whether all nodes stand in one zone."""
+        return not self.grouped or self.placement_group or bool(self.interfaces)
+
+    @property
+    def purchase(self) -> str:
+        """As EC2 names it: spot, capacity-block or on-demand."""
+        return "spot" if self.spot else "capacity-block" if self.capacity_block_id else "on-demand"
+
+    @property
+    def reservation(self) -> str | None:
+        """The id of the capacity block or reservation."""
+        return self.capacity_block_id or self.capacity_reservation_id
+
+    def interfaces_of(self, machine_type: str) -> int:
+        """Network interfaces of one node of that type."""
+        return self.interfaces.get(machine_type, 1)
+
+
+def read(stack: SynthesizedStack, pool: dict[str, Any]) -> Wanted:
+    """What *pool*, one of `stack.pools`, asks of AWS."""
+    name = pool["name"]
+    module, configuration = stack.modules[name], stack.configuration(name)
+    types = tuple(module["machine_types"])
+    grouped = len(types) > 1 or (module["spot"] and module["node_count"] > 1)
+    return Wanted(
+        stack=stack.name,
+        pool=name,
+        region=configuration["region"],
+        profile=configuration.get("profile"),
+        nodes=module["node_count"],
+        machine_types=types,
+        spot=module["spot"],
+        spot_max_price=module.get("spot_max_price"),
+        max_hourly_cost=pool.get("max_hourly_cost"),
+        zones=tuple(module.get("zones", ())),
+        vpc_id=module.get("vpc_id"),
+        subnet_ids=tuple(module.get("subnet_ids", ())),
+        security_group_ids=tuple(module.get("security_group_ids", ())),
+        head_public_ip=module.get("head_public_ip", False),
+        image=module["image"],
+        head_image=module.get("head_image") if grouped else None,
+        disk_gb=module["disk_gb"],
+        iam_instance_profile=module.get("iam_instance_profile"),
+        capacity_block_id=module.get("capacity_block_id"),
+        capacity_reservation_id=module.get("capacity_reservation_id"),
+        interfaces={kind: len(cards) for kind, cards in module.get("efa_interfaces", {}).items()},
+        placement_group=module.get("placement_group", False),
+        head_machine_type=module.get("head_machine_type") if grouped else None,
+    )
