@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +58,8 @@ def test_a_link_in_place_of_the_new_file_changes_no_mode(
 
     def swapped(**arguments: str) -> tuple[int, str]:
         handle, name = made(**arguments)
-        os.unlink(name)
-        os.symlink(victim, name)
+        Path(name).unlink()
+        Path(name).symlink_to(victim)
         return handle, name
 
     monkeypatch.setattr(tempfile, "mkstemp", swapped)
