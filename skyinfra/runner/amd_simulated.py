@@ -15,7 +15,7 @@ from pathlib import Path
 
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner.amd_smi import AmdDevice, AmdGpu, Answer
-from skyinfra.runner.state import writing
+from skyinfra.runner.state import replace_file
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.skyinfra")
 _FILE = "simulated_amd.json"
@@ -108,10 +108,7 @@ class SimulatedAmd:
 
     def _store(self, xcds: int, states: list[_Gpu]) -> None:
         document = {"version": 1, "xcds": xcds, "gpus": [dataclasses.asdict(state) for state in states]}
-        new = self._file.with_suffix(".new")
-        with writing(self._file):
-            new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            new.replace(self._file)
+        replace_file(self._file, json.dumps(document, indent=1) + "\n")
 
 
 def _partitions(mode: str, xcds: int) -> int:

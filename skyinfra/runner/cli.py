@@ -16,7 +16,7 @@ from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
 from skyinfra.runner import partition_cli
-from skyinfra.runner.state import NodeDirectory, Status
+from skyinfra.runner.state import NodeDirectory, Status, appending
 
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
@@ -40,7 +40,7 @@ def _unknown(config: Path | None, error: Exception) -> int:
     place = ""
     if config is not None:
         log = NodeDirectory(config.parent).log_file
-        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError), appending(log) as stream:
             stream.write(text)
             place = f"; {log} has the details"
     print(f"skyinfra-runner failed: {type(error).__name__}: {error}{place}", file=sys.stderr)

@@ -45,7 +45,7 @@ class Machine(Protocol):
     """The machine below the GPUs."""
 
     def stop_clients(self) -> tuple[str, ...]:
-        """Stops the known services that hold GPUs; their names, for `start_clients`."""
+        """Stops the known services that hold GPUs; the names of those that ran, for `start_clients`."""
 
     def start_clients(self, names: Sequence[str]) -> None:
         """Starts them again."""
@@ -68,7 +68,10 @@ class SystemMachine:
 
     def stop_clients(self) -> tuple[str, ...]:
         active = tuple(name for name in CLIENTS if _systemctl("is-active", "--quiet", name) is None)
-        return tuple(name for name in reversed(active) if _systemctl("stop", name) is None)[::-1]
+        for name in reversed(active):
+            # One that is not stopped in time may still end later: it is started again all the same.
+            _systemctl("stop", name)
+        return active
 
     def start_clients(self, names: Sequence[str]) -> None:
         # While the machine boots they may be ordered after this very service: systemd starts them when it can.

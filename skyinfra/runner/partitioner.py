@@ -100,8 +100,15 @@ def standing(nvml: Nvml, wanted: Wanted) -> tuple[Partition, ...]:
 
 
 def _targets(nvml: Nvml, wanted: Wanted, patience_s: float) -> list[Target]:
-    gpus = _gpus(nvml)
-    return [Target(gpus[index], wanted[index], patience_s=patience_s) for index in sorted(wanted) if index < len(gpus)]
+    gpus = {gpu.index: gpu for gpu in _gpus(nvml)}
+    for index in sorted(wanted):
+        if index not in gpus:
+            raise PartitionFailed(
+                f"GPU {index} is not there: the driver sees {len(gpus)} GPUs",
+                field=f"accelerator.layouts[{index}]",
+                hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
+            )
+    return [Target(gpus[index], wanted[index], patience_s=patience_s) for index in sorted(wanted)]
 
 
 def _gpus(nvml: Nvml) -> list[Gpu]:
@@ -253,6 +260,7 @@ class _Run:
 
     def _reset(self, machine: Machine, targets: Sequence[Target]) -> str:
         addresses = [Address(target.index, target.gpu.bus_id) for target in targets]
+        before = _gpus(self._nvml)
         # This very session would hold them.
         self._nvml.close()
         try:
@@ -266,9 +274,22 @@ class _Run:
                     field="accelerator",
                     hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
                 ) from error
+        _check_same(before, _gpus(self._nvml))
         result = {"refused": refused} if refused else {}
         self._emit("reset", gpus=[address.index for address in addresses], **result)
         return refused
+
+
+def _check_same(before: Sequence[Gpu], after: Sequence[Gpu]) -> None:
+    """Refuses to go on where a GPU is gone, because the indices of others are not what they were."""
+    there = {gpu.index: gpu.uuid for gpu in after}
+    for gpu in before:
+        if there.get(gpu.index) != gpu.uuid:
+            raise PartitionFailed(
+                f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
+                field=f"accelerator.layouts[{gpu.index}]",
+                hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
+            )
 
 
 def _busy(users: Sequence[tuple[Target, Mapping[str, Sequence[int]]]]) -> PartitionBusy:

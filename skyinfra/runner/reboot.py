@@ -7,13 +7,12 @@ may reboot again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from skyinfra._errors import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.runner.machine import Machine
-from skyinfra.runner.state import writing
+from skyinfra.runner.state import replace_file, writing
 
 
 class RebootGuard:
@@ -41,12 +40,14 @@ class RebootGuard:
         if before is None:
             # On the disk before anything else happens: a reboot that is not remembered would come again and again.
             with writing(self._file):
-                _write(self._file, json.dumps({"boot": boot, "gpus": list(gpus)}) + "\n")
-            try:
-                machine.reboot()
-            except NodeFailed:
-                self.clear()
-                raise
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._file, json.dumps({"boot": boot, "gpus": list(gpus)}) + "\n", durable=True)
+        try:
+            # Also where it was asked for in this very boot: what asked may have been ended before it could.
+            machine.reboot()
+        except NodeFailed:
+            self.clear()
+            raise
         return NodeRebooting(
             f"the node reboots once to {what} on GPU {numbers}",
             hint="The partitions are made when it is up again.",
@@ -65,16 +66,3 @@ class RebootGuard:
             return str(json.loads(self._file.read_text(encoding="utf-8"))["boot"])
         except (ValueError, KeyError, TypeError):
             return "unknown"
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -33,6 +33,8 @@ from skyinfra.runner.workers import Wanted, Workers
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.2
+# A request that root's part did not notice costs no more than this; systemd refuses five starts within ten seconds.
+_REMIND_S = 5.0
 
 Layouts = tuple[tuple[PlacedPartition, ...], ...]
 
@@ -153,9 +155,13 @@ class Reconciler:
     async def _made_by_root(self, recorded: Recorded) -> tuple[Partition, ...] | None:
         """The partitions, once root has made them; None where something else is desired before that."""
         recorded.ask()
-        deadline = time.monotonic() + PATIENCE_S
+        asked = time.monotonic()
+        deadline = asked + PATIENCE_S
         while (made := recorded.standing()) is None:
-            if time.monotonic() > deadline:
+            if (now := time.monotonic()) - asked > _REMIND_S:
+                recorded.remind()
+                asked = now
+            if now > deadline:
                 raise PartitionFailed(
                     f"root has not partitioned the GPUs within {PATIENCE_S:g} s",
                     field="accelerator.layouts",

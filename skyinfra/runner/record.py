@@ -102,7 +102,11 @@ class Recorded:
         record = self._of_wanted()
         if record is None or record.error is not None:
             self._asked_after = _stamp(self._directory)
-            self._directory.write(self._directory.request_file, "")
+            self.remind()
+
+    def remind(self) -> None:
+        """Asks again: systemd does not notice a request while root's part runs, for another layout perhaps."""
+        self._directory.write(self._directory.request_file, "")
 
     def standing(self) -> tuple[Partition, ...] | None:
         """The partitions, where root has made them; None while it has not answered. Raises `PartitionFailed`."""

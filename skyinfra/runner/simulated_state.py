@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skyinfra.runner.state import writing
+from skyinfra.runner.state import appending, replace_file, writing
 
 
 @dataclass
@@ -94,7 +94,7 @@ class StateFile:
     def _locked(self) -> Iterator[None]:
         lock = self._path.with_suffix(".lock")
         with writing(lock):
-            stream = lock.open("a")
+            stream = appending(lock)
         with stream:
             fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
             yield
@@ -108,10 +108,7 @@ class StateFile:
 
     def _store(self, gpus: list[GpuState]) -> None:
         text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
-        new = self._path.with_suffix(".new")
-        with writing(self._path):
-            new.write_text(text, encoding="utf-8")
-            new.replace(self._path)
+        replace_file(self._path, text)
 
 
 def _gpu(value: dict[str, object]) -> GpuState:

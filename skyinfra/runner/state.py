@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from skyinfra._errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
 from skyinfra.protocol.instance import InstanceInfo
@@ -141,16 +141,7 @@ class NodeDirectory:
 
     def write(self, file: Path, text: str) -> None:
         """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
-        with writing(file):
-            handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.path)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    stream.write(text)
-                Path(name).chmod(0o644)
-                Path(name).replace(file)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-                raise
+        replace_file(file, text)
 
     def status(self) -> Status | None:
         """What ``status.json`` says; None where no runner, or only one of another version, has served here."""
@@ -230,6 +221,43 @@ class NodeDirectory:
         except FileNotFoundError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+
+def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
+    """Replaces *file* with *text* at once. *durable*: it is on the disk then. Raises `StateDirectoryError`.
+
+    Root writes into folders of another user, who may put a link anywhere there: no name is followed, and what is
+    changed is the open file.
+    """
+    with writing(file):
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                os.fchmod(stream.fileno(), 0o644)
+                stream.write(text)
+                if durable:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            Path(name).replace(file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(file.parent)
+
+
+def appending(file: Path) -> TextIO:
+    """*file*, open for appending; a link in its place is refused with OSError, and a pipe is not waited for."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.fdopen(os.open(file, flags, 0o644), "a", encoding="utf-8")
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:

@@ -84,6 +84,9 @@ class Counted(SimulatedDriver):
     def __init__(self, accelerator: NodeAccelerator, path: Path) -> None:
         super().__init__(accelerator, path=path, seed="demo/mig/n1")
         self.count = accelerator.count
+        # The GPU that does not survive a reset, and those that are gone.
+        self.loses: int | None = None
+        self.gone: list[int] = []
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:  # noqa: N802
         return []
@@ -92,6 +95,14 @@ class Counted(SimulatedDriver):
         with pytest.raises(pynvml.NVMLError):
             self.nvmlDeviceGetCount()
         super().reset(index)
+        self.gone += [index] if index == self.loses else []
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return super().nvmlDeviceGetCount() - len(self.gone)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
+        there = [each for each in range(self.count) if each not in self.gone]
+        return super().nvmlDeviceGetHandleByIndex(there[index])
 
 
 def a100(count: int) -> NodeAccelerator:
@@ -164,6 +175,18 @@ def test_without_leave_a_person_is_asked_to_reboot(tmp_path: Path) -> None:
     assert ("reboot", None) not in machine.calls
 
 
+@pytest.mark.parametrize("wanted", [{0: LAYOUT, 1: LAYOUT}, {0: LAYOUT}], ids=["both", "the one that is lost"])
+def test_a_gpu_that_does_not_come_back_is_named(tmp_path: Path, wanted: dict[int, tuple[PlacedPartition, ...]]) -> None:
+    """The next one has its index then, and is left alone."""
+    nvml, driver = opened(tmp_path, 2)
+    driver.pass_through(0)
+    driver.loses = 0
+    with pytest.raises(PartitionFailed, match=r"GPU 0 .* is gone after a reset"):
+        partitioner.apply(nvml, wanted, means=Means(machine=Machine(driver)))
+    if 1 not in wanted:
+        assert nvml.gpus()[0].mig_mode() == (False, False)
+
+
 def test_one_reboot_and_the_next_boot_goes_on(tmp_path: Path) -> None:
     nvml, driver = opened(tmp_path)
     driver.pass_through(0)
@@ -177,7 +200,7 @@ def test_one_reboot_and_the_next_boot_goes_on(tmp_path: Path) -> None:
     assert events[-1] == {"phase": "reboot", "gpus": [0]}
     with pytest.raises(NodeRebooting):
         apply(nvml, means)
-    assert machine.calls.count(("reboot", None)) == 1, "asked for once in one boot"
+    assert machine.calls.count(("reboot", None)) == 2, "it is the same reboot while the boot is the same"
     machine.come_up_again()
     assert apply(nvml, means) == 1
     assert not file.exists(), "a later change of the mode may reboot again"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from running_node import RunningNode, h100, on_slot, until
+from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra import PartitionBusy
 from skyinfra.protocol.nodeconfig import NodeAccelerator
-from skyinfra.runner import cli, record
+from skyinfra.runner import cli, reconcile, record
+from skyinfra.runner.membership import Membership
+from skyinfra.runner.reconcile import Reconciler
 from skyinfra.runner.record import Recorded
 from skyinfra.runner.state import NodeDirectory
 from skyinfra.runner.target import Partition
+from skyinfra.runner.workers import Workers
 
 MakeNode = Callable[..., RunningNode]
 BEFORE = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
@@ -70,6 +74,33 @@ def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: Make
         status = until(lambda: (s := node.directory.status()) and s.state == "failed" and s, "the node failed")
         assert status.error is not None
         assert "is used by 4343" in status.error[1]
+
+
+async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | None:
+    """What root has made once it is asked a second time: systemd notices no request while root's part runs."""
+    workers, superseded = Workers(node.directory), asyncio.Event()
+    membership = Membership(node.directory, workers, changed=superseded)
+    reconciler = Reconciler(
+        node.directory, workers, membership, partitions=False, superseded=superseded, enter=lambda state: None
+    )
+    waiting = asyncio.create_task(reconciler._made_by_root(Recorded(node.config, node.directory)))
+    while not node.directory.request_file.exists():
+        await asyncio.sleep(0.01)
+    node.directory.request_file.unlink()
+    while not node.directory.request_file.exists():
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(cli.main, ["partition", "--config", str(node.file)]) == 0
+    return await waiting
+
+
+def test_a_request_that_was_not_noticed_is_made_again(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "_REMIND_S", 0.1)
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=AFTER)
+    made = asyncio.run(asyncio.wait_for(made_after_a_reminder(node), PATIENCE_S))
+    assert made is not None
+    assert [partition.profile for partition in made] == ["3g.40gb", "7g.80gb"]
 
 
 @pytest.mark.parametrize(
