@@ -43,15 +43,14 @@ def planned(
             again = [*replace, *([] if destroy else lost_local_nodes(stack))]
             plan = inside.enter_context(terraform.planned(lambda event: None, destroy=destroy, replace=again))
         except CloudRefused as error:
-            error.hint = _advice(stack, error, "Nothing was changed.")
+            error.hint = _hint(stack, error, "Nothing was changed.")
             raise
         yield terraform, plan
 
 
-def _advice(stack: SynthesizedStack, error: TerraformFailed, last: str) -> str:
-    """The hint of *error*: its own, what is known of the pools it is about, and what is left as it is."""
-    own = [error.hint] if error.hint else []
-    return "\n".join([*own, *(next_steps(stack, error) if isinstance(error, CloudRefused) else []), last])
+def _hint(stack: SynthesizedStack, error: TerraformError, last: str) -> str:
+    """What to do where a cloud refused something, and what there is now."""
+    return "\n".join([*(next_steps(stack, error) if isinstance(error, CloudRefused) else []), last])
 
 
 def carry_out(
@@ -76,7 +75,7 @@ def carry_out(
                 terraform.apply_plan(plan, reporter)
             except TerraformFailed as error:
                 again = "" if destroy else f", or `skyinfra destroy {stack.name}`"
-                error.hint = _advice(
+                error.hint = _hint(
                     stack,
                     error,
                     "The state is intact, and what exists is in it. "
@@ -152,7 +151,8 @@ class Session:
         except BaseException as error:
             if isinstance(error, TerraformError):
                 # Its own hint is for a project: there is nothing here to go on with.
-                error.hint = "What was created is destroyed again."
+                last = "What was created is destroyed again."
+                error.hint = _hint(self._synthesized, error, last) if self._synthesized else last
             self.close()
             raise
         return self._client

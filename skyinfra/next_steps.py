@@ -13,9 +13,10 @@ from skyinfra.providers.quotas import vcpu_quota
 
 
 def next_steps(stack: SynthesizedStack, error: CloudRefused) -> list[str]:
-    """Sentences for each pool that was refused something, in the order of the refusals; none twice."""
-    steps: dict[str, None] = {}
-    for refusal in refusals(error.diagnostics):
+    """Sentences for each cause and pool, in the order of the refusals; none twice."""
+    found = refusals(error.diagnostics)
+    steps = dict.fromkeys(refusal.hint for refusal in found)
+    for refusal in found:
         pool = next((each for each in stack.pools if each["name"] == refusal.pool), None)
         steps |= dict.fromkeys(_steps(stack, refusal, pool))
     return list(steps)

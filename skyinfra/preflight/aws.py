@@ -35,6 +35,28 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 WORKERS = 8
 
+# The IAM actions that are asked for, all of which only read. Without one of them its checks are warnings.
+ACTIONS = (
+    "ec2:DescribeAddresses",
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeCapacityBlockOfferings",
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstances",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVpcs",
+    "ec2:GetSpotPlacementScores",
+    "iam:GetInstanceProfile",
+    "servicequotas:GetAWSDefaultServiceQuota",
+    "servicequotas:GetServiceQuota",
+    "ssm:GetParameter",
+    "sts:GetCallerIdentity",
+)
+
 Account = tuple[str, str | None]
 
 

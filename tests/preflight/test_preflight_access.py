@@ -23,6 +23,7 @@ from skyinfra.cli.app import app
 from skyinfra.cli.preflight import show_report
 from skyinfra.preflight import preflight
 from skyinfra.preflight.api import ATTEMPTS
+from skyinfra.preflight.aws import ACTIONS
 
 Make = Callable[..., sky.ComputePool]
 
@@ -189,6 +190,16 @@ def test_a_question_is_asked_once(cloud: Cloud, pool: Make) -> None:
     asked = {name: number for name, number in cloud.asked.items() if number > 1}
     # One for each quota and each image; DescribeInstanceTypes for nodes, heads and both.
     assert asked == {"GetServiceQuota": 4, "GetParameter": 2, "DescribeInstanceTypes": 3}
+
+
+def test_the_actions_that_are_asked_for_are_those_that_are_named(cloud: Cloud, pool: Make) -> None:
+    own = {"subnet_ids": ["subnet-1"], "security_group_ids": ["sg-1"], "iam_instance_profile": "node"}
+    pools = [pool("L4", name="spot", spot=True, nodes=2), pool("H100:8", name="od"), pool("L4", name="own", aws=own)]
+    cloud.check(
+        *pools, pool("H100:8", name="b", aws={"capacity": sky.CapacityBlock(id="cr-0123"), "zones": ["us-east-1a"]})
+    )
+    asked = {action.partition(":")[2] for action in ACTIONS}
+    assert set(cloud.asked) == asked - {"GetAWSDefaultServiceQuota"}  # where the account has no value of its own
 
 
 def test_the_table_and_what_to_do(cloud: Cloud, pool: Make, capsys: pytest.CaptureFixture[str]) -> None:
