@@ -150,6 +150,7 @@ def test_a_head_that_comes_back_hands_its_layout_on(make_node: MakeNode) -> None
         assert sorted(Task(who) @ pool) == [("n1/0", "1g.10gb"), ("n2/0", "1g.10gb")]
 
 
+@pytest.mark.slow
 def test_a_node_that_may_not_partition_ends_what_goes_and_leaves_the_rest_to_root(make_node: MakeNode) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.run("partition")
