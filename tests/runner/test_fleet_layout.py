@@ -82,7 +82,6 @@ def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
     with worker.foreground("boot"):
         status = worker.until("serving")
         assert (status.layouts, status.layout_from) == (("2g.20gb*3",), "told.json")
-        assert worker.run("partition", "--check", check=False).returncode == 1, "its configuration is an old one"
         # A new configuration counts until the head says otherwise, which it does once it is up.
         worker.configure(accelerator=h100(TINY))
         os.kill(status.pid or 0, signal.SIGHUP)
@@ -151,7 +150,8 @@ def test_a_head_that_comes_back_hands_its_layout_on(make_node: MakeNode) -> None
         assert sorted(Task(who) @ pool) == [("n1/0", "1g.10gb"), ("n2/0", "1g.10gb")]
 
 
-def test_a_node_that_may_not_partition_ends_what_goes_and_says_what_to_do(make_node: MakeNode) -> None:
+@pytest.mark.slow
+def test_a_node_that_may_not_partition_ends_what_goes_and_leaves_the_rest_to_root(make_node: MakeNode) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.run("partition")
     with node.foreground("serve"):
@@ -159,11 +159,7 @@ def test_a_node_that_may_not_partition_ends_what_goes_and_says_what_to_do(make_n
         kept = node.status().slots[1]
         node.configure(accelerator=h100(SMALL, BIG))
         os.kill(pid or 0, signal.SIGHUP)
-        error = node.until("failed").error
-        assert error is not None
-        assert "the GPUs do not stand as declared" in error[1]
-        assert "sudo skyinfra-runner partition" in error[1]
-        assert node.status().slots == (kept,)
+        until(lambda: node.status().slots == (kept,), "what goes has ended, what stays has not")
         node.run("partition")
         os.kill(pid or 0, signal.SIGHUP)
         until(lambda: node.status().state == "ready" and len(node.status().slots) == 4, "it serves the new layout")

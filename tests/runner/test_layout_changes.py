@@ -183,6 +183,7 @@ def test_the_newest_layout_wins_and_what_is_wanted_again_goes_on(make_node: Make
     assert "slot n1/0: is wanted again" in node.quiet_log()
 
 
+@pytest.mark.slow
 def test_a_task_that_outlives_the_patience_starts_again_elsewhere(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG, BIG), drain_seconds=0.5)
     node.boot()
@@ -203,6 +204,7 @@ def test_a_task_that_outlives_the_patience_starts_again_elsewhere(make_node: Mak
     assert not list((node.path / "attempts").iterdir()), "the node's own doing does not count against the task"
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_is_drained_stays_dead(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.boot()
@@ -241,6 +243,7 @@ def test_a_worker_stays_until_its_results_are_fetched(make_node: MakeNode, gate:
     node.quiet_log()
 
 
+@pytest.mark.slow
 def test_another_environment_waits_for_tasks_too(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(cpu_slots=3, env={"COLOUR": "red"})
     node.boot()
