@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from fake_nvml import build
 from fake_nvml.fake_machine import FakeMachine
+from hypothesis import settings
 from support import ROOT, missing
+
+# Timing decides no test.
+settings.register_profile("skyinfra", deadline=None)
+settings.load_profile("skyinfra")
 
 
 @pytest.fixture(scope="session")

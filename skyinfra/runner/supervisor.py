@@ -87,7 +87,9 @@ class SlotSupervisor:
     async def stop(self) -> None:
         """Ends the worker and everything that its tasks started. A running task has 1.6 s to end by itself."""
         self._stopping.set()
-        await self._task
+        # Not awaited itself: whoever waits here may be cancelled, and the worker has to end all the same.
+        await asyncio.wait({self._task})
+        self._task.result()
 
     async def kill(self) -> None:
         """Ends the worker at once: a task that starts again elsewhere must not run here any more."""

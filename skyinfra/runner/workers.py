@@ -108,9 +108,12 @@ class Workers:
 
     async def stop(self, keys: Iterable[Wanted]) -> None:
         """Ends these workers, and what runs there."""
-        for key in (keys := tuple(keys)):
+        keys = tuple(keys)
+        # Forgotten once they have ended: a stop that is cancelled half way is taken up by the next one.
+        await asyncio.gather(*(self._running[key].stop() for key in keys if key in self._running))
+        for key in keys:
+            self._running.pop(key, None)
             self._unfinished.pop(key, None)
-        await asyncio.gather(*(self._running.pop(key).stop() for key in keys))
 
     async def drain(self, keys: Iterable[Wanted], patience_s: float) -> set[Wanted]:
         """One round of draining: takes *keys* out of service and ends those that have nothing to finish any more.
