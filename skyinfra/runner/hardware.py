@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
-from skyinfra.runner import amd, inventory, partitioner
+from skyinfra.runner import amd, inventory, live, partitioner
 from skyinfra.runner.inventory import Device
 from skyinfra.runner.machine import SimulatedMachine, SystemMachine
 from skyinfra.runner.nvml import Nvml
@@ -32,7 +32,8 @@ def session(nvml: Nvml) -> Iterator[Nvml]:
 class Hardware:
     """The accelerators that *config* declares, on this node. *root*: where device files are looked for.
 
-    Its methods raise `AcceleratorMissing` where they are not there, `PartitionFailed` where the driver refuses.
+    Its methods raise `AcceleratorMissing` where they are not there, `DriverTooOld` and `PartitionFailed` where the
+    driver does not offer what is declared or refuses.
     """
 
     def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
@@ -66,6 +67,7 @@ class Hardware:
         if self._gpus is None:
             return []
         with self._nvml(self._gpus) as nvml:
+            live.check_driver(nvml, self._gpus)
             return partitioner.plan(nvml, partitioner.wanted_of(self._gpus))
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
@@ -86,6 +88,7 @@ class Hardware:
             reboot_file=self._directory.reboot_file,
         )
         with self._nvml(self._gpus) as nvml:
+            live.check_driver(nvml, self._gpus)
             return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)
 
     def standing(self) -> tuple[Partition, ...]:

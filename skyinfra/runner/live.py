@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import pynvml
 
 from skyinfra import mig
-from skyinfra._errors import InvalidField, LayoutError, MigNotSupported, PartitionFailed
-from skyinfra.protocol.nodeconfig import PlacedPartition
+from skyinfra._errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, PartitionFailed
+from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
 from skyinfra.runner.nvml import Gpu, Nvml, ProfileInfo, error_text, noting
 from skyinfra.runner.partitioner import Wanted
 from skyinfra.runner.target import HINTS
@@ -42,11 +42,44 @@ def choose(text: str, count: int) -> tuple[int, ...]:
 def wanted(nvml: Nvml, layout: str, gpus: str) -> Wanted:
     """What ``--layout`` and ``--gpu`` want: *layout* on each of the GPUs, ``off`` for MIG off.
 
-    Raises `InvalidField`, `LayoutError` and its kinds, `PartitionFailed`.
+    Raises `InvalidField`, `LayoutError` and its kinds, `AcceleratorMissing`, `PartitionFailed`.
     """
     with _asking():
         present = nvml.gpus()
-        return {index: _placed(present[index], layout) for index in choose(gpus, len(present))}
+        if not present:
+            raise AcceleratorMissing(
+                "the driver sees no GPU", field="accelerator", hint="`dmesg | grep NVRM` says why."
+            )
+        driver = nvml.driver_version()
+        return {index: _placed(present[index], layout, driver) for index in choose(gpus, len(present))}
+
+
+def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
+    """Raises `DriverTooOld` where the driver does not offer the layouts of *accelerator*, before anything changes.
+
+    Also `PartitionFailed` where NVML refuses to say which driver it is.
+    """
+    if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
+        return
+    geometry = mig.geometry(accelerator.mig_model)
+    with _asking():
+        driver = nvml.driver_version()
+    for index, layout in enumerate(accelerator.layouts):
+        known = [mig.Placement(p.profile, p.start, p.size) for p in layout if _has(geometry, p.profile)]
+        try:
+            mig.check_driver(known, geometry, driver)
+        except LayoutError as error:
+            error.at(f"accelerator.layouts[{index}]")
+            raise
+
+
+def _has(geometry: mig.Geometry, profile: str) -> bool:
+    """Whether the name is known; the device is asked about others."""
+    try:
+        geometry.profile(profile)
+    except LayoutError:
+        return False
+    return True
 
 
 def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
@@ -70,13 +103,14 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
 
 
-def _placed(gpu: Gpu, layout: str) -> tuple[PlacedPartition, ...]:
+def _placed(gpu: Gpu, layout: str, driver: str) -> tuple[PlacedPartition, ...]:
     if layout.strip().lower() == OFF:
         return ()
     with noting(gpu.index):
         geometry = geometry_of(gpu)
     try:
         (placed,) = mig.resolve(layout, geometry, 1)
+        mig.check_driver(placed, geometry, driver)
     except LayoutError as error:
         error.at(f"GPU {gpu.index} ({gpu.name})")
         raise

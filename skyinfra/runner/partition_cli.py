@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         options.usage("--export changes nothing and compares nothing")
     if options.export:
         return _export()
-    with _reported(quiet=options.check or options.dry_run):
+    with _orderly_end(), _reported(quiet=options.check or options.dry_run):
         return _by_config(options) if options.layout is None else _by_layout(options)
 
 
@@ -118,6 +120,24 @@ def _differences(steps: Sequence[Any], options: argparse.Namespace) -> int:
     for step in steps:
         _print({"event": "differs", **step.to_json()})
     return 1 if steps and options.check else 0
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Lets SIGTERM end the body as an exception does: services that were stopped are started again."""
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pynvml
 import pytest
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
-from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
-from skyinfra.runner import partitioner
-from skyinfra.runner.machine import Address
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.runner import cli, partitioner
+from skyinfra.runner.machine import CLIENTS, Address, SimulatedMachine, SystemMachine
 from skyinfra.runner.nvml import Nvml
 from skyinfra.runner.partitioner import Means
 from skyinfra.runner.simulated import SimulatedDriver
+from skyinfra.runner.state import NodeDirectory
 
 LAYOUT = (PlacedPartition("3g.20gb", 0, 4),)
 PASSTHROUGH = "GPU reset is not supported in a virtual machine"
@@ -129,6 +132,46 @@ def test_services_that_hold_the_gpu_are_stopped_and_started_again(tmp_path: Path
     assert machine.calls == [("stop", [0]), ("start", ["dcgm"]), ("cdi", None)]
     assert [e["phase"] for e in events] == ["mode", "clients", "mode", "create", "cdi"]
     assert events[0] == {"phase": "mode", "gpu": 0, "on": True, "pending": True}
+
+
+def test_a_service_that_is_slow_to_stop_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\ncase "$2" in is-active|start) ;; *) exit 1 ;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    machine = SystemMachine()
+    names = machine.stop_clients()
+    assert names == CLIENTS
+    machine.start_clients(names)
+    assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(f"start {' '.join(CLIENTS)}")
+
+
+def test_services_are_started_again_when_the_partitioning_is_terminated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd does with what takes too long."""
+    started: list[tuple[str, ...]] = []
+
+    def terminated(self: SimulatedMachine, gpus: Sequence[Address]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
+
+    monkeypatch.setattr(SimulatedMachine, "stop_clients", lambda self: ("dcgm",))
+    monkeypatch.setattr(SimulatedMachine, "start_clients", lambda self, names: started.append(names))
+    monkeypatch.setattr(SimulatedMachine, "reset", terminated)
+    node = NodeConfig(1, "demo", "mig", "n1", "local", True, "127.0.0.1:0", a100(1), simulate=True)
+    file = tmp_path / "node.json"
+    file.write_text(node.dumps())
+    driver = SimulatedDriver(a100(1), path=NodeDirectory(tmp_path).simulated_file, seed="demo/mig/n1")
+    driver.pass_through(0)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["partition", "--config", str(file)])
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "as it was"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (ended.value.code, started) == (143, [("dcgm",)])
 
 
 def test_a_reset_activates_what_the_driver_cannot(tmp_path: Path) -> None:

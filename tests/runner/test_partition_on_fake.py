@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pynvml
 import pytest
 from fake_nvml.fake_machine import FakeMachine
 from test_partition_kills import CHANGING
@@ -266,6 +267,29 @@ def test_on_a_driver_before_r510(fake_machine: Machine) -> None:
     assert run(machine, "--layout", "3g.20gb+2g.10gb+1g.5gb*2", "--check").returncode == 0
 
 
+def test_a_driver_that_is_too_old_for_the_layout_changes_nothing(fake_machine: Machine) -> None:
+    """Before R510, 4g and 3g do not stand together."""
+    machine = fake_machine("a100_40gb", old=True)
+    assert run(machine, "--layout", "2g.10gb").returncode == 0
+    machine.forget_calls()
+    layout = (PlacedPartition("4g.20gb", 0, 4), PlacedPartition("3g.20gb", 4, 4))
+    accelerator = NodeAccelerator("A100-40GB", "nvidia", 1, 40.0, "a100_40gb", (layout,))
+    for source in (["--layout", "4g.20gb+3g.20gb"], config(machine, accelerator)):
+        done = run(machine, *source)
+        assert done.returncode == 2, done.stderr
+        assert "needs driver 510 or later (given: '470.223.02')" in done.stderr
+        assert changes(machine) == 0
+    assert profiles(machine) == [["2g.10gb"] * 3]
+
+
+def test_a_driver_without_gpus(fake_machine: Machine) -> None:
+    machine = fake_machine("a100_40gb")
+    with mock.patch.object(pynvml, "nvmlDeviceGetCount", return_value=0):
+        done = run(machine, "--layout", "2g.10gb", "--check")
+    assert done.returncode == 1
+    assert "AcceleratorMissing: accelerator: the driver sees no GPU" in done.stderr
+
+
 def test_without_a_driver(tmp_path: Path, fake_machine: Machine) -> None:
     machine = fake_machine()
     machine.driver = tmp_path
@@ -325,10 +349,14 @@ def test_a_monitor_that_is_no_known_service_is_named(fake_machine: Machine) -> N
     assert run(machine, "--layout", AMPERE).returncode == 0
 
 
-def config(machine: FakeMachine) -> list[str]:
+A100 = NodeAccelerator(
+    *("A100-40GB", "nvidia", 1, 40.0, "a100_40gb"),
+    layouts=((PlacedPartition("3g.20gb", 0, 4), PlacedPartition("2g.10gb", 4, 2)),),
+)
+
+
+def config(machine: FakeMachine, accelerator: NodeAccelerator = A100) -> list[str]:
     """A node configuration of one A100 in a folder that remembers a reboot: its arguments."""
-    layout = (PlacedPartition("3g.20gb", 0, 4), PlacedPartition("2g.10gb", 4, 2))
-    accelerator = NodeAccelerator("A100-40GB", "nvidia", 1, 40.0, "a100_40gb", (layout,))
     node = NodeConfig(1, "demo", "mig", "n1", "aws", True, "127.0.0.1:0", accelerator)
     file = machine.folder / "node.json"
     file.write_text(node.dumps())
