@@ -42,6 +42,12 @@ def test_show_as_json(accelerator: str) -> None:
     assert gpu["compute_slices"] == {"used": 3, "total": 7}
 
 
+def test_a_gpu_without_mig_is_refused_before_its_layout_is_read() -> None:
+    """What divides it is not what the grammar of layouts asks for."""
+    with pytest.raises(MigNotSupported, match="MI300X has no MIG"):
+        run("show", "MI300X", "CPX")
+
+
 def test_show_without_a_layout_draws_the_empty_gpu() -> None:
     code, out = run("show", "A30")
     assert code == 0

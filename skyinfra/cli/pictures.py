@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,18 @@ def read_target(text: str, layout: str | None = None) -> Target:
 
     The layout is read, not placed. Raises what reading an accelerator raises, and MigNotSupported.
     """
-    read = None if text in mig.models() else grammar.read(text)
-    declared = read.mig if read else None
-    if layout is not None:
-        if declared is not None:
-            raise InvalidLayout("the layout is given twice", given=f"{declared} and {layout}")
-        declared = mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout)
-    if read is None:
-        return Target(text, mig.geometry(text), None, declared)
-    spelling = read.spelling
-    accelerator = Accelerator(spelling.name, memory=spelling.memory_gb, form_factor=spelling.form_factor)
-    return Target(str(accelerator), accelerator.mig_geometry(), read.count, declared)
+    if text in mig.models():
+        target = Target(text, mig.geometry(text), None, None)
+    else:
+        read = grammar.read(text)
+        spelling = read.spelling
+        accelerator = Accelerator(spelling.name, memory=spelling.memory_gb, form_factor=spelling.form_factor)
+        target = Target(str(accelerator), accelerator.mig_geometry(), read.count, read.mig)
+    if layout is None:
+        return target
+    if target.declared is not None:
+        raise InvalidLayout("the layout is given twice", given=f"{target.declared} and {layout}")
+    return replace(target, declared=mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout))
 
 
 @dataclass(frozen=True)

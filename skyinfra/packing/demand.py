@@ -18,8 +18,8 @@ Declared: TypeAlias = str | Mapping[str, int]
 # More than any fleet has partitions; beyond it the numbers of the integer programme lose their last digits.
 LIMIT = 1_000_000
 
-_PART = re.compile(r"(?:(?P<times>\d{1,9})\s*x\s*)?(?P<what>[^*]+?)\s*(?:\*\s*(?P<count>\d{1,9}))?", re.A | re.I)
-_SIZE = re.compile(r">=\s*(?P<memory>\d{1,4})\s*GB?", re.A | re.I)
+_PART = re.compile(r"(?:(?P<times>\d{1,30})\s*x\s*)?(?P<what>[^*]+?)\s*(?:\*\s*(?P<count>\d{1,30}))?", re.A | re.I)
+_SIZE = re.compile(r">=\s*(?P<memory>\d{1,30})\s*GB?", re.A | re.I)
 _HINT = 'Write it like "1g.10gb*20, 3g.40gb*4, >=18GB*6".'
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pynvml
 
 from skyinfra import mig
-from skyinfra._errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, PartitionFailed
+from skyinfra._errors import (
+    AcceleratorMissing,
+    InvalidField,
+    LayoutError,
+    MigNotSupported,
+    PartitionFailed,
+    UnknownProfile,
+)
 from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
 from skyinfra.runner.nvml import Gpu, Nvml, ProfileInfo, error_text, noting
 from skyinfra.runner.partitioner import Wanted
@@ -110,11 +118,23 @@ def _placed(gpu: Gpu, layout: str, driver: str) -> tuple[PlacedPartition, ...]:
         geometry = geometry_of(gpu)
     try:
         (placed,) = mig.resolve(layout, geometry, 1)
-        mig.check_driver(placed, geometry, driver)
+        _check_driver(placed, gpu, driver)
     except LayoutError as error:
         error.at(f"GPU {gpu.index} ({gpu.name})")
         raise
     return tuple(PlacedPartition(p.profile, p.start, p.size) for p in placed)
+
+
+def _check_driver(placed: mig.Layout, gpu: Gpu, driver: str) -> None:
+    """Raises `DriverTooOld` where *driver* is known not to offer the profiles together.
+
+    The oldest driver of the part is not asked for: this one has told what the part has. Nor is anything refused where
+    the version or a profile is none that is known.
+    """
+    known = _known(gpu)
+    if known is not None:
+        with contextlib.suppress(InvalidField, UnknownProfile):
+            mig.check_driver(placed, replace(known, min_driver=None), driver)
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:

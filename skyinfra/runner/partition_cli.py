@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -95,7 +96,7 @@ def _by_layout(options: argparse.Namespace) -> int:
         reboot_file=NodeDirectory(_STATE).reboot_file,
     )
     with session(Nvml()) as nvml:
-        wanted = live.wanted(nvml, options.layout, options.gpu or "all")
+        wanted = live.wanted(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
             return _differences(partitioner.plan(nvml, wanted), options)
         for partition in partitioner.apply(nvml, wanted, emit=_print_step, means=means):
@@ -156,4 +157,15 @@ def _print_step(event: dict[str, Any]) -> None:
 
 
 def _print(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        # Who read the events has gone. Partitioning goes on: half of it is worse than what nobody hears of.
+        _silence()
+
+
+def _silence() -> None:
+    """Sends what is printed from now on nowhere, also what waits for the end of the program."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -140,7 +140,7 @@ class _Run:
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
             targets = self._check()
         if self._means.reboot_file is not None:
-            RebootGuard(self._means.reboot_file).clear()
+            RebootGuard(self._means.reboot_file).clear(tuple(self._wanted))
         partitions: list[Partition] = []
         for target in targets:
             if target.on:
@@ -312,7 +312,7 @@ def _stays_pending(target: Target, reasons: Mapping[int, int], refused: str) -> 
     hints = [HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else []
     holders = ", ".join(processes.describe(pid) for pid in processes.holding("/dev/nvidia"))
     hints += [f"The GPUs are held by {holders}."] if holders else []
-    hints += [f"The reset was refused: {refused}."] if refused else []
+    hints += [f"The reset was refused: {refused.rstrip('.')}."] if refused else []
     hints.append(RESET_HINT.format(index=target.index))
     word = "on" if target.on else "off"
     return target.error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", "\n".join(hints))

@@ -73,6 +73,16 @@ def test_what_cannot_be_read(wrong: object) -> None:
     assert caught.value.field == "demand" and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("count", ["1000001", "9" * 20])
+def test_more_than_can_be_counted_says_so(count: str) -> None:
+    with pytest.raises(InvalidDemand, match=r"more than 1,000,000 partitions"):
+        read(f"1g.10gb*{count}")
+
+
+def test_a_size_of_any_number_of_digits_is_one() -> None:
+    assert read(">=18000GB") == read({">=18000GB": 1})
+
+
 @given(st.text(max_size=20))
 def test_any_text_is_read_or_refused(written: str) -> None:
     with contextlib.suppress(InvalidDemand, UnknownProfile):

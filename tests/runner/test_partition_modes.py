@@ -267,6 +267,48 @@ def test_a_reboot_that_did_not_help_is_never_repeated(tmp_path: Path) -> None:
     assert machine.calls.count(("reboot", None)) == 1
 
 
+def test_runs_for_other_gpus_do_not_let_the_machine_reboot_again(tmp_path: Path) -> None:
+    """At every boot: a run for GPU 1, which stands, then one for GPU 0, whose mode no reboot activates."""
+    nvml, driver = opened(tmp_path, count=2)
+    driver.pass_through(0)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    means = Means(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
+    for boot in range(3):
+        assert len(partitioner.apply(nvml, {1: LAYOUT}, means=means)) == 1
+        with pytest.raises(PartitionFailed if boot else NodeRebooting, match="turn MIG on on GPU 0"):
+            partitioner.apply(nvml, {0: LAYOUT}, means=means)
+        machine.boots += 1
+    assert machine.calls.count(("reboot", None)) == 1
+
+
+def test_each_gpu_has_one_reboot(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path, count=3)
+    for index in range(3):
+        driver.pass_through(index)
+    machine = Machine(driver, reset_refused=PASSTHROUGH)
+    file = tmp_path / "reboot.json"
+    means = Means(machine=machine, reboot=True, reboot_file=file)
+    for index in (0, 1):
+        with pytest.raises(NodeRebooting):
+            partitioner.apply(nvml, {index: LAYOUT}, means=means)
+    assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0, 1]}
+    assert machine.calls.count(("reboot", None)) == 2, "asked for again in one boot: it may not have been heard"
+    machine.boots += 1
+    machine.reboot_refused = True
+    with pytest.raises(NodeFailed, match="cannot be rebooted"):
+        partitioner.apply(nvml, {2: LAYOUT}, means=means)
+    assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0, 1]}, "that of the others is remembered"
+    machine.reboot_refused = False
+    with pytest.raises(NodeRebooting):
+        partitioner.apply(nvml, {2: LAYOUT}, means=means)
+    machine.come_up_again()
+    for index in (1, 0):
+        assert len(partitioner.apply(nvml, {index: LAYOUT}, means=means)) == 1
+    assert json.loads(file.read_text())["gpus"] == [2]
+    assert len(partitioner.apply(nvml, {2: LAYOUT}, means=means)) == 1
+    assert not file.exists()
+
+
 def test_a_machine_that_refuses_to_reboot_may_be_asked_again(tmp_path: Path) -> None:
     nvml, driver = opened(tmp_path)
     driver.pass_through(0)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,41 @@ def test_eight_gpus_into_56_instances(fake_machine: Machine, record_property: Ca
     record_property("nvml_calls", total)
     # Each GPU is asked for its profiles and places before and after its mode changes, and what stands is read again.
     assert total < 1200
+
+
+def test_no_gpu_named_is_not_all_of_them(fake_machine: Machine) -> None:
+    """As in ``--gpu "$GPUS"`` where the variable is not set."""
+    machine = fake_machine("h100_80gb")
+    for given in ("", " "):
+        done = run(machine, "--layout", SEVEN, "--gpu", given)
+        assert (done.returncode, changes(machine)) == (2, 0)
+        assert f"--gpu: all, or indices of GPUs (given: '{given}')" in done.stderr
+
+
+def test_a_reader_of_the_events_that_goes_stops_nothing(fake_machine: Machine) -> None:
+    """As in ``skyinfra-runner partition ... | head -1``."""
+    machine = fake_machine("h100_80gb,h100_80gb")
+    command = [sys.executable, "-m", "skyinfra.runner", "partition", "--layout", SEVEN]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as out:
+        done = subprocess.run(
+            command, env=machine.environment(), stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert profiles(machine) == [["1g.10gb"] * 7] * 2
+
+
+def test_a_driver_that_is_too_old_for_what_stands_together(fake_machine: Machine) -> None:
+    """It has 4g and 3g, but not beside each other: found before what stands has gone."""
+    machine = fake_machine("a100_80gb", DRIVER="470.57.02")
+    assert run(machine, "--layout", "4g.40gb+2g.20gb").returncode == 0
+    machine.forget_calls()
+    for mode in ((), ("--check",), ("--dry-run",)):
+        done = run(machine, "--layout", "4g.40gb+3g.40gb", *mode)
+        assert (done.returncode, changes(machine)) == (2, 0)
+        assert "GPU 0 (NVIDIA A100-SXM4-80GB): 4g.40gb+3g.40gb on a100_80gb needs driver 510 or later" in done.stderr
+    assert run(machine, "--layout", "4g.40gb+3g.40gb", DRIVER="510.47.03").returncode == 0
 
 
 # Only the difference is touched.
@@ -370,7 +406,7 @@ def test_in_a_virtual_machine_it_takes_one_reboot(fake_machine: Machine) -> None
     done = run(machine, *arguments)
     assert done.returncode == 1
     assert "RESET_REQUIRED (16)" in done.stderr
-    assert "Resetting GPU 00000000:1B:00.0 is not supported." in done.stderr
+    assert "The reset was refused: Resetting GPU 00000000:1B:00.0 is not supported.\n" in done.stderr
     assert machine.asked_of_systemd() == []
     done = run(machine, *arguments, "--reboot")
     assert done.returncode != 0
