@@ -12,6 +12,9 @@ locals {
 data "aws_ami" "nodes" {
   count = local.grouped ? 1 : 0
 
+  # An image of the caller's choice may be an old one.
+  include_deprecated = true
+
   filter {
     name   = "image-id"
     values = [local.amis["nodes"]]

@@ -120,8 +120,8 @@ class Root:
     def apply(self, *arguments: str) -> str:
         return self.run("apply", "-no-color", "-input=false", "-auto-approve", *arguments).stdout
 
-    def destroy(self) -> None:
-        self.run("destroy", "-no-color", "-input=false", "-auto-approve")
+    def destroy(self, *arguments: str) -> None:
+        self.run("destroy", "-no-color", "-input=false", "-auto-approve", *arguments)
 
     def refused(self, *arguments: str) -> str:
         """What a plan that fails says."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from cloud import Cloud
-from roots import HEAD_DATA, Root, words
+from roots import HEAD_DATA, Root
+
+pytestmark = pytest.mark.slow
 
 G6 = {"machine_types": ["g6.xlarge"]}
 
@@ -116,7 +118,6 @@ def test_inputs_that_make_no_sense_together_are_refused(root: Root, cloud: Cloud
     assert cloud.standing() == before
 
 
-@pytest.mark.slow
 def test_subnets_that_do_not_fit_are_refused(root: Root, cloud: Cloud) -> None:
     ec2 = cloud.client("ec2")
     default = [s["SubnetId"] for s in ec2.describe_subnets()["Subnets"] if s["AvailabilityZone"] == "us-east-1a"]
@@ -141,7 +142,6 @@ def test_subnets_that_do_not_fit_are_refused(root: Root, cloud: Cloud) -> None:
     assert not _missing(_refused(root, cases), cases)
 
 
-@pytest.mark.slow
 def test_no_capacity_leaves_a_state_to_go_on_from(root: Root, cloud: Cloud) -> None:
     """EC2 refuses at apply: the message is EC2's, the state holds what exists, and the next apply goes on."""
     cloud.tell(no_capacity=["p5.48xlarge"])
@@ -157,7 +157,3 @@ def test_no_capacity_leaves_a_state_to_go_on_from(root: Root, cloud: Cloud) -> N
     assert cloud.instance("big-0")["PublicIpAddress"] == address
     root.destroy()
     assert cloud.standing() == before
-
-
-def test_a_message_ends_where_terraform_breaks_it() -> None:
-    assert words("╷\n│ Error: a\n│   b\n╵") == "Error: a b"

@@ -1,5 +1,8 @@
-# Two nodes of eight H100, each GPU with its MIG layout. What the nodes need to know comes from the file that
-# `skyinfra render` writes, as terraform.tfvars.json: user data, slots, layout and revision.
+# Two nodes of eight H100, each GPU with its MIG layout. What the nodes need to know is rendered from a declaration: user
+# data, slots, layout and revision.
+#
+#   skyinfra render STACK --out .
+#   terraform apply -var-file=STACK-POOL.tfvars.json     # warns of the values that this root does not take from it
 #
 # A changed layout is rendered again and applied: one tag of the head changes, and the nodes repartition in place.
 

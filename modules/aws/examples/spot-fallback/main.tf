@@ -1,5 +1,5 @@
 # Four spot nodes of whichever of three machine types there is, in the order of preference, behind a small head on
-# demand. What the nodes need to know comes from the file that `skyinfra render` writes, as terraform.tfvars.json.
+# demand. What the nodes need to know is rendered from a declaration, as in the example `mig`.
 
 terraform {
   required_version = ">= 1.4"
