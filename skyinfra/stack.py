@@ -147,10 +147,12 @@ def _sections(
 def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
     """The Terraform providers of the pools, one for each configuration that differs."""
     needed = [deployment.pool.provider.terraform() for deployment in deployments]
-    configurations: dict[str, list[dict[str, str]]] = {}
+    configurations: dict[str, list[dict[str, str | int]]] = {}
     required = {}
     for provider in dict.fromkeys(each for each in needed if each is not None):
-        configurations.setdefault(provider.name, []).append({"alias": provider.alias, **dict(provider.config)})
+        configurations.setdefault(provider.name, []).append(
+            {"alias": provider.alias, **dict(provider.config), **dict(provider.settings)}
+        )
         required[provider.name] = {"source": provider.source, "version": provider.version}
     return {"provider": dict(sorted(configurations.items())), "terraform.required_providers": required}
 

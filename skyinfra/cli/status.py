@@ -52,7 +52,8 @@ def _fleet_status(manifest: Manifest) -> dict[str, Any]:
         "simulated": manifest.simulated,
         "head": {"address": manifest.head.address, "port": manifest.head.port},
         "problem": problem,
-        "nodes": [_node_status(manifest, node, now) for node in manifest.nodes],
+        "group_nodes": manifest.group_nodes,
+        "nodes": [_node_status(manifest, node, now) for node in (*manifest.nodes, *_of_group(manifest, now))],
     }
 
 
@@ -70,11 +71,18 @@ def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stacks
 
 
+def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
+    """The nodes that the head knows and the manifest does not: those of a group come and go by themselves."""
+    known = {node.name for node in manifest.nodes}
+    found = {slot.node for slot in (*now.slots, *now.draining)} - known if now is not None else set()
+    return [ManifestNode(name, "", "") for name in sorted(found)]
+
+
 def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -> dict[str, Any]:
     live = {slot.slot: slot for slot in (now.slots if now else ()) if slot.node == node.name}
     draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
     told = now.state if now else None
-    promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots}
+    promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
     wanted = (told.slots.get(node.name) if told else None) or tuple(promised)
     slots = [
         {**draining[name].to_json(), "state": "draining", "waits_for": told.draining.get(name, ()) if told else ()}
@@ -82,7 +90,8 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
     ]
     slots += [{**live[name].to_json(), "state": "ready"} for name in live]
     slots += [_missing(name, promised.get(name)) for name in wanted if name not in live and name not in draining]
-    state = "ready" if set(wanted) <= set(live) else "missing slots" if live else "not reachable"
+    reached = bool(live) or (now is not None and node.head)
+    state = "ready" if reached and set(wanted) <= set(live) else "missing slots" if live else "not reachable"
     gpus = strips([*live.values(), *draining.values()], [slot for name, slot in promised.items() if name in wanted])
     return {
         "name": node.name,

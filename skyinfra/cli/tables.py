@@ -99,9 +99,9 @@ def show_fleets(stack: SynthesizedStack) -> None:
     """One line for each deployed fleet, and what to do with it."""
     out = console()
     for manifest in stack.fleets().values():
-        slots = len(manifest.slots) * len(manifest.nodes)
+        slots = len(manifest.slots) * manifest.node_count
         out.print(
-            f"{manifest.fleet}: {_count(len(manifest.nodes), 'node')}, {_count(slots, 'slot')}"
+            f"{manifest.fleet}: {_count(manifest.node_count, 'node')}, {_count(slots, 'slot')}"
             f"{simulated_mark(manifest.simulated)}, "
             f"head {manifest.head}"
         )

@@ -269,7 +269,7 @@ class Pool:
         raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")
 
     def __repr__(self) -> str:
-        nodes, slots = len(self.manifest.nodes), len(self.manifest.nodes) * len(self.manifest.slots)
+        nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)
         notes = [f"{nodes} nodes", f"{slots} slots"]
         notes += ["simulated"] if self.manifest.simulated else []
         notes += ["closed"] if self._ended.is_set() else []

@@ -68,12 +68,13 @@ class Snapshot:
     def promised(self, manifest: Manifest) -> list[str]:
         """The names of the slots that there are to be, and of those that are there besides.
 
-        A node of *manifest* that has not told its slots yet is to have those of the manifest.
+        A node of *manifest* that has not told its slots yet is to have those of the manifest. Which nodes a group has
+        changes without notice, so that only those of them count that are there.
         """
         told = self.state.slots if self.state is not None else {}
         names: list[str] = []
         for node in manifest.nodes:
-            names += told.get(node.name) or [f"{node.name}/{slot.index}" for slot in manifest.slots]
+            names += told.get(node.name) or [f"{node.name}/{slot.index}" for slot in manifest.slots_of(node)]
         return list(dict.fromkeys([*names, *(slot.slot for slot in self.slots)]))
 
     def prospect(self, target: Target) -> Prospect:

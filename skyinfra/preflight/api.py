@@ -96,6 +96,10 @@ class Api:
         except exceptions.ClientError as error:
             code, words = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
             raise _failure(code, action, words) from None
+        except importlib.import_module("botocore.parsers").ResponseParserError:
+            # A page of HTML, which is of something on the way. It is not shown: it may say anything.
+            words = "the answer is not one of AWS's: a proxy, or another service, answers at its address"
+            raise CallFailed("unreachable", "ResponseParserError", action, words) from None
         except exceptions.BotoCoreError as error:
             raise CallFailed(_kind_of(error, exceptions), type(error).__name__, action, str(error)) from None
 

@@ -90,6 +90,15 @@ class Manifest:
         """``STACK/POOL``, as the command line writes it."""
         return f"{self.stack}/{self.pool}"
 
+    def slots_of(self, node: ManifestNode) -> tuple[ManifestSlot, ...]:
+        """The slots of one of ``nodes``: none on the head of a group, which is a machine besides the others."""
+        return () if self.group_nodes and node.head else self.slots
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes with slots there are to be."""
+        return self.group_nodes or len(self.nodes)
+
     @classmethod
     def read(cls, value: object, *, source: str = "manifest") -> Manifest:
         """A manifest from parsed JSON. Raises `InvalidManifest` with the path of the field."""

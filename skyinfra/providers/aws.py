@@ -20,6 +20,7 @@ from skyinfra.providers.tags import layout_tag
 
 _DATA = Path(__file__).with_name("aws.json")
 SCHEDULER_PORT = 8786
+_RETRIES = 8
 # Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
 _FALLBACK_PRICE = 2.0
 
@@ -99,6 +100,8 @@ class AWS(Provider):
             source="registry.terraform.io/hashicorp/aws",
             version=">= 5.100.0, < 7.0.0",
             config=tuple(config.items()),
+            # With 25 attempts, its default, it asks for capacity that is not there for more than a quarter of an hour.
+            settings=(("max_retries", _RETRIES),),
         )
 
     def select(self, request: Request) -> Selection:

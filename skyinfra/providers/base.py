@@ -30,6 +30,8 @@ class TerraformProvider:
     source: str
     version: str
     config: tuple[tuple[str, str], ...]
+    # What every configuration of it has besides.
+    settings: tuple[tuple[str, int], ...] = ()
 
     @property
     def alias(self) -> str:

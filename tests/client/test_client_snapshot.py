@@ -50,6 +50,17 @@ def test_the_slots_that_there_are_to_be(state, names):
     assert Snapshot(present, state=state).promised(MANIFEST) == names
 
 
+def test_a_group_promises_nothing_on_its_head_and_counts_the_nodes_that_are_there():
+    head = ManifestNode("pool-head", "i-0", "10.0.0.1", head=True)
+    group = dataclasses.replace(MANIFEST, nodes=(head,), group_nodes=3)
+    assert Snapshot((), state=told()).promised(group) == []
+    present = (slot("pool-i-1/0"), slot("pool-i-1/1"))
+    state = told(**{"pool-i-1": ("pool-i-1/0", "pool-i-1/1"), "pool-i-0": ("pool-i-0/0",)})
+    assert Snapshot(present, state=state).promised(group) == ["pool-i-1/0", "pool-i-1/1"]
+    assert (group.node_count, group.slots_of(head)) == (3, ())
+    assert (MANIFEST.node_count, MANIFEST.slots_of(MANIFEST.nodes[0])) == (2, MANIFEST.slots)
+
+
 BEFORE = told(n1=("n1/0", "n1/1"), n2=("n2/0",))
 
 

@@ -106,6 +106,17 @@ def test_no_way_to_aws(cloud: Cloud, pool: Make) -> None:
     assert (line.result, "no answer to sts:GetCallerIdentity" in line.found) == ("fail", True)
 
 
+def test_something_else_answers_in_the_place_of_aws(cloud: Cloud, pool: Make) -> None:
+    def page(request: Any, **_: Any) -> AWSResponse:
+        text = b"<html><body>Log in to the hotel: token=abc</body></html>"
+        return AWSResponse(request.url, 500, {}, type("Raw", (), {"stream": lambda self: iter([text])})())
+
+    cloud.session.events.register_first("before-send.sts", page)
+    line = credentials(cloud, pool("L4"))
+    assert (line.result, "no answer to sts:GetCallerIdentity" in line.found) == ("fail", True), line
+    assert "hotel" not in str(line)
+
+
 def throttled(cloud: Cloud, times: int) -> list[str]:
     """EC2 throttles DescribeInstances so many times."""
     seen: list[str] = []
