@@ -108,7 +108,7 @@ def test_no_way_to_aws(cloud: Cloud, pool: Make) -> None:
 
 def test_something_else_answers_in_the_place_of_aws(cloud: Cloud, pool: Make) -> None:
     def page(request: Any, **_: Any) -> AWSResponse:
-        text = b"<html><body>Log in to the hotel: token=abc</body></html>"
+        text = b"<!doctype html><p>Log in to the hotel: token=abc<br>"
         return AWSResponse(request.url, 500, {}, type("Raw", (), {"stream": lambda self: iter([text])})())
 
     cloud.session.events.register_first("before-send.sts", page)
