@@ -48,9 +48,11 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
 def run(options: argparse.Namespace) -> int:
     """Executes the command."""
     if options.gpu is not None and options.layout is None:
-        options.usage("--gpu goes with --layout: a node configuration has a layout for every GPU")
+        options.usage("--gpu goes with --layout: everything else is about every GPU")
     if options.export and (options.check or options.dry_run):
         options.usage("--export changes nothing and compares nothing")
+    if (options.force or options.reboot) and (options.export or options.check or options.dry_run):
+        options.usage("--force and --reboot go with a change, and nothing is changed here")
     if options.export:
         return _export()
     with _orderly_end(), _reported(quiet=options.check or options.dry_run):

@@ -143,6 +143,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     skyinfra(project, "destroy", "--auto-approve")
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     project = project_with(tmp_path, stack_of("sky.ComputePool(provider=sky.Local())"))
     (project / ".skyinfra").write_text("in the way")
@@ -153,6 +154,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     skyinfra(project, "destroy", "--auto-approve")
 
 
+@pytest.mark.slow
 def test_a_failed_command_of_the_image_shows_its_last_words(tmp_path: Path) -> None:
     image = "sky.Image(run=['echo the reason >&2; exit 3'])"
     project = project_with(tmp_path, stack_of(f"sky.ComputePool(provider=sky.Local(), image={image})"))

@@ -115,3 +115,11 @@ def test_packages_of_the_image_are_there_for_tasks_and_their_programs(make_node:
     failed = node.run("boot", "--detach", check=False)
     assert failed.returncode == 1
     assert "absent-1.0-py3-none-any.whl" in failed.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--check", "--force"], ["--dry-run", "--reboot"]])
+def test_what_changes_nothing_forces_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["partition", "--layout", "1g.10gb", *arguments])
+    assert caught.value.code == 2
+    assert "nothing is changed here" in capsys.readouterr().err
