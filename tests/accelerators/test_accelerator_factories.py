@@ -184,6 +184,7 @@ def test_the_stub_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "tools" / "build_stubs.py", "--check"], check=True)
 
 
+@pytest.mark.slow
 def test_type_checkers_know_the_factories(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "right.py").write_text(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyinfra import InvalidLayout, LayoutDoesNotFit, UnknownProfile, mig
@@ -39,6 +39,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(DOCUMENTS)
 def test_round_trip_without_loss(written: dict[str, Any]) -> None:
     configs = mig.read_parted(written)

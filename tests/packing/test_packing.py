@@ -92,7 +92,7 @@ def small_problems(draw: st.DrawFn) -> tuple[list[Offer], dict[str, int]]:
 LIMITS = st.sampled_from([None, None, 1, 2])
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(small_problems(), st.booleans(), LIMITS)
 def test_nothing_is_cheaper(problem: tuple[list[Offer], dict[str, int]], exact: bool, max_nodes: int | None) -> None:
     nothing_is_cheaper(*problem, exact, max_nodes)

@@ -11,6 +11,9 @@ from aws_account import Cloud
 
 import skyinfra as sky
 
+# Each question of these to the simulated account takes its time.
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., sky.ComputePool]
 
 BLOCK = {"capacity": sky.CapacityBlock(id="cr-0123"), "zones": ["us-east-1a"]}

@@ -10,6 +10,9 @@ from aws_account import Cloud
 
 import skyinfra as sky
 
+# Each question of these to the simulated account takes its time.
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., sky.ComputePool]
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"

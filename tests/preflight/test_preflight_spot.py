@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from aws_account import Cloud
 
 import skyinfra as sky
+
+# Each question of these to the simulated account takes its time.
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., sky.ComputePool]
 
