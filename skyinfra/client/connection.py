@@ -119,16 +119,13 @@ class Connection:
                 ) from None
             if isinstance(reason, ssl.SSLError):
                 raise self._no_fleet(str(reason.reason)) from None
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.protocol.connector`
+                raise self._no_fleet("it speaks or hangs up before the handshake") from None
             why = await self._why_silent()
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
                 hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
             ) from None
-        except ValueError as error:
-            # Tornado's answer to a peer that speaks, or closes the connection, before the handshake.
-            if "convert to SSL" not in str(error):
-                raise
-            raise self._no_fleet("it speaks or hangs up before the handshake") from None
 
     def _no_fleet(self, why: str) -> FleetUnreachable:
         return FleetUnreachable(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, LayoutError
@@ -122,8 +122,8 @@ def _attempt(wanted: Mapping[Profile, int], geometry: Geometry) -> Attempt:
 
 @lru_cache(maxsize=1024)
 def _search(wanted: tuple[Profile, ...], geometry: Geometry) -> Attempt:
-    search = _Search(Grid(geometry), wanted)
-    search.run(0, 0)
+    search = _Search(_together(wanted, geometry), geometry)
+    search.run(0, 0, 0)
     grid = Grid(geometry, list(search.deepest))
     rest = Counter(wanted)
     rest.subtract(profile for profile, _ in search.deepest)
@@ -133,27 +133,43 @@ def _search(wanted: tuple[Profile, ...], geometry: Geometry) -> Attempt:
     return Attempt(grid.layout(), (), why, grid.fitting())
 
 
+def _together(wanted: tuple[Profile, ...], geometry: Geometry) -> tuple[Profile, ...]:
+    """As many of *wanted*, from its start, as go together wherever they stand."""
+    grid = Grid(geometry)
+    for index, profile in enumerate(wanted):
+        starts(profile, geometry)  # raises where they are not known
+        if grid.refusal(profile):
+            return wanted[:index]
+        grid.put(profile, 0)
+    return wanted
+
+
 @dataclass
 class _Search:
     """Depth first over the starts; `deepest` is the largest part of the layout that was placed."""
 
-    grid: Grid
     wanted: tuple[Profile, ...]
+    geometry: Geometry
     deepest: tuple[tuple[Profile, int], ...] = ()
+    _path: list[tuple[Profile, int]] = field(default_factory=list)
 
-    def run(self, index: int, lowest: int) -> bool:
-        """Places wanted[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice."""
+    def run(self, index: int, lowest: int, taken: int) -> bool:
+        """Places wanted[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice.
+
+        *taken* has a bit for each placement unit that is not free.
+        """
+        if index > len(self.deepest):
+            self.deepest = tuple(self._path)
         if index == len(self.wanted):
             return True
         profile = self.wanted[index]
-        for start in starts(profile, self.grid.geometry):
-            if start < lowest or not self.grid.allows(profile, start):
+        units = (1 << (profile.size or 0)) - 1
+        same_again = index + 1 < len(self.wanted) and self.wanted[index + 1] is profile
+        for start in starts(profile, self.geometry):
+            if start < lowest or taken & units << start:
                 continue
-            self.grid.put(profile, start)
-            if len(self.grid.placed) > len(self.deepest):
-                self.deepest = tuple(self.grid.placed)
-            same_again = index + 1 < len(self.wanted) and self.wanted[index + 1] == profile
-            if self.run(index + 1, start + 1 if same_again else 0):
+            self._path.append((profile, start))
+            if self.run(index + 1, start + 1 if same_again else 0, taken | units << start):
                 return True
-            self.grid.placed.pop()
+            self._path.pop()
         return False

@@ -55,6 +55,9 @@ class Credentials:
         """A ``distributed`` Security that refuses every peer without a certificate of this fleet."""
         from distributed.security import Security
 
+        from skyinfra.protocol import connector
+
+        connector.install()
         return Security(
             require_encryption=True,
             tls_ca_file=self.ca,

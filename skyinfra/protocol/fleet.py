@@ -27,11 +27,13 @@ class FleetLayout:
 
     ``layouts`` holds one layout per GPU index, as ``NodeAccelerator.layouts`` does; empty means whole GPUs.
     ``mig_model`` is the key of the GPU's MIG geometry, such as ``h100_80gb``; None where the GPU has none.
+    ``memory_mode`` is that of AMD GPUs whose layouts hold partition modes, as in ``NodeAccelerator``; None elsewhere.
     """
 
     version: int
     mig_model: str | None = None
     layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    memory_mode: str | None = None
 
     @property
     def digest(self) -> str:

@@ -47,7 +47,7 @@ class Desired:
         accelerator = self.config.accelerator
         if accelerator is None:
             return FleetLayout(VERSION)
-        return FleetLayout(VERSION, accelerator.mig_model, accelerator.layouts)
+        return FleetLayout(VERSION, accelerator.mig_model, accelerator.layouts, accelerator.memory_mode)
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,17 @@ class _Told:
     layout: FleetLayout
 
 
-def write_desired(directory: Path, layouts: Sequence[Sequence[PlacedPartition]]) -> None:
+def write_desired(
+    directory: Path, layouts: Sequence[Sequence[PlacedPartition]], *, memory_mode: str | None = None
+) -> None:
     """Makes *layouts*, one for each GPU, the desired layout of the head whose node configuration is in *directory*.
 
-    A running head takes it over within a second and hands it to every node. No layouts at all mean whole GPUs. Readers
-    see the old file or the new one. Raises `StateDirectoryError`.
+    A running head takes it over within a second and hands it to every node. No layouts at all mean whole GPUs.
+    *memory_mode*: that of AMD GPUs, NPS1 where it is None. Readers see the old file or the new one.
+    Raises `StateDirectoryError`.
     """
     node = NodeDirectory(directory)
-    layout = FleetLayout(VERSION, None, tuple(tuple(each) for each in layouts))
+    layout = FleetLayout(VERSION, None, tuple(tuple(each) for each in layouts), memory_mode)
     node.write(node.desired_file, json.dumps(layout.to_json()) + "\n")
 
 
@@ -161,7 +164,12 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
         )
     for index, each in enumerate(layout.layouts):
         _check_places(each, accelerator, f"{where}.layouts[{index}]")
-    return replace(config, accelerator=replace(accelerator, layouts=layout.layouts))
+    if layout.memory_mode is not None and accelerator.vendor != "amd":
+        raise InvalidNodeConfig(
+            f"{accelerator.name} has no memory modes", field=f"{where}.memory_mode", given=layout.memory_mode
+        )
+    changed = replace(accelerator, layouts=layout.layouts, memory_mode=layout.memory_mode)
+    return replace(config, accelerator=changed)
 
 
 def _check_places(layout: Sequence[PlacedPartition], accelerator: NodeAccelerator, where: str) -> None:

@@ -77,9 +77,8 @@ class Follower:
                 async with _rpc(self._head, self._security) as scheduler, asyncio.TaskGroup() as group:
                     group.create_task(self._listen(scheduler))
                     group.create_task(self._report(scheduler))
-            except* (OSError, ValueError):
-                # The head is gone, silent or, with Tornado's ValueError, hung up before the handshake. Another one at
-                # its place knows nothing of this node.
+            except* OSError:
+                # The head is gone or silent. Another one at its place knows nothing of this node.
                 self._news.set()
             self.layout = None
             await asyncio.sleep(_RETRY_S)

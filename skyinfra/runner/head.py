@@ -119,7 +119,7 @@ async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
     """Raises `NodeFailed` where *scheduler* does not answer, `CredentialsRefused` where it is of another fleet."""
     try:
         comm = await connect(str(scheduler), timeout=_CONNECT_S, **security.get_connection_args("worker"))
-    except (OSError, ValueError) as error:  # ValueError: of Tornado, where the peer hung up before the handshake
+    except OSError as error:
         raise _unreachable(scheduler, innermost(error)) from error
     await comm.close()
 

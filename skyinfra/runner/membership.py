@@ -118,7 +118,7 @@ class Membership:
             return False
         try:
             wanted = await follow.ask(head.parse(node.config.scheduler), security)
-        except (OSError, ValueError):  # as the head comes and goes; it is asked again
+        except OSError:  # as the head comes and goes; it is asked again
             return False
         except InvalidNodeConfig as refused:
             self._refuse(refused)

@@ -1,7 +1,8 @@
 """The service of one node: the scheduler on the head, a worker per slot everywhere.
 
 It is level-triggered: `Service` compares what runs with what the configuration and the fleet's layout want and touches
-only the difference: at the start, on SIGHUP, when another layout is wanted, and when something ended by itself.
+only the difference: at the start, on SIGHUP, when another layout is wanted, when something ended by itself, and again
+and again while what is wanted is refused for a reason that may pass, such as a process on a GPU that is to change.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
-from skyinfra._errors import NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra._errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
 from skyinfra.runner import desired, head
 from skyinfra.runner.desired import Desired
 from skyinfra.runner.membership import Membership
@@ -27,6 +29,9 @@ from skyinfra.runner.workers import Workers
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.2
+# What may pass without another configuration, and after how long it is tried again: the last for ever.
+_MAY_PASS = (PartitionFailed, AcceleratorMissing, StateDirectoryError)
+_RETRY_S = (2.0, 5.0, 15.0, 30.0, 60.0)
 
 
 class Service:
@@ -52,6 +57,8 @@ class Service:
         )
         self._phase: State = "starting"
         self._error: SkyinfraError | None = None
+        self._retries = 0
+        self._retry_at: float | None = None
         self._generation = 0
         self._published: Status | None = None
         self._unwritten: Status | None = None
@@ -64,7 +71,7 @@ class Service:
         """
         self._handle_signals()
         head.configure(scratch=self._directory.scratch)
-        applying = asyncio.create_task(self._apply())
+        applying = asyncio.create_task(self._apply(anew=True))
         try:
             while not self._stop.is_set():
                 if self._directory.lost:
@@ -72,9 +79,10 @@ class Service:
                 self._watch_desired()
                 if applying.done():
                     self._take_result(applying)
-                    if self._reload.is_set() or self._scheduler_ended():
+                    anew = self._reload.is_set() or self._scheduler_ended()
+                    if anew or self._retry_is_due():
                         self._reload.clear()
-                        applying = asyncio.create_task(self._apply())
+                        applying = asyncio.create_task(self._apply(anew=anew))
                 self._workers.check()
                 self._membership.check()
                 self._publish()
@@ -102,9 +110,17 @@ class Service:
             return
         if not isinstance(error, SkyinfraError) or self._generation == 0:
             raise error
-        logger.error("%s: %s", type(error).__name__, error)
+        if str(error) != str(self._error):
+            logger.error("%s: %s", type(error).__name__, error)
+        if self._retries == 0:
+            # A `boot` that waits for an answer has it; what is tried again by itself is none.
+            self._generation += 1
         self._error = error
-        self._generation += 1
+        if isinstance(error, _MAY_PASS):
+            self._retry_at = time.monotonic() + _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
+
+    def _retry_is_due(self) -> bool:
+        return self._retry_at is not None and time.monotonic() >= self._retry_at
 
     def _scheduler_ended(self) -> bool:
         ended = self._membership.scheduler_ended
@@ -115,10 +131,16 @@ class Service:
     def _enter(self, phase: State) -> None:
         self._phase = phase
 
-    async def _apply(self) -> None:
-        """Brings the node to what is desired now; ends early where that changes meanwhile."""
+    async def _apply(self, *, anew: bool) -> None:
+        """Brings the node to what is desired now; ends early where that changes meanwhile.
+
+        *anew*: not for the second time what was refused before.
+        """
+        self._retry_at, self._retries = None, 0 if anew else self._retries + 1
         loaded = await asyncio.to_thread(Node.load, self._path)
-        self._error, self._membership.obstacle, self._membership.refused = None, None, None
+        if anew:
+            self._error = None
+        self._membership.obstacle, self._membership.refused = None, None
         found = await self._find_desired(loaded)
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
@@ -126,6 +148,9 @@ class Service:
         self._phase = "starting"
         await prepare(node.config, self._directory)
         if await self._reconciler.run(node, found.layout):
+            if self._error is not None:
+                logger.info("what was refused is done now")
+            self._error = None
             self._phase = "serving"
             self._generation += 1
 

@@ -142,3 +142,24 @@ def test_slots_that_stay_keep_their_names_and_the_others_get_the_lowest(total: i
     assert len(indexes) == max(total, len(kept))
     new = set(indexes) - kept
     assert all(index in indexes for index in range(max(new, default=0)))
+
+
+def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> None:
+    modes = tuple((PlacedPartition("CPX", 0, 1),) for _ in range(2))
+    amd = NodeAccelerator("MI300X", "amd", 2, 192.0, None, modes, "NPS4")
+    of_head = Desired(config(head=True, accelerator=amd), "node.json").layout
+    assert of_head.memory_mode == "NPS4"
+    told = FleetLayout.read(of_head.to_json(), source="head")
+    follower = config(head=False, accelerator=dataclasses.replace(amd, layouts=(), memory_mode=None))
+    found = desired.find(follower, "a", directory, told)
+    assert found.refused is None
+    assert found.config.accelerator == amd
+    desired.remember(found.layout, "a", directory)
+    assert desired.find(follower, "a", directory).config.accelerator == amd
+    # The head's own file says it as well; without it the GPUs have one memory domain.
+    write_desired(directory.path, modes, memory_mode="NPS2")
+    assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode == "NPS2"
+    write_desired(directory.path, modes)
+    assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode is None
+    nvidia = desired.find(config(head=False), "a", directory, dataclasses.replace(told, layouts=())).refused
+    assert "H100 has no memory modes" in str(nvidia)

@@ -21,6 +21,7 @@ from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, until
 
 from skyinfra.protocol.instance import InstanceInfo, instance_info
 from skyinfra.runner import processes
+from skyinfra.runner.simulated import SimulatedDriver
 
 TWO = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
 MakeNode = Callable[..., RunningNode]
@@ -195,6 +196,34 @@ def test_a_refused_change_leaves_the_rest_running(make_node: MakeNode) -> None:
         node.configure(accelerator=h100(good, good))
         assert node.boot().state == "ready"
         assert node.pids(client)["n1/0"] == before["n1/0"]
+
+
+@pytest.mark.slow
+def test_what_was_refused_is_done_once_it_can_be(make_node: MakeNode) -> None:
+    good, other = (("3g.40gb", 0, 4),), (("1g.10gb", 0, 1),)
+    node = make_node(accelerator=h100(good, good))
+    node.boot()
+    driver = SimulatedDriver(h100(good, good), path=node.directory.simulated_file, seed="")
+    # A program of somebody else runs on the partition that is to go.
+    driver.hold(1, pid=os.getpid(), start=0)
+    with node.client() as client:
+        before = node.pids(client)
+        node.configure(accelerator=h100(good, other))
+        refused = node.run("boot", "--detach", check=False)
+        assert refused.returncode == 1
+        assert "PartitionBusy" in refused.stderr
+        assert str(os.getpid()) in refused.stderr
+        assert node.status().state == "failed"
+        generation = node.status().generation
+        driver.hold(1, held=False, pid=os.getpid(), start=0)
+        # Nobody asks again.
+        status = node.until("ready")
+        assert [slot.profile for slot in status.slots] == ["3g.40gb", "1g.10gb"]
+        assert (status.error, status.generation) == (None, generation + 1)
+        assert on_slot(client, "n1/0", os.getpid) == before["n1/0"]
+    log = node.directory.log_file.read_text()
+    assert log.count("PartitionBusy: ") == 1, "the same refusal is told once"
+    assert "what was refused is done now" in log
 
 
 @pytest.mark.slow

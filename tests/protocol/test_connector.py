@@ -1,0 +1,43 @@
+"""A peer that hangs up before the handshake is one that does not answer, not a malformed address."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from distributed.comm import registry
+from distributed.comm.core import CommClosedError, connect
+from distributed.comm.tcp import BaseTCPConnector, TLSConnector
+from tornado.iostream import IOStream
+
+from skyinfra.protocol.credentials import Credentials
+
+
+class HungUp:
+    """Tornado's client where the peer has closed the connection before the handshake begins."""
+
+    async def connect(self, host: str, port: int, *, max_buffer_size: int, ssl_options: Any) -> Any:
+        stream = IOStream(socket.create_connection((host, port)))
+        stream.close()
+        return await stream.start_tls(False, ssl_options)
+
+
+def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseTCPConnector, "client", HungUp())
+    security = Credentials.derive("0123456789abcdef" * 4, role="client", name="test").security()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+
+        async def run() -> None:
+            arguments = security.get_connection_args("client")
+            with pytest.raises(ValueError, match="cannot convert to SSL"):
+                await TLSConnector().connect(place, **arguments)
+            with pytest.raises(CommClosedError, match=f"{place} speaks or hangs up before the handshake"):
+                await registry.get_backend("tls").get_connector().connect(place, **arguments)
+            # So it is tried again until the time is up.
+            with pytest.raises(OSError, match="Timed out"):
+                await connect(f"tls://{place}", timeout=0.5, **arguments)
+
+        asyncio.run(run())
