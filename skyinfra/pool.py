@@ -45,9 +45,9 @@ class Image(Declared):
     code that compiles the stack, which travels with it.
 
     index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
-    of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy: the
-    URL of a proxy for HTTP and HTTPS, for everything that is installed. ca_certificate: in PEM, of whoever signs for
-    them; nodes trust it. Addresses hold no credentials: they would stand in the plan and in the user data.
+    of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy:
+    for HTTP and HTTPS, for everything that is installed. ca_certificate: in PEM, of whoever signs for them; nodes trust
+    it. Addresses hold no credentials: they would stand in the plan and in the user data.
     """
 
     python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal, get_args
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from skyinfra import bundled
 from skyinfra._errors import InvalidField
@@ -96,5 +96,5 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _template(name: str) -> Template:
     return _environment().get_template(name)

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import deque
 from pathlib import Path
-from typing import Any, Iterator  # noqa: UP035 - Python 3.8
+from typing import Any, Iterator
 
 from .operations import OPERATIONS
 from .programs import Failed, read_json, replace

@@ -21,7 +21,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - Python 3.8
+from typing import Any, Callable
 
 from .programs import read, read_json
 

@@ -67,8 +67,8 @@ class NodeConfig:
     ``accelerator`` is what they have, whose layout it hands on. ``simulate`` gives the node simulated accelerators.
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
     ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
-    ``secret_file`` is relative to the folder of the configuration file. ``packages``: where ``pip`` gets them from, None
-    where nothing is declared of that.
+    ``secret_file`` is relative to the folder of the configuration file. ``packages``: where ``pip`` gets them from,
+    None where nothing is declared of that.
     """
 
     version: int
