@@ -14,8 +14,18 @@ import skyinfra
 
 SECRET = "0123456789abcdef" * 4
 PACKAGE = Path(skyinfra.__file__).parent
-# The oldest Python that the program has to run under, where this machine has one.
-OLDEST = shutil.which("python3.8")
+
+
+def _oldest() -> str | None:
+    """The oldest Python that the program has to run under, where this machine has one."""
+    beside = sorted(Path(sys.base_prefix).parent.glob("3.8*/bin/python3.8"))
+    for python in (shutil.which("python3.8"), *map(str, beside)):
+        if python and subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
+OLDEST = _oldest()
 
 
 class FirstBoot:
