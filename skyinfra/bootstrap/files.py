@@ -15,13 +15,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from skyinfra import bundled
 from skyinfra._errors import InvalidField
 from skyinfra.bootstrap import places, program, steps
-from skyinfra.bootstrap.quoting import in_unit, quoted
+from skyinfra.bootstrap.quoting import quoted
 from skyinfra.compiler import Deployment
 from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
 
 Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
+# In C where PyYAML has it: ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",
@@ -66,7 +68,7 @@ def render(found: Sequence[NodeFile], form: Form) -> str:
 
 def read(text: str) -> list[NodeFile]:
     """The files that a cloud-config holds. Raises `InvalidField` for any other text."""
-    document = yaml.safe_load(text) if text.startswith("#cloud-config\n") else None
+    document = yaml.load(text, _LOADER) if text.startswith("#cloud-config\n") else None  # noqa: S506 - a safe one
     if not isinstance(document, dict) or "write_files" not in document:
         raise InvalidField("these user data are no cloud-config", hint="Only bought nodes are set up at a first boot.")
     return [NodeFile(file["path"], file["permissions"], file["content"]) for file in document["write_files"]]
@@ -92,7 +94,6 @@ def _environment() -> Environment:
     )
     environment.filters["yaml"] = quoted
     environment.filters["sh"] = shlex.quote
-    environment.filters["unit"] = in_unit
     return environment
 
 
