@@ -11,6 +11,7 @@ import pytest
 from support import read, synth
 
 import skyinfra as sky
+from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
 
@@ -86,6 +87,9 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     for module in document["module"].values():
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
+        if "runner_file" in module:
+            assert module["runner_file"].endswith(f"/{carrier.wheel().name}")
+            module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
             module[key] = without_code(module[key])
