@@ -22,7 +22,7 @@ from support import missing
 
 import skyinfra as sky
 from skyinfra import carrier
-from skyinfra.bootstrap import LIMIT, converted, quoted, sizes, user_data
+from skyinfra.bootstrap import LIMIT, carries_runner, converted, quoted, sizes, user_data
 from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -164,13 +164,14 @@ def test_every_step_can_be_read_by_the_program_that_travels(tmp_path: Path) -> N
 
 def test_where_the_runner_comes_from() -> None:
     default = user_data(aws())
-    assert default.carries_runner
+    assert carries_runner(aws())
     asked = steps(default.head)["runner"]["arguments"]
     wheel = carrier.wheel()
     assert asked["wheel"] == {"url": "@SKYINFRA_RUNNER@", "name": wheel.name, "sha256": wheel.sha256}
     assert asked["requirements"] == []
-    own = user_data(aws(image=sky.Image(runner="skyinfra @ https://example.com/a b.whl")))
-    assert not own.carries_runner
+    made = aws(image=sky.Image(runner="skyinfra @ https://example.com/a b.whl"))
+    own = user_data(made)
+    assert not carries_runner(made)
     assert "@SKYINFRA_RUNNER@" not in own.head
     asked = steps(own.head)["runner"]["arguments"]
     assert asked["wheel"] is None and asked["requirements"][0] == "skyinfra @ https://example.com/a b.whl"

@@ -12,13 +12,14 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from skyinfra._errors import NotSupported
-from skyinfra.bootstrap import files, steps
+from skyinfra.bootstrap import files
 from skyinfra.bootstrap.files import FORMS, Form
 from skyinfra.bootstrap.quoting import quoted
+from skyinfra.bootstrap.steps import carries_runner
 from skyinfra.compiler import Deployment
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-__all__ = ["FORMS", "LIMIT", "Form", "UserData", "converted", "quoted", "sizes", "user_data"]
+__all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
 
 # What EC2 takes, before it is encoded; other providers take more.
 LIMIT = 16_384
@@ -34,14 +35,12 @@ class UserData:
     """The user data of the head and of the other nodes. No secret stands in it.
 
     revision: of everything but the layout, which reaches running nodes in place; equal where no node has to be made
-    anew. None where the provider decides that itself. carries_runner: whether `carrier.wheel` travels with the stack;
-    the module puts its address in the place of ``@SKYINFRA_RUNNER@``.
+    anew. None where the provider decides that itself.
     """
 
     head: str
     worker: str
     revision: str | None = None
-    carries_runner: bool = False
 
 
 def user_data(deployment: Deployment) -> UserData:
@@ -59,7 +58,7 @@ def user_data(deployment: Deployment) -> UserData:
     plain = [_without_layout(config) for config in (deployment.head, deployment.worker)]
     anew = [files.render(files.files(deployment, config), form) for config in plain]
     revision = hashlib.sha256("\0".join(anew).encode()).hexdigest()[:16]
-    return UserData(head, worker, revision, carries_runner=steps.carries_runner(deployment))
+    return UserData(head, worker, revision)
 
 
 def converted(text: str, form: Form) -> str:

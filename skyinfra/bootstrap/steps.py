@@ -125,7 +125,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 def carries_runner(deployment: Deployment) -> bool:
     """Whether the runner travels with the stack, as a wheel of the code that compiles it."""
-    return deployment.pool.image.runner is None
+    return deployment.pool.provider.boots != "node.json" and deployment.pool.image.runner is None
 
 
 def _runner(deployment: Deployment) -> operations.Runner:
