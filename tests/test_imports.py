@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "mig": set(),
     "first_boot": set(),
     "protocol": set(),
-    "runner": {"mig", "protocol"},
+    "runner": {"first_boot", "mig", "protocol"},
     "accelerators": {"mig"},
     "offers": {"accelerators"},
     "providers": {"offers", "accelerators", "mig", "_declared"},
@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "next_steps": {"cloud_errors", "offers", "project", "providers"},
     "preflight": {"cloud_errors", "offers", "project", "providers"},
     "progress": {"terraform"},
-    "client": {"protocol", "terraform", "project"},
+    "client": {"first_boot", "protocol", "terraform", "project"},
     "deploy": {
         "stack",
         "backends",
@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
 # Packing is declared beside the rest of MIG (`sky.mig.pack`), but needs offers and a solver, which no node has.
 LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
-TRAVELS = {"mig", "protocol", "runner", "_errors"}
+TRAVELS = {"first_boot", "mig", "protocol", "runner", "_errors"}
 ON_NODES = {"distributed", "dask", "tornado", "cloudpickle", "cryptography", "pynvml"}
 
 

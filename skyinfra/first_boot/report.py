@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -31,6 +32,7 @@ LARGEST = 2**16
 _ANSWER_S = 5.0
 _REPEAT_S = 15.0
 _POLL_S = 1.0
+_AT_ONCE = 64
 
 
 def key(secret: str) -> bytes:
@@ -121,14 +123,26 @@ def _serve(host: str, port: int, signing: bytes, failure: dict[str, Any], goes_o
         listener.listen()
         listener.settimeout(_POLL_S)
         while goes_on():
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError):
                 connection = listener.accept()[0]
-                connection.settimeout(_ANSWER_S)
-                with connection, connection.makefile("rwb") as stream:
-                    _answer(stream, signing, failure)
+                if threading.active_count() > _AT_ONCE:
+                    connection.close()
+                    continue
+                # Who says nothing keeps nobody else waiting.
+                arguments = (connection, signing, failure)
+                threading.Thread(target=_answer, args=arguments, daemon=True).start()
 
 
-def _answer(stream: Any, signing: bytes, failure: dict[str, Any]) -> None:
+def _answer(connection: socket.socket, signing: bytes, failure: dict[str, Any]) -> None:
+    # What hangs up, or is no text, is none of ours.
+    with contextlib.suppress(OSError, ValueError), connection:
+        connection.settimeout(_ANSWER_S)
+        stream = connection.makefile("rwb")
+        with contextlib.closing(stream):
+            _converse(stream, signing, failure)
+
+
+def _converse(stream: Any, signing: bytes, failure: dict[str, Any]) -> None:
     """Whoever shows no knowledge of the secret gets nothing."""
     nonce, line = greeting()
     stream.write(line.encode())
