@@ -53,8 +53,8 @@ class FirstBoot:
     def command(self, verb: str, *more: str) -> list[str]:
         return [self.python, "-m", "first_boot", verb, str(self.file), *more]
 
-    def run(self, *, path: str | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, **({"PATH": path} if path is not None else {})}
+    def run(self, *, path: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **variables, **({"PATH": path} if path is not None else {})}
         return subprocess.run(
             self.command("run"), cwd=PACKAGE, capture_output=True, text=True, timeout=60, env=environment, check=False
         )
