@@ -272,19 +272,25 @@ class Python:
         return str(uv) if os.access(uv, os.X_OK) else None
 
     def _install_uv(self) -> None:
-        python = sys.executable
         try:
-            if output(python, "-m", "pip", "--version"):
-                command(python, "-m", "pip", "install", "-q", "--upgrade", "--target", self.tools, "uv")
-                return
-            if not output(python, "-c", "import ensurepip; print(1)") and shutil.which("apt-get"):
+            pip = self._pip()
+            if pip is None and shutil.which("apt-get"):
                 # Ubuntu's images have a Python that cannot make virtual environments.
                 apt_get("update")
                 apt_get("install", "-y", "--no-install-recommends", "python3-venv")
-            command(python, "-m", "venv", self.tools)
-            command(f"{self.tools}/bin/python", "-m", "pip", "install", "-q", "uv")
+                pip = self._pip()
+            if pip is not None:
+                command(sys.executable, *pip, "install", "-q", "--upgrade", "--target", self.tools, "uv")
         except Failed as error:
             print(error, flush=True)
+
+    def _pip(self) -> list[str] | None:
+        """What Python runs as pip: the system's, or the one for virtual environments, from its wheel."""
+        if output(sys.executable, "-m", "pip", "--version"):
+            return ["-m", "pip"]
+        bundled = Path(os.__file__).parent / "ensurepip" / "_bundled"
+        wheels = [*bundled.glob("pip-*.whl"), *Path("/usr/share/python-wheels").glob("pip-*.whl")]
+        return [f"{wheels[0]}/pip"] if wheels else None
 
 
 @dataclass(frozen=True)
