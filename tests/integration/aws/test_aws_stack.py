@@ -80,7 +80,7 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
     """What the node will be, as its own user data say it."""
     document = yaml.safe_load(cloud.user_data(instance["InstanceId"], region))
     files = {file["path"]: file["content"] for file in document["write_files"]}
-    assert len(files["/var/lib/skyinfra/secret"].strip()) == 72
+    assert len(files["/etc/skyinfra/secret"].strip()) == 72
     return NodeConfig.read(json.loads(files["/var/lib/skyinfra/node.json"]))
 
 
