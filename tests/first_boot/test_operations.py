@@ -202,17 +202,20 @@ def test_units_are_enabled_once_and_started_without_waiting(tmp_path: Path, monk
         "systemctl",
         f'echo "$@" >>{calls}; '
         f'case "$1" in is-enabled) [ -e {tmp_path}/on ] && shift && for u; do echo enabled; done;; '
-        f"is-active) [ -e {tmp_path}/on ] && echo active;; start) touch {tmp_path}/on;; esac; true",
+        f"is-active) [ -e {tmp_path}/on ] && echo active;; enable) touch {tmp_path}/on;; esac; true",
     )
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     units = Units(["a.service", "b.path"], ["a.service"], str(tmp_path / "run" / "booted"))
     assert not units.done()
     units.do()
     assert units.done()
-    assert "start --no-block a.service b.path" in calls.read_text()
+    assert calls.read_text().splitlines()[-3] == "enable -q --now --no-block a.service b.path"
     # After the next start of the machine it is to say again that all is set up.
     Path(units.marker).unlink()
     assert not units.done()
+    units.do()
+    assert units.done()
+    assert calls.read_text().splitlines()[-3] == "start --no-block a.service b.path"
 
 
 def test_the_user_is_there_once(tmp_path: Path) -> None:
