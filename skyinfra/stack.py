@@ -212,6 +212,8 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "max_hourly_cost": pool.max_hourly_cost,
         "prices": {machine: asdict(price) for machine, price in selection.prices.items()} or None,
         "price_note": selection.price_note,
+        "head": selection.head_machine,
+        "head_price": asdict(selection.head_price) if selection.head_price else None,
         "simulated": selection.simulated,
     }
 
