@@ -20,6 +20,7 @@ from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import Deployment, compile_pools
+from skyinfra.expressions import folded, literal
 from skyinfra.pool import STACK_NAME, ComputePool
 
 LIBRARIES = ("cdktf", "cdktn")
@@ -127,7 +128,7 @@ def _sections(
     for deployment in deployments:
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
-        modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
+        modules[name] = {"source": source, **folded(literal(module_inputs(deployment, project)))}
         if (provider := deployment.pool.provider.terraform()) is not None:
             modules[name]["providers"] = {provider.name: f"{provider.name}.{provider.alias}"}
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
@@ -176,17 +177,6 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         **({"user_data_revision": data.revision} if data.revision else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
-
-
-def _literal(value: Any) -> Any:
-    """*value* with Terraform's template markers escaped, so that a declared ``${X}`` stays as it is written."""
-    if isinstance(value, str):
-        return value.replace("${", "$${").replace("%{", "%%{")
-    if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_literal(item) for item in value]
-    return value
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:
