@@ -80,5 +80,7 @@ def test_nothing_found_and_wrong_names() -> None:
     ):
         with pytest.raises(InvalidField, match=f"^{field}: must be more than 0"):
             run("H100", *options)
+    with pytest.raises(NotOffered, match=r"with --max-price=1\.0\n(.|\n)*Without --max-price: aws p5\.48xlarge"):
+        run("H100:8", "--provider", "aws", "--max-price", "1")
     with pytest.raises(InvalidField, match=r"^--provider: (.|\n)*Did you mean aws"):
         run("H100", "--provider", "awss")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from skyinfra._errors import DeclarationError
 
-_OPTIONS = {
+OPTIONS = {
     "count": "--count",
     "fraction": "--fraction",
     "max_nodes": "--max-nodes",
@@ -26,5 +26,5 @@ def said_of_options() -> Iterator[None]:
     try:
         yield
     except DeclarationError as error:
-        error.field = _OPTIONS.get(error.field or "", error.field)
+        error.field = OPTIONS.get(error.field or "", error.field)
         raise

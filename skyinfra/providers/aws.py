@@ -24,6 +24,9 @@ _RETRIES = 8
 # Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
 _FALLBACK_PRICE = 2.0
 
+# What a pool calls what offers are asked for.
+_CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
+
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
@@ -182,7 +185,7 @@ class AWS(Provider):
         query = self._query(request)
         found = query.run(offers.load())
         if not found:
-            raise offers.not_offered(query).at("accelerator")
+            raise offers.not_offered(query, called=_CALLED).at("accelerator")
         return list(found)
 
     def _of_types(self, request: Request) -> list[Offer]:

@@ -151,7 +151,7 @@ def test_refusals_say_what_would_work() -> None:
     assert "p5.4xlarge (H100:1) at $6.88/h in us-east-1, 2026-07-20" in str(none)
     assert "Elsewhere: digitalocean gpu-mi300x1-192gb" in str(refused(sky.NotOffered, "MI300X"))
     capped = refused(sky.NotOffered, "H100:8", max_hourly_cost=10.0)
-    assert "Without max_price: aws p5.48xlarge (H100:8) at $55.04/h" in str(capped)
+    assert "Without max_hourly_cost: aws p5.48xlarge (H100:8) at $55.04/h" in str(capped)
     assert refused(sky.NotSupported, "Gaudi:8").field == "provider.ami"
     efa = refused(sky.InvalidField, "L4", aws={"efa": True})
     assert "With L4: g6.12xlarge" in str(efa)
