@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import platform
+import re
 import shlex
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
-
-import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING
 
 import skyinfra
 from skyinfra import bundled
 from skyinfra._errors import NotSupported
 from skyinfra.compiler import Deployment
 from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # What EC2 takes, before it is encoded; other providers take more.
 LIMIT = 16_384
@@ -32,6 +35,7 @@ _SETUP = f"{_OPT}/setup"
 _UNITS = "/etc/systemd/system"
 # Terraform puts a fleet secret of that length in the place of the placeholder.
 _SECRET_LENGTH = 72
+_HALVES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 # The client and the workers pickle for each other, so these have to be the same on both sides.
 _SAME_VERSIONS = ("cloudpickle", "distributed")
 
@@ -56,27 +60,37 @@ def user_data(deployment: Deployment) -> UserData:
     """
     if deployment.pool.provider.boots == "node.json":
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
-    head, worker = (_cloud_config(deployment, config) for config in (deployment.head, deployment.worker))
-    for name, text in (("head", head), ("worker", worker)):
+    head, worker = (_files(deployment, config) for config in (deployment.head, deployment.worker))
+    made = UserData(_cloud_config(head), _cloud_config(worker), revision=_revision(deployment, head, worker))
+    for name, text in (("head", made.head), ("worker", made.worker)):
         _check_size(name, text)
-    plain = [_cloud_config(deployment, _without_layout(c)) for c in (deployment.head, deployment.worker)]
-    return UserData(head, worker, revision=hashlib.sha256("\0".join(plain).encode()).hexdigest()[:16])
+    return made
+
+
+def _revision(deployment: Deployment, *nodes: list[dict[str, str]]) -> str:
+    """Of the files of all *nodes* but the layout in their configurations."""
+    plain = []
+    for config, files in zip((deployment.head, deployment.worker), nodes, strict=True):
+        first = {**files[0], "content": _without_layout(config).dumps() + "\n"}
+        plain.append(_cloud_config([first, *files[1:]]))
+    return hashlib.sha256("\0".join(plain).encode()).hexdigest()[:16]
 
 
 def sizes(text: str) -> dict[str, int]:
     """Bytes of each file in a node's user data, compressed alone, and of the whole (key ``total``)."""
+    import yaml  # only for who asks: a synth needs none
+
     document = yaml.safe_load(text)
     files = document["write_files"] if isinstance(document, dict) and "write_files" in document else []
     return {**{file["path"]: len(_compressed(file["content"])) for file in files}, "total": len(_compressed(text))}
 
 
-def _cloud_config(deployment: Deployment, config: NodeConfig) -> str:
-    template = _environment().get_template("cloud-config.yaml.j2")
-    return template.render(files=_files(deployment, config), setup=_SETUP)
+def _cloud_config(files: list[dict[str, str]]) -> str:
+    return _environment().get_template("cloud-config.yaml.j2").render(files=files, setup=_SETUP)
 
 
 def _files(deployment: Deployment, config: NodeConfig) -> list[dict[str, str]]:
-    """Path, mode and content of every file."""
+    """Path, mode and content of every file; the first is the node configuration."""
     units = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     if config.head:
         units.append("skyinfra-watch.service")
@@ -106,8 +120,9 @@ def _files(deployment: Deployment, config: NodeConfig) -> list[dict[str, str]]:
     ]
 
 
-def _pins() -> list[str]:
-    return [f"{name}=={metadata.version(name)}" for name in _SAME_VERSIONS]
+@cache
+def _pins() -> tuple[str, ...]:
+    return tuple(f"{name}=={metadata.version(name)}" for name in _SAME_VERSIONS)
 
 
 def _without_layout(config: NodeConfig) -> NodeConfig:
@@ -137,6 +152,8 @@ def _compressed(text: str) -> bytes:
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not for nodes that take a node.json
+
     environment = Environment(  # noqa: S701 - not HTML
         loader=FileSystemLoader(bundled.folder("templates", "node")),
         undefined=StrictUndefined,
@@ -151,5 +168,10 @@ def _environment() -> Environment:
 
 def quoted(value: str) -> str:
     """*value* as a YAML string in double quotes, on one line, whatever it holds."""
-    text = yaml.safe_dump(value, default_style='"', width=float("inf"), allow_unicode=False)
-    return str(text).removesuffix("\n")
+    # As JSON, which YAML reads, but for characters that JSON writes in two halves.
+    return _HALVES.sub(_whole, json.dumps(value))
+
+
+def _whole(halves: re.Match[str]) -> str:
+    character: str = json.loads(f'"{halves[0]}"')
+    return f"\\U{ord(character):08x}"

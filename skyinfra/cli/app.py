@@ -194,21 +194,23 @@ def offers(
 ) -> None:
     """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
     from skyinfra.cli.offers import show_offers
+    from skyinfra.cli.options import said_of_options
     from skyinfra.offers import ask
 
-    query = ask(
-        accelerator.split(",") if accelerator and "," in accelerator else accelerator,
-        provider=provider,
-        region=region,
-        spot=spot,
-        count=count,
-        memory_gb=memory,
-        fraction=fraction,
-        vcpus=vcpus,
-        ram_gib=ram,
-        max_price=max_price,
-        legacy=legacy,
-    )
+    with said_of_options():
+        query = ask(
+            accelerator.split(",") if accelerator and "," in accelerator else accelerator,
+            provider=provider,
+            region=region,
+            spot=spot,
+            count=count,
+            memory_gb=memory,
+            fraction=fraction,
+            vcpus=vcpus,
+            ram_gib=ram,
+            max_price=max_price,
+            legacy=legacy,
+        )
     show_offers(query, as_json=as_json)
 
 
