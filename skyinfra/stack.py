@@ -22,7 +22,7 @@ from typing import Any
 from skyinfra import bundled, carrier
 from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
-from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap import carries_runner, user_data
 from skyinfra.compiler import Deployment, compile_pools
 from skyinfra.expressions import folded, literal
 from skyinfra.pool import STACK_NAME, ComputePool
@@ -120,11 +120,6 @@ def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
     path = str(bundled.folder("modules", kind))
     asset = library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
     return f"./{asset.path}"
-
-
-def carries_runner(deployment: Deployment) -> bool:
-    """Whether the nodes get the runner that compiled the stack, through the module."""
-    return deployment.pool.provider.boots == "cloud-init" and deployment.pool.image.runner is None
 
 
 def _runner_source(library: ModuleType, stack: Any) -> str:

@@ -75,6 +75,15 @@ def compare(path: Path, text: str) -> None:
     assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; `make update-golden` writes it anew"
 
 
+def without_code(text: str) -> str:
+    """User data without what is made of the code that compiles: the program of the first boot, and the runner."""
+    place = r'("/opt/skyinfra/first_boot/\w+\.py"\n    permissions: "0644"\n    content: ).*'
+    text = re.sub(place, r'\1"PROGRAM"', text)
+    text = re.sub(r"skyinfra-[\w.+]+-py3-none-any\.whl", "WHEEL", text)
+    text = re.sub(r'(sha256\\":\\")[0-9a-f]{64}', r"\1HASH", text)
+    return re.sub(r'(\\"version\\":\\")3\.\d+(\\",\\"venv)', r"\1VERSION\2", text)
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     synth(tmp_path, STACKS[name])
@@ -87,8 +96,7 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
             module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
-            module[key] = re.sub(r"(cloudpickle|distributed)==[^\s\\]+", r"\1==VERSION", module[key])
-            module[key] = re.sub(r"--python 3\.\d+", "--python VERSION", module[key])
+            module[key] = without_code(module[key])
         if "user_data_revision" in module:
             module["user_data_revision"] = "HASH"
     compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")
@@ -104,11 +112,11 @@ def test_user_data(name: str) -> None:
 @pytest.mark.parametrize("name", AWS)
 def test_user_data_of_aws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is installed here decides what the nodes install.
-    monkeypatch.setattr("skyinfra.bootstrap._pins", lambda: ["cloudpickle==1", "distributed==2"])
+    monkeypatch.setattr("skyinfra.bootstrap.steps.pins", lambda: ["cloudpickle==1", "distributed==2"])
     fields = {"provider": sky.AWS(), "name": "pool", "nodes": 2, "image": sky.Image(python="3.12"), **AWS[name]}
     data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
     for role, text in (("head", data.head), ("worker", data.worker)):
-        compare(GOLDEN / f"{name}.{role}.yaml", text)
+        compare(GOLDEN / f"{name}.{role}.yaml", without_code(text))
 
 
 def test_the_rendered_example(tmp_path: Path) -> None:
@@ -125,14 +133,17 @@ def test_the_rendered_example(tmp_path: Path) -> None:
     assert names == [f"examples-mig.{part}" for part in ("head.yaml", "tfvars.json", "worker.yaml")]
     assert names == sorted(path.name for path in kept.iterdir())
     for name in names:
-        texts = [_any_versions((folder / name).read_text(encoding="utf-8")) for folder in (rendered, kept)]
+        texts = [_any_code((folder / name).read_text(encoding="utf-8")) for folder in (rendered, kept)]
         assert texts[0] == texts[1], f"{name} differs; `make update-golden` writes it anew"
     inputs = json.loads((kept / "examples-mig.tfvars.json").read_text(encoding="utf-8"))
     for role in ("head", "worker"):
         assert inputs[f"user_data_{role}"] == (kept / f"examples-mig.{role}.yaml").read_text(encoding="utf-8")
 
 
-def _any_versions(text: str) -> str:
-    """Without what is installed here, which decides what the nodes install."""
-    text = re.sub(r"(cloudpickle|distributed)==[^\s\\'\"]+", r"\1==VERSION", text)
-    return re.sub(r'("user_data_revision": )"\w+"', r'\1"HASH"', text)
+def _any_code(text: str) -> str:
+    """Without the program of the first boot and what is installed here, which decides what the nodes install."""
+    if text.startswith("{"):
+        document = json.loads(text)
+        document |= {key: _any_code(value) for key, value in document.items() if key.startswith("user_data_")}
+        return json.dumps({**document, "user_data_revision": "HASH"}, indent=2)
+    return re.sub(r"([a-z-]+)==[^\s\\'\",]+", r"\1==VERSION", without_code(text))

@@ -92,6 +92,16 @@ class Snapshot:
             return "gone"
         return "coming" if node in changing else "missing"
 
+    def failures(self, target: Target) -> list[str]:
+        """A sentence for each node of *target* that could not be set up."""
+        failed = self.state.failed if self.state is not None else {}
+        node = target.slot.rpartition("/")[0] if target.slot else target.node
+        return [
+            f"{name} was not set up: step {failure.step}: {failure.error}"
+            for name, failure in sorted(failed.items())
+            if node in (None, name)
+        ]
+
     def profiles(self) -> str:
         """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""
         return _counted(slot.profile or slot.kind for slot in self.slots) or "none"

@@ -10,7 +10,7 @@ from distributed import Scheduler
 from distributed.core import Status
 
 from skyinfra.protocol import fleet
-from skyinfra.protocol.fleet import FleetLayout, FleetState
+from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 
 # An answer that nobody waits for any more is given up after that long.
@@ -28,6 +28,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
+        self._boot_failures: dict[str, NodeFailure] = {}
         self.handlers[fleet.LAYOUT_CALL] = self._hand_on
         self.handlers[fleet.SLOTS_CALL] = self.promise
 
@@ -40,10 +41,15 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Takes the names of the slots that *node* is to have."""
         self._promised[node] = tuple(slots)
+        self._boot_failures.pop(node, None)
+
+    def fail(self, node: str, failure: NodeFailure) -> None:
+        """Takes that *node* could not be set up."""
+        self._boot_failures[node] = failure
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """What Dask says about itself and its workers, with the `FleetState`."""
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining())
+        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), failed=dict(self._boot_failures))
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
