@@ -31,10 +31,10 @@ KEPT = ROOT / "build" / "boot"
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
 # Program and Debian package of what the bed itself needs.
 PROGRAMS = {
-    "mmdebstrap": "mmdebstrap",
-    "systemd-nspawn": "systemd-container",
     "ip": "iproute2",
+    "mmdebstrap": "mmdebstrap",
     "nsenter": "util-linux",
+    "systemd-nspawn": "systemd-container",
 }
 # What tests declare as a package of the image.
 EXTRA = ("six",)
@@ -72,7 +72,10 @@ Before=cloud-init-local.service
 
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'mount -o remount,rw /sys && mkdir -p /sys/hypervisor && echo ec2b0a7d >/sys/hypervisor/uuid && mount -o remount,ro /sys'
+ExecStart=mount -o remount,rw /sys
+ExecStart=mkdir -p /sys/hypervisor
+ExecStart=/bin/sh -c 'echo ec2b0a7d >/sys/hypervisor/uuid'
+ExecStart=mount -o remount,ro /sys
 
 [Install]
 WantedBy=cloud-init.target
@@ -129,7 +132,7 @@ def rootfs() -> Path:
 
 
 def wheelhouse(wheel: Wheel) -> Path:
-    """A folder of wheels with what *wheel* needs, uv and `EXTRA`, in the versions of this machine. Raises `Unavailable`."""
+    """A folder of wheels with what *wheel* needs, uv and `EXTRA`, as installed here. Raises `Unavailable`."""
     pins = sorted(f"{each.name}=={each.version}" for each in metadata.distributions() if each.name != "skyinfra")
     with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
         [information] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -163,7 +166,7 @@ def driver_layer(folder: Path, driver: Path, environment: Mapping[str, str]) -> 
     # To everybody but root the driver refuses what nvml.h says it does.
     for unit in ("skyinfra-runner", "skyinfra-watch"):
         override = folder / f"etc/systemd/system/{unit}.service.d"
-        override.mkdir()
+        override.mkdir(parents=True)
         (override / "fake-driver.conf").write_text("[Service]\nEnvironment=FAKE_NVML_UNPRIVILEGED=1\n")
 
 

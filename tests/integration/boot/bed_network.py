@@ -113,7 +113,7 @@ class Link:
 
 
 def sweep(prefix: str, alive: Callable[[str], bool]) -> None:
-    """Removes the bridges and namespaces of beds that were killed: names that begin with *prefix* and are not *alive*."""
+    """Removes bridges and namespaces of beds that were killed: their names begin with *prefix* and are not *alive*."""
     for namespace in [each.name for each in _NAMESPACES.glob(f"{prefix}*")]:
         if not alive(namespace):
             _ip(f"netns delete {namespace}", check=False)
