@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skyinfra._errors import (
     AcceleratorMissing,
     AppFailed,
+    BootFailed,
     CapacityUnavailable,
     CloudCredentialsRefused,
     CloudPermissionDenied,
@@ -129,6 +130,7 @@ __all__ = [
     "AcceleratorMissing",
     "AcceleratorSpec",
     "AppFailed",
+    "BootFailed",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",

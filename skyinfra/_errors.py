@@ -40,6 +40,7 @@
     ├── FleetError
     │   ├── FleetNotDeployed          nothing deployed under that name
     │   ├── FleetUnreachable          deployed, but its head does not answer
+    │   │   └── BootFailed            its first boot failed; carries the step and the end of its output
     │   ├── CredentialsRefused        the head does not accept this fleet secret
     │   ├── VersionMismatch           the fleet runs another Python or Dask than the client
     │   └── InvalidManifest           a manifest that cannot be read
@@ -296,6 +297,10 @@ class FleetUnreachable(FleetError):
     """The fleet is deployed, but its head does not answer."""
 
 
+class BootFailed(FleetUnreachable):
+    """A step of the head's first boot failed; the message carries the step and the end of its output."""
+
+
 class CredentialsRefused(FleetError):
     """The head does not accept the fleet secret of this client."""
 
@@ -373,6 +378,7 @@ class NotInTask(TaskError):
 __all__ = [
     "AcceleratorMissing",
     "AppFailed",
+    "BootFailed",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",

@@ -11,6 +11,7 @@ import pytest
 from support import read, synth
 
 import skyinfra as sky
+from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
 
@@ -70,6 +71,15 @@ def compare(path: Path, text: str) -> None:
     assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; `make update-golden` writes it anew"
 
 
+def without_code(text: str) -> str:
+    """User data without what is made of the code that compiles: the program of the first boot, and the runner."""
+    place = r'("/opt/skyinfra/first_boot/\w+\.py"\n    permissions: "0644"\n    content: ).*'
+    text = re.sub(place, r'\1"PROGRAM"', text)
+    text = re.sub(r"skyinfra-[\w.+]+-py3-none-any\.whl", "WHEEL", text)
+    text = re.sub(r'(sha256\\":\\")[0-9a-f]{64}', r"\1HASH", text)
+    return re.sub(r'(\\"version\\":\\")3\.\d+(\\",\\"venv)', r"\1VERSION\2", text)
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     synth(tmp_path, STACKS[name])
@@ -77,10 +87,12 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     for module in document["module"].values():
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
+        if "runner_file" in module:
+            assert module["runner_file"].endswith(f"/{carrier.wheel().name}")
+            module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
-            module[key] = re.sub(r"(cloudpickle|distributed)==[^\s\\]+", r"\1==VERSION", module[key])
-            module[key] = re.sub(r"--python 3\.\d+", "--python VERSION", module[key])
+            module[key] = without_code(module[key])
         if "user_data_revision" in module:
             module["user_data_revision"] = "HASH"
     compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")
@@ -96,8 +108,8 @@ def test_user_data(name: str) -> None:
 @pytest.mark.parametrize("name", AWS)
 def test_user_data_of_aws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is installed here decides what the nodes install.
-    monkeypatch.setattr("skyinfra.bootstrap._pins", lambda: ["cloudpickle==1", "distributed==2"])
+    monkeypatch.setattr("skyinfra.bootstrap.steps.pins", lambda: ["cloudpickle==1", "distributed==2"])
     fields = {"provider": sky.AWS(), "name": "pool", "nodes": 2, "image": sky.Image(python="3.12"), **AWS[name]}
     data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
     for role, text in (("head", data.head), ("worker", data.worker)):
-        compare(GOLDEN / f"{name}.{role}.yaml", text)
+        compare(GOLDEN / f"{name}.{role}.yaml", without_code(text))

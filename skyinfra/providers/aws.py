@@ -113,7 +113,8 @@ class AWS(Provider):
             accelerator=chosen.accelerator,
             machine_types=chosen.machine_types,
             scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
-            secret_file="secret",  # noqa: S106 - the name of a file
+            # In a folder of root's; the runner's unit hands it over.
+            secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
             image=self.ami or chosen.image,
             inputs=self._inputs(chosen, group),
             prices=chosen.prices,
