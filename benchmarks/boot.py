@@ -16,7 +16,7 @@ from benchmarks.measure import Result
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "integration", "integration/boot")]
 
-from bed_fleet import Bed, declared, filled  # noqa: E402
+from bed_fleet import Bed, filled  # noqa: E402
 from bed_image import Unavailable  # noqa: E402
 from bed_machine import Machine  # noqa: E402
 from fake_nvml.build import build  # noqa: E402
@@ -52,9 +52,9 @@ def _results(what: str, runs: list[list[float]], base: float) -> Iterator[Result
 
 
 def _empty(bed: Bed) -> float:
-    fleet = bed.fleet(declared())
+    fleet = bed.fleet(bed.declare())
     try:
-        fleet.head.metadata.user_data = filled("#cloud-config\n{}\n", "", "", "")
+        fleet.head.metadata.user_data = filled("#cloud-config\n{}\n", {})
         start = time.monotonic()
         fleet.boot(ready=False)
         _until_done(fleet.head, "cloud-final")
@@ -65,7 +65,7 @@ def _empty(bed: Bed) -> float:
 
 def _phases(bed: Bed, nodes: int) -> list[float]:
     """Seconds of each phase of a fleet's boot, of its slowest node."""
-    fleet = bed.fleet(declared(nodes))
+    fleet = bed.fleet(bed.declare(nodes))
     try:
         start = time.monotonic()
         fleet.boot()

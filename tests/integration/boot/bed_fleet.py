@@ -29,7 +29,7 @@ from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.client import Pool
 from skyinfra.compiler import compile_pool
-from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER
+from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, RUNNER_PLACEHOLDER, SECRET_PLACEHOLDER
 
 PREFIX = "skb"
 PORT = 8786
@@ -73,12 +73,21 @@ class Bed:
             for wheel in wheelhouse.result().glob("*.whl"):
                 (self.packages / wheel.name).symlink_to(wheel)
             self.index = self._serve()
-            settings = self.folder / "settings"
-            bed_image.package_settings(settings, self.index)
-            self._layers = [settings, rootfs]
+            self.runner = f"{self.index}{runner.name}"
+            self._layers = [rootfs]
         except BaseException:
             self._left.close()
             raise
+
+    def declare(self, nodes: int = 1, accelerator: sky.Accelerator | None = None, **image: Any) -> sky.ComputePool:
+        """Nodes of AWS, each with one H100 in a mixed layout unless *accelerator* says other. *image*: of `sky.Image`."""
+        return sky.ComputePool(
+            name="mig",
+            nodes=nodes,
+            provider=sky.AWS(region="us-east-1"),
+            accelerator=accelerator or sky.accelerators.H100(count=1, mig=LAYOUT),
+            image=sky.Image(wheelhouse=self.index, **image),
+        )
 
     def fleet(self, pool: sky.ComputePool, gpus: str = "h100_80gb", **hardware: bool) -> Fleet:
         """The fleet that *pool* declares, not booted. *gpus*: models of the fake driver; *hardware*: see `Hardware`."""
@@ -140,7 +149,15 @@ class Fleet:
             scheduler = f"{self.head.address}:{PORT}"
             for machine in self.nodes:
                 text = texts.head if machine is self.head else texts.worker
-                machine.metadata.user_data = filled(text, scheduler, machine.name, self.secret)
+                machine.metadata.user_data = filled(
+                    text,
+                    {
+                        HEAD_PLACEHOLDER: scheduler,
+                        NODE_PLACEHOLDER: machine.name,
+                        SECRET_PLACEHOLDER: self.secret,
+                        RUNNER_PLACEHOLDER: bed.runner,
+                    },
+                )
         except BaseException:
             self.close()
             raise
@@ -207,9 +224,9 @@ class _Files(SimpleHTTPRequestHandler):
         """Nothing is logged."""
 
 
-def filled(text: str, scheduler: str, node: str, secret: str) -> bytes:
+def filled(text: str, values: dict[str, str]) -> bytes:
     """User data as the instance gets them: as `replace` and `base64gzip` of modules/aws/main.tf make them."""
-    for placeholder, value in {HEAD_PLACEHOLDER: scheduler, SECRET_PLACEHOLDER: secret, NODE_PLACEHOLDER: node}.items():
+    for placeholder, value in values.items():
         text = text.replace(placeholder, value)
     assert not re.findall(r"@SKYINFRA_\w+@", text)
     return gzip.compress(text.encode())

@@ -170,14 +170,6 @@ def driver_layer(folder: Path, driver: Path, environment: Mapping[str, str]) -> 
         (override / "fake-driver.conf").write_text("[Service]\nEnvironment=FAKE_NVML_UNPRIVILEGED=1\n")
 
 
-def package_settings(folder: Path, index: str) -> None:
-    """Writes to *folder* the files by which pip and uv take packages from the wheelhouse at the URL *index* alone."""
-    host = index.partition("//")[2].partition(":")[0]
-    (folder / "etc/uv").mkdir(parents=True)
-    (folder / "etc/pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {index}\ntrusted-host = {host}\n")
-    (folder / "etc/uv/uv.toml").write_text(f'no-index = true\nfind-links = ["{index}"]\n')
-
-
 def _debian(name: str, folder: Path) -> None:
     include = ",".join(PACKAGES)
     command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={include}"]

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from bed_fleet import Bed, Fleet, declared
+from bed_fleet import Bed, Fleet
 from bed_image import Unavailable
 
 import skyinfra as sky
@@ -35,7 +35,7 @@ def bed(fake_driver: Path) -> Iterator[Bed]:
 @pytest.fixture(scope="module")
 def three(bed: Bed) -> Iterator[Fleet]:
     """A head and two workers, booted and ready. A test leaves them as it found them."""
-    made = bed.fleet(declared(3))
+    made = bed.fleet(bed.declare(3))
     try:
         yield made.boot()
     finally:
@@ -44,11 +44,11 @@ def three(bed: Bed) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(bed: Bed) -> Iterator[Callable[..., Fleet]]:
-    """``fleet(pool, gpus=..., guest=...)``: a fleet of nodes, off; by default one node of `declared`."""
+    """``fleet(pool, gpus=..., guest=...)``: a fleet of nodes, off; by default one node of `Bed.declare`."""
     with ExitStack() as stack:
 
         def make(pool: sky.ComputePool | None = None, **hardware: object) -> Fleet:
-            made = bed.fleet(pool or declared(), **hardware)
+            made = bed.fleet(pool or bed.declare(), **hardware)
             stack.callback(made.close)
             return made
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from bed_fleet import Fleet, declared
+from bed_fleet import Bed, Fleet
 from bed_machine import Machine
 from bed_tasks import look
 from fleet import until
@@ -21,10 +21,9 @@ A100 = "a100_40gb"
 QUIET_S = 20.0
 
 
-def a100() -> sky.ComputePool:
+def a100(bed: Bed) -> sky.ComputePool:
     """A machine whose GPUs keep their MIG mode over a reboot, and may need one to change it."""
-    accelerator = sky.accelerators.A100(count=8, memory="40GB", mig="7g.40gb")
-    return sky.ComputePool(name="mig", nodes=1, provider=sky.AWS(region="us-east-1"), accelerator=accelerator)
+    return bed.declare(accelerator=sky.accelerators.A100(count=8, memory="40GB", mig="7g.40gb"))
 
 
 def modes(machine: Machine) -> set[tuple[int, int]]:
@@ -32,8 +31,8 @@ def modes(machine: Machine) -> set[tuple[int, int]]:
     return {(gpu["current"], gpu["pending"]) for gpu in machine.gpus()}
 
 
-def test_a_mode_that_needs_a_reboot_costs_one(fleet: MakeFleet) -> None:
-    made = fleet(a100(), gpus=",".join([A100] * 8), guest=True)
+def test_a_mode_that_needs_a_reboot_costs_one(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet(a100(bed), gpus=",".join([A100] * 8), guest=True)
     node = made.head
     assert modes(node) == {(0, 0)}
     made.boot()
@@ -49,8 +48,8 @@ def test_a_mode_that_needs_a_reboot_costs_one(fleet: MakeFleet) -> None:
     assert node.boots == 3
 
 
-def test_a_mode_that_stays_pending_costs_no_second_reboot(fleet: MakeFleet) -> None:
-    made = fleet(a100(), gpus=",".join([A100] * 8), guest=True, stuck=True).boot(ready=False)
+def test_a_mode_that_stays_pending_costs_no_second_reboot(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet(a100(bed), gpus=",".join([A100] * 8), guest=True, stuck=True).boot(ready=False)
     node = made.head
     status = made.wait(node, "failed")
     assert "it is not rebooted again" in status["error"]["message"]
@@ -58,8 +57,8 @@ def test_a_mode_that_stays_pending_costs_no_second_reboot(fleet: MakeFleet) -> N
     assert node.boots == 2
 
 
-def test_a_package_that_is_not_there_fails_the_node_by_name(fleet: MakeFleet) -> None:
-    made = fleet(declared(image=sky.Image(pip=["no-such-package-anywhere==9"]))).boot(ready=False)
+def test_a_package_that_is_not_there_fails_the_node_by_name(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet(bed.declare(pip=["no-such-package-anywhere==9"])).boot(ready=False)
     status = made.wait(made.head, "failed")
     assert "no-such-package-anywhere" in status["error"]["message"]
     assert status["slots"] == []
