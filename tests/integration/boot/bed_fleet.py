@@ -80,7 +80,7 @@ class Bed:
             raise
 
     def declare(self, nodes: int = 1, accelerator: sky.Accelerator | None = None, **image: Any) -> sky.ComputePool:
-        """Nodes of AWS, each with one H100 in a mixed layout unless *accelerator* says other. *image*: of `sky.Image`."""
+        """Nodes of AWS, each with one H100 in a mixed layout unless *accelerator* says other. *image*: `sky.Image`."""
         return sky.ComputePool(
             name="mig",
             nodes=nodes,
