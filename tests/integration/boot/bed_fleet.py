@@ -21,7 +21,7 @@ from typing import Any
 
 import bed_image
 import bed_network
-from bed_machine import DRIVER_FOLDER, Hardware, Machine
+from bed_machine import DRIVER_FOLDER, Hardware, Machine, hierarchies, remove_cgroup
 from fleet import until
 
 import skyinfra as sky
@@ -35,8 +35,8 @@ PREFIX = "skb"
 PORT = 8786
 STACK = "bed"
 LAYOUT = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
-# On the client's side the same wait is enough for a node that has just booted, and for one that is made anew.
-BOOT_S = 120.0
+# Five nodes on two busy cores take their time.
+BOOT_S = 300.0
 
 
 def declared(nodes: int = 1, *, mig: object = None, image: sky.Image | None = None) -> sky.ComputePool:
@@ -247,6 +247,9 @@ def sweep() -> None:
     for folder in _left_folders():
         if not alive(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
+    for cgroup in [each for top in hierarchies() for each in top.glob(f"{PREFIX}[0-9]*")]:
+        if not alive(cgroup.name):
+            remove_cgroup(cgroup)
     bed_network.sweep(PREFIX, alive)
 
 

@@ -64,22 +64,10 @@ ssh_deletekeys: false
 manage_etc_hosts: false
 apt: {preserve_sources_list: true}
 """
-# cloud-init asks for IMDSv2 where it takes the machine for one of AWS's; a container has no DMI to tell it by.
-_HYPERVISOR_UNIT = """\
-[Unit]
-DefaultDependencies=no
-Before=cloud-init-local.service
-
-[Service]
-Type=oneshot
-ExecStart=mount -o remount,rw /sys
-ExecStart=mkdir -p /sys/hypervisor
-ExecStart=/bin/sh -c 'echo ec2b0a7d >/sys/hypervisor/uuid'
-ExecStart=mount -o remount,ro /sys
-
-[Install]
-WantedBy=cloud-init.target
-"""
+# cloud-init asks for tokens where it takes the machine for one of AWS's. It tells by DMI, which no container has, or by
+# this file, which no container can make: it looks for it elsewhere here.
+_EC2_FILE = ("/sys/hypervisor/uuid", "/etc/hypervisor-uuid")
+_EC2_SOURCE = "usr/lib/python3/dist-packages/cloudinit/sources/DataSourceEc2.py"
 
 
 class Unavailable(Exception):
@@ -116,19 +104,28 @@ def install_programs() -> None:
 
 def rootfs() -> Path:
     """The folder of a Debian with cloud-init, never changed once it is there. Raises `Unavailable`."""
-    inputs = [suite(), *PACKAGES, *_LEFT_OUT, _CLOUD_CONFIG, _HYPERVISOR_UNIT]
+    inputs = [suite(), *PACKAGES, *_LEFT_OUT, _CLOUD_CONFIG, *_EC2_FILE]
 
     def build(folder: Path) -> None:
         _debian(suite(), folder)
         (folder / "etc/cloud/cloud.cfg.d/90-bed.cfg").write_text(_CLOUD_CONFIG)
-        (folder / "etc/systemd/system/hypervisor.service").write_text(_HYPERVISOR_UNIT)
-        _run(["systemctl", f"--root={folder}", "enable", "hypervisor.service"])
+        _have_tokens(folder)
         # The name and addresses of the package mirror are this machine's affair.
         (folder / "etc/apt/sources.list").unlink(missing_ok=True)
         (folder / "etc/resolv.conf").unlink(missing_ok=True)
         shutil.rmtree(folder / "var/lib/apt/lists", ignore_errors=True)
 
     return _kept("rootfs", inputs, build)
+
+
+def _have_tokens(folder: Path) -> None:
+    looked_for, instead = _EC2_FILE
+    source = folder / _EC2_SOURCE
+    text = source.read_text(encoding="utf-8")
+    if f'"{looked_for}"' not in text:
+        raise Unavailable(f"this cloud-init does not look for {looked_for}")
+    source.write_text(text.replace(f'"{looked_for}"', f'"{instead}"'), encoding="utf-8")
+    (folder / instead.lstrip("/")).write_text("ec2b0a7d-0000-4000-8000-000000000000\n")
 
 
 def wheelhouse(wheel: Wheel) -> Path:

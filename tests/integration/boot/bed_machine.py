@@ -56,7 +56,7 @@ class Machine:
         self._ended = threading.Event()
         self._power = False
         self._thread: threading.Thread | None = None
-        self._cgroups = [each / link.namespace for each in _hierarchies()]
+        self._cgroups = [each / link.namespace for each in hierarchies()]
         self._mount(layers)
         self._driver(folder / "driver")
         listener = link.listen(METADATA, 80)
@@ -92,7 +92,7 @@ class Machine:
         self.stop()
         self.metadata.close()
         for cgroup in self._cgroups:
-            _remove_cgroup(cgroup)
+            remove_cgroup(cgroup)
         subprocess.run(["umount", "--lazy", str(self.root)], capture_output=True, check=False)
 
     @property
@@ -224,7 +224,7 @@ class Machine:
         return {**self._hardware.variables, "FAKE_NVML_STATE": f"{folder}/state"}
 
 
-def _hierarchies() -> list[Path]:
+def hierarchies() -> list[Path]:
     """Where systemd keeps its groups of processes: cgroup2 alone, or beside the hierarchies of cgroup v1."""
     found = []
     for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
@@ -234,7 +234,8 @@ def _hierarchies() -> list[Path]:
     return found
 
 
-def _remove_cgroup(path: Path) -> None:
+def remove_cgroup(path: Path) -> None:
+    """Removes a group whose processes have ended or are about to."""
     # The kernel takes a moment to forget processes that have ended.
     deadline = time.monotonic() + _STOP_S
     while path.exists() and time.monotonic() < deadline:

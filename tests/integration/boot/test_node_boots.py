@@ -19,10 +19,10 @@ def test_a_node_boots_and_runs_a_task_on_every_slot(fleet: Callable[..., Fleet])
     assert sorted(slot["profile"] for slot in status["slots"]) == PROFILES
     with made.connect() as pool:
         seen = look() @ pool
-    hosts, slots, users, devices = zip(*seen, strict=True)
+    nodes, slots, users, devices = zip(*seen, strict=True)
     assert dict(zip(slots, devices, strict=True)) == partitions
     assert len(set(devices)) == 4 and all(device.startswith("MIG-") for device in devices)
-    assert set(hosts) == {"mig-0"} and 0 not in users
+    assert set(nodes) == {"mig-0"} and 0 not in users
     [gpu] = node.gpus()
     assert sorted(instance["profile"] for instance in gpu["instances"]) == PROFILES
     # Everything that asks the metadata service has a token: AWS answers nobody else.
