@@ -21,7 +21,7 @@ from typing import Any
 
 import bed_image
 import bed_network
-from bed_machine import DRIVER_FOLDER, Hardware, Machine, hierarchies, remove_cgroup
+from bed_machine import DRIVER_FOLDER, Hardware, Machine, end_cgroup, hierarchies
 from fleet import until
 
 import skyinfra as sky
@@ -204,8 +204,6 @@ class Fleet:
 
     def close(self) -> None:
         for machine in self.nodes:
-            machine.kill()
-        for machine in self.nodes:
             machine.close()
 
     def _node(self, machine: Machine) -> dict[str, Any]:
@@ -233,12 +231,15 @@ def filled(text: str, values: dict[str, str]) -> bytes:
 
 
 def sweep() -> None:
-    """Removes what beds have left whose process was killed: their machines have ended with it."""
+    """Ends the machines of beds whose process was killed, and removes what they have left."""
 
     def alive(name: str) -> bool:
         match = re.match(rf"{PREFIX}(\d+)", name)
         return match is not None and Path(f"/proc/{match.group(1)}").exists()
 
+    for cgroup in [each for top in hierarchies() for each in top.glob(f"{PREFIX}[0-9]*")]:
+        if not alive(cgroup.name):
+            end_cgroup(cgroup)
     points = [line.split()[1] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     for point in reversed(points):
         folder = next((part for part in Path(point).parts if re.match(rf"{PREFIX}\d+-", part)), None)
@@ -247,9 +248,6 @@ def sweep() -> None:
     for folder in _left_folders():
         if not alive(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
-    for cgroup in [each for top in hierarchies() for each in top.glob(f"{PREFIX}[0-9]*")]:
-        if not alive(cgroup.name):
-            remove_cgroup(cgroup)
     bed_network.sweep(PREFIX, alive)
 
 

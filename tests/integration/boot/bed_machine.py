@@ -72,7 +72,7 @@ class Machine:
     def stop(self) -> None:
         """Switches it off in order; by force where it does not end. Its disk stays."""
         self._power = False
-        with contextlib.suppress(psutil.NoSuchProcess, LookupError):
+        with contextlib.suppress(LookupError, ProcessLookupError):
             os.kill(self.leader, signal.SIGRTMIN + 3)
             self._ended.wait(_STOP_S)
         self.kill()
@@ -80,27 +80,25 @@ class Machine:
     def kill(self) -> None:
         """Takes its power away."""
         self._power = False
-        if self._process is not None and not self._ended.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        for cgroup in self._cgroups:
+            end_cgroup(cgroup)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Switches it off and removes all of it."""
-        self.stop()
+        """Removes all of it, in whatever state it is."""
+        self.kill()
         self.metadata.close()
-        for cgroup in self._cgroups:
-            remove_cgroup(cgroup)
         subprocess.run(["umount", "--lazy", str(self.root)], capture_output=True, check=False)
 
     @property
     def leader(self) -> int:
         """The process that is 1 within the machine. Raises LookupError where it is off."""
-        if self._process is not None:
-            for child in psutil.Process(self._process.pid).children():
-                return child.pid
+        if self._process is not None and not self._ended.is_set():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(self._process.pid).children():
+                    return child.pid
         raise LookupError(f"{self.name} is off")
 
     def execute(self, *command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -234,12 +232,15 @@ def hierarchies() -> list[Path]:
     return found
 
 
-def remove_cgroup(path: Path) -> None:
-    """Removes a group whose processes have ended or are about to."""
+def end_cgroup(path: Path) -> None:
+    """Ends the processes of a group, and removes it. A container outlives the systemd-nspawn that is killed."""
     # The kernel takes a moment to forget processes that have ended.
     deadline = time.monotonic() + _STOP_S
     while path.exists() and time.monotonic() < deadline:
         for folder, _, _ in os.walk(path, topdown=False):
+            with contextlib.suppress(OSError):
+                for pid in Path(folder, "cgroup.procs").read_text(encoding="ascii").split():
+                    os.kill(int(pid), signal.SIGKILL)
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()
         if path.exists():
