@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
-from skyinfra.runner import partition_cli
+from skyinfra.runner import drain_cli, partition_cli
 from skyinfra.runner.state import NodeDirectory, Status, appending
 
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
+    drain_cli.add(commands, _command)
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
     stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
     return parser
@@ -138,6 +139,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
+    if status.leaving:
+        lines.append(f"out of service: {status.leaving}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

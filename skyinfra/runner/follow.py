@@ -28,6 +28,12 @@ async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
         return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _ANSWER_S))
 
 
+async def may_leave(head: Endpoint, security: Security, name: str, why: str) -> bool:
+    """Whether the node *name* may leave: another one has slots in service. Raises OSError where *head* is silent."""
+    async with _rpc(head, security) as scheduler:
+        return bool(await asyncio.wait_for(scheduler.skyinfra_leave(node=name, why=why, if_others=True), _ANSWER_S))
+
+
 class Follower:
     """Follows *head* for the node *name* until it is closed; what breaks is tried again.
 
@@ -53,12 +59,14 @@ class Follower:
         self._on_layout = on_layout
         self._on_refusal = on_refusal
         self._promised: tuple[str, ...] | None = None
+        self._leaving: str | None = None
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
-    def promise(self, slots: Sequence[str]) -> None:
-        """Lets the head know the names of the slots that this node is to have."""
+    def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
+        """Lets the head know the names of the slots that this node is to have, and why it leaves if it does."""
         self._promised = tuple(slots)
+        self._leaving = leaving
         self._news.set()
 
     def check(self) -> None:
@@ -104,6 +112,8 @@ class Follower:
             self._news.clear()
             if self._promised is not None:
                 await asyncio.wait_for(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
+            if self._leaving is not None:
+                await asyncio.wait_for(scheduler.skyinfra_leave(node=self._name, why=self._leaving), _ANSWER_S)
 
 
 def _rpc(head: Endpoint, security: Security) -> Any:

@@ -90,12 +90,24 @@ class Membership:
         if self._scheduler is not None:
             self._scheduler.offer(layout)
 
-    def promise(self, node: Node, slots: Sequence[str]) -> None:
-        """Lets the head know the names of the slots that *node* is to have."""
+    def promise(self, node: Node, slots: Sequence[str], *, leaving: str | None = None) -> None:
+        """Lets the head know the names of the slots that *node* is to have, and why it leaves if it does."""
         if self._scheduler is not None:
             self._scheduler.promise(node.name, tuple(slots))
+            if leaving is not None:
+                self._scheduler.leave(node.name, leaving)
         elif self._follower is not None:
-            self._follower.promise(slots)
+            self._follower.promise(slots, leaving=leaving)
+
+    async def may_leave(self, node: Node, why: str) -> bool:
+        """Whether another node of the fleet has slots in service; not so where the head does not say."""
+        if node.config.head:
+            return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
+        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        try:
+            return await follow.may_leave(head.parse(node.config.scheduler), security, node.name, why)
+        except OSError:
+            return False
 
     def check(self) -> None:
         """Raises what ended the following of the head, which only an error of the runner itself does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 from distributed import Scheduler
@@ -15,6 +16,8 @@ from skyinfra.protocol.instance import STARTUP_KEY
 
 # An answer that nobody waits for any more is given up after that long.
 _LONGEST_WAIT_S = 60.0
+# A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
+_REPLACED_S = 900.0
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -28,8 +31,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
+        # Why a node leaves, and when it last said so.
+        self._leaving: dict[str, tuple[str, float]] = {}
         self.handlers[fleet.LAYOUT_CALL] = self._hand_on
         self.handlers[fleet.SLOTS_CALL] = self.promise
+        self.handlers[fleet.LEAVE_CALL] = self.leave
 
     def offer(self, layout: FleetLayout) -> None:
         """Hands *layout* on from now on; whoever waits for another one gets it at once."""
@@ -38,12 +44,27 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self._wake()
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
-        """Takes the names of the slots that *node* is to have."""
+        """Takes the names of the slots that *node* is to have; one that has some does not leave."""
         self._promised[node] = tuple(slots)
+        if slots:
+            self._leaving.pop(node, None)
+
+    def leave(self, node: str, why: str, if_others: bool = False) -> bool:
+        """Takes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays.
+
+        False where it is to stay for that. Who asks first may go: the answer to the next one knows of it.
+        """
+        in_service = (str(w.name).rpartition("/")[0] for w in self.workers.values() if w.status == Status.running)
+        if if_others and not any(each != node and each not in self._leaving for each in in_service):
+            return False
+        self._leaving[node] = why, time.monotonic()
+        return True
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """What Dask says about itself and its workers, with the `FleetState`."""
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining())
+        now = time.monotonic()
+        leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
+        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), leaving)
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
