@@ -55,6 +55,29 @@ def noting(index: int) -> Iterator[None]:
         raise
 
 
+_UNTOLD = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_DATA,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+)
+
+
+def _told(api: Any, function: str, *arguments: Any) -> Any:
+    """What *function* of NVML gives; None where the driver, or the device, has no such thing to say."""
+    call = getattr(api, function, None)
+    if call is None:  # the simulated driver has what a partitioner needs
+        return None
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in _UNTOLD:
+            return None
+        raise
+
+
 @dataclass(frozen=True)
 class ProfileInfo:
     """A GPU instance profile as this device has it. ``name`` is without the driver's ``MIG`` in front."""
@@ -113,6 +136,11 @@ class Nvml:
         """The version of the driver, such as ``570.133.20``."""
         return str(self.api.nvmlSystemGetDriverVersion())
 
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
+        number = _told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        return None if number is None else (number // 1000, number % 1000 // 10)
+
     def gpus(self) -> list[Gpu]:
         """The GPUs by index. An error tells which one it is of (`error_text`)."""
         return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
@@ -145,6 +173,26 @@ class Gpu:
     def pci_device_id(self) -> str:
         """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
         return f"0x{self._pci.pciDeviceId >> 16:04X}"
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """What NVML's *function* says of this GPU; None where it, or its driver, has no such thing to say."""
+        return _told(self._api, function, self._handle, *arguments)
+
+    def temperature(self) -> int | None:
+        """In degrees Celsius; None where it is not told."""
+        for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
+            now = self.ask(function, pynvml.NVML_TEMPERATURE_GPU)
+            if now is not None:
+                return int(now)
+        return None
+
+    def fabric_state(self) -> int | None:
+        """How far it is in the fabric of NVSwitch, as NVML counts it (3: completed); None where it is not told."""
+        info = pynvml.c_nvmlGpuFabricInfoV_t()
+        # The structure has to say its version; pynvml leaves that to its caller.
+        info.version = pynvml.nvmlGpuFabricInfo_v2
+        told = self.ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
+        return None if told is None else int(info.state)
 
     def memory_bytes(self) -> int | None:
         """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
