@@ -20,7 +20,7 @@ from typing import Any
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, NodeError, VersionMismatch
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.protocol import calls
 from skyinfra.protocol.credentials import Credentials
@@ -196,6 +196,19 @@ class Connection:
             draining=self._slots(described, "paused"),
             state=FleetState.read(told) if told is not None else None,
         )
+
+    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """What *node* answers. Raises `NodeError` where it answers with an error, or not; OSError where the head does
+        not."""
+        call = self._client.scheduler.skyinfra_ask(node=node, question=question, arguments=arguments, wait_s=wait_s)
+        # Dask's wire format turns lists into tuples; as JSON they are lists again.
+        answer = json.loads(json.dumps(await asyncio.wait_for(call, wait_s + _ANSWER_S)))
+        if answer is None:
+            raise NodeError("the head of the fleet hands no questions on", hint="It is older than this client.")
+        if "error" in answer:
+            kind, text = answer["error"]
+            raise NodeError(text if kind in ("LookupError", "TimeoutError") else f"{kind}: {text}", field=node)
+        return answer["answer"]
 
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}

@@ -23,6 +23,7 @@ from skyinfra.protocol.manifest import Manifest, ManifestNode
 T = TypeVar("T")
 
 _PATIENCE_S = 30.0
+_ANSWER_S = 30.0
 
 
 def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
@@ -76,10 +77,31 @@ class Pool:
         try:
             return self._loop.run(self._dispatcher.connection.look())
         except OSError as error:
-            raise FleetUnreachable(
-                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
-                f"{error or type(error).__name__}"
-            ) from None
+            raise self._silent(error) from None
+
+    def _silent(self, error: OSError) -> FleetUnreachable:
+        return FleetUnreachable(
+            f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
+            f"{error or type(error).__name__}"
+        )
+
+    def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
+        """What the runner of *node* answers, by way of the head; see `skyinfra.protocol.questions`.
+
+        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
+        """
+        self._check_open()
+        try:
+            return self._loop.run(self._dispatcher.connection.ask(node, question, arguments, wait_s))
+        except OSError as error:
+            raise self._silent(error) from None
+
+    def node_names(self) -> list[str]:
+        """The names of the nodes: those of the manifest, then those that the head knows besides."""
+        now = self.look()
+        told = now.state.slots if now.state is not None else {}
+        known = [node.name for node in self.manifest.nodes]
+        return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
     def where(self, *, profile: str | None = None, node: str | None = None) -> Pool:
         """This pool with only its slots of one MIG profile, or of one node.

@@ -10,9 +10,10 @@ from typing import Any
 from distributed import Scheduler
 from distributed.core import Status
 
-from skyinfra.protocol import fleet
+from skyinfra.protocol import fleet, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.runner.desk import Desk
 
 # An answer that nobody waits for any more is given up after that long.
 _LONGEST_WAIT_S = 60.0
@@ -23,11 +24,17 @@ _REPLACED_S = 900.0
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
+    *desk*: through which clients ask nodes.
+
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(self, *, layout: FleetLayout, **keywords: Any) -> None:
+    def __init__(self, *, layout: FleetLayout, desk: Desk | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        if desk is not None:
+            self.handlers[questions.ASK_CALL] = desk.ask
+            self.handlers[questions.QUESTIONS_CALL] = desk.questions
+            self.handlers[questions.ANSWER_CALL] = desk.answer
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from skyinfra._errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
 from skyinfra.runner import desired, head
+from skyinfra.runner.answers import Answers
 from skyinfra.runner.desired import Desired
 from skyinfra.runner.leaving import Leaving
 from skyinfra.runner.membership import Membership
@@ -48,7 +49,7 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        self._membership = Membership(directory, self._workers, changed=self._reload)
+        self._membership = Membership(directory, self._workers, changed=self._reload, respond=Answers(path))
         self._reconciler = Reconciler(
             directory,
             self._workers,
