@@ -210,6 +210,11 @@ class Connection:
             raise NodeError(text if kind in ("LookupError", "TimeoutError") else f"{kind}: {text}", field=node)
         return answer["answer"]
 
+    async def running(self) -> dict[str, list[tuple[str, str, float]]]:
+        """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
+        found = await asyncio.wait_for(self._client.scheduler.skyinfra_running(), _ANSWER_S)
+        return found or {}
+
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}
         slots = [InstanceInfo.read(each, source="worker") for found, each in described if found == status]

@@ -7,6 +7,7 @@ import threading
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
@@ -34,6 +35,15 @@ def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PAT
     Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
     """
     return Pool(manifest, timeout=timeout, patience=patience)
+
+
+@dataclass(frozen=True)
+class RunningTask:
+    """A task that runs: its unique key, the name of its function, and for how long, in seconds."""
+
+    key: str
+    name: str
+    seconds: float
 
 
 class Pool:
@@ -95,6 +105,15 @@ class Pool:
             return self._loop.run(self._dispatcher.connection.ask(node, question, arguments, wait_s))
         except OSError as error:
             raise self._silent(error) from None
+
+    def running(self) -> dict[str, list[RunningTask]]:
+        """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
+        self._check_open()
+        try:
+            found = self._loop.run(self._dispatcher.connection.running())
+        except OSError as error:
+            raise self._silent(error) from None
+        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
     def node_names(self) -> list[str]:
         """The names of the nodes: those of the manifest, then those that the head knows besides."""
@@ -224,7 +243,7 @@ class Pool:
         self._check_open()
         shipment = pickling.Shipment(task, topic=self.topic)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
-        return Future(shipment.name, inner)
+        return Future(shipment.name, inner, key=shipment.key)
 
     def _targets(self, slots: Sequence[InstanceInfo] | None) -> list[Target]:
         if slots is None and self.target == ANYWHERE:

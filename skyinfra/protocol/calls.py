@@ -33,7 +33,7 @@ import cloudpickle
 from distributed import get_worker
 
 from skyinfra._errors import StateDirectoryError, TaskAttemptsExceeded, TaskNotPicklable
-from skyinfra.protocol import failures, instance, interruption
+from skyinfra.protocol import failures, instance, interruption, output
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -111,11 +111,15 @@ def forget(topic: str, dask_scheduler: Scheduler) -> None:
 
 def _execute(task: Header, call: bytes) -> Outcome:
     try:
-        with _attempt(task), _stoppable(task.key), interruption.task_scope():
+        with _attempt(task), _captured(task), _stoppable(task.key), interruption.task_scope():
             function, args, kwargs = _load(task, call)
             return Outcome(result=_dump_result(task, function(*args, **kwargs)))
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         return Outcome(failure=failures.of(error, below=__file__))
+
+
+def _captured(task: Header) -> contextlib.AbstractContextManager[None]:
+    return output.captured(task.key, Path(os.environ[NODE_DIRECTORY]))
 
 
 def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:

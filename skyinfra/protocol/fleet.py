@@ -20,6 +20,8 @@ VERSION = 1
 LAYOUT_CALL = "skyinfra_layout"
 SLOTS_CALL = "skyinfra_slots"
 LEAVE_CALL = "skyinfra_leave"
+# A client's: the tasks that run, by slot, each as (key, name, seconds).
+RUNNING_CALL = "skyinfra_running"
 
 
 @dataclass(frozen=True)

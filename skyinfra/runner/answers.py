@@ -9,6 +9,9 @@ from typing import Any
 from skyinfra._errors import NotSupported
 from skyinfra.protocol import questions
 from skyinfra.protocol.questions import Answer
+from skyinfra.runner import logs
+from skyinfra.runner.commands import Commands
+from skyinfra.runner.state import NodeDirectory
 
 
 class Answers:
@@ -16,7 +19,16 @@ class Answers:
 
     def __init__(self, config: Path) -> None:
         self._config = config
-        self._known: dict[str, Callable[..., object]] = {questions.DOCTOR: self._doctor}
+        self._directory = NodeDirectory(config.absolute().parent)
+        self._commands = Commands(self._directory.path)
+        self._known: dict[str, Callable[..., object]] = {
+            questions.DOCTOR: self._doctor,
+            questions.METRICS: self._metrics,
+            questions.LOG: self._log,
+            questions.START: lambda command: self._commands.start(command),
+            questions.OUTPUT: lambda identity, longest_s: self._commands.output(identity, longest_s),
+            questions.END: lambda identity: self._commands.end(identity),
+        }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> Answer:
         """The answer; blocks until it is there. Raises what stands in its way."""
@@ -33,3 +45,11 @@ class Answers:
         from skyinfra.runner.doctor import examine
 
         return [finding.to_json() for finding in examine(self._config)]
+
+    def _log(self, source: str, task: str = "", offset: int | None = None, lines: int = 100) -> object:
+        return logs.read(self._directory, source, task=task, offset=offset, lines=lines)
+
+    def _metrics(self) -> object:
+        from skyinfra.runner import metrics
+
+        return [reading.to_json() for reading in metrics.read(self._config)]

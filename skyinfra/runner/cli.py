@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
-from skyinfra.runner import doctor_cli, drain_cli, partition_cli
+from skyinfra.runner import doctor_cli, drain_cli, metrics_cli, partition_cli
 from skyinfra.runner.state import NodeDirectory, Status, appending
 
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="as JSON")
     drain_cli.add(commands, _command)
     doctor_cli.add(commands)
+    metrics_cli.add(commands)
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
     stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
     return parser

@@ -23,6 +23,8 @@ from typing import Any
 
 import pynvml
 
+from skyinfra.runner.nvml_readings import MigDevice, Readings, told
+
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
 _ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -52,29 +54,6 @@ def noting(index: int) -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         error.add_note(f"of GPU {index}")
-        raise
-
-
-_UNTOLD = (
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    pynvml.NVML_ERROR_NO_PERMISSION,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,
-    pynvml.NVML_ERROR_NO_DATA,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-)
-
-
-def _told(api: Any, function: str, *arguments: Any) -> Any:
-    """What *function* of NVML gives; None where the driver, or the device, has no such thing to say."""
-    call = getattr(api, function, None)
-    if call is None:  # the simulated driver has what a partitioner needs
-        return None
-    try:
-        return call(*arguments)
-    except pynvml.NVMLError as error:
-        if error.value in _UNTOLD:
-            return None
         raise
 
 
@@ -138,8 +117,18 @@ class Nvml:
 
     def cuda_version(self) -> tuple[int, int] | None:
         """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
-        number = _told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        number = told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
         return None if number is None else (number // 1000, number % 1000 // 10)
+
+    def mig_device(self, uuid: str) -> MigDevice | None:
+        """The MIG device *uuid*; None where it does not stand any more."""
+        try:
+            handle = told(self.api, "nvmlDeviceGetHandleByUUID", uuid)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
+                return None
+            raise
+        return None if handle is None else MigDevice(self.api, handle)
 
     def gpus(self) -> list[Gpu]:
         """The GPUs by index. An error tells which one it is of (`error_text`)."""
@@ -150,7 +139,7 @@ class Nvml:
             return Gpu(self.api, index)
 
 
-class Gpu:
+class Gpu(Readings):
     """One GPU. See `Nvml` for what its methods raise."""
 
     def __init__(self, api: Any, index: int) -> None:
@@ -173,26 +162,6 @@ class Gpu:
     def pci_device_id(self) -> str:
         """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
         return f"0x{self._pci.pciDeviceId >> 16:04X}"
-
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """What NVML's *function* says of this GPU; None where it, or its driver, has no such thing to say."""
-        return _told(self._api, function, self._handle, *arguments)
-
-    def temperature(self) -> int | None:
-        """In degrees Celsius; None where it is not told."""
-        for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
-            now = self.ask(function, pynvml.NVML_TEMPERATURE_GPU)
-            if now is not None:
-                return int(now)
-        return None
-
-    def fabric_state(self) -> int | None:
-        """How far it is in the fabric of NVSwitch, as NVML counts it (3: completed); None where it is not told."""
-        info = pynvml.c_nvmlGpuFabricInfoV_t()
-        # The structure has to say its version; pynvml leaves that to its caller.
-        info.version = pynvml.nvmlGpuFabricInfo_v2
-        told = self.ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
-        return None if told is None else int(info.state)
 
     def memory_bytes(self) -> int | None:
         """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""

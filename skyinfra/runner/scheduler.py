@@ -43,6 +43,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.handlers[fleet.LAYOUT_CALL] = self._hand_on
         self.handlers[fleet.SLOTS_CALL] = self.promise
         self.handlers[fleet.LEAVE_CALL] = self.leave
+        self.handlers[fleet.RUNNING_CALL] = self.tasks_on_slots
 
     def offer(self, layout: FleetLayout) -> None:
         """Hands *layout* on from now on; whoever waits for another one gets it at once."""
@@ -66,6 +67,18 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             return False
         self._leaving[node] = why, time.monotonic()
         return True
+
+    def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
+        """The tasks that run on each slot, by its name: key, name, and for how many seconds, as the worker reported
+        last, which it does every second or so."""
+        return {
+            str(worker.name): [
+                (key := _key(task), key.rpartition("-")[0], float(seconds))
+                for task, seconds in worker.executing.items()
+                if task in worker.processing
+            ]
+            for worker in self.workers.values()
+        }
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """What Dask says about itself and its workers, with the `FleetState`."""
