@@ -20,6 +20,7 @@ FOLDER = "tasks"
 _KEPT_FILES = 500
 _KEPT_BYTES = 256 * 2**20
 _PRUNE_EVERY = 50
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _count = 0
 
@@ -37,13 +38,13 @@ def keep_logging() -> None:
 def captured(key: str, folder: Path) -> Iterator[None]:
     """Around the task *key*: its output goes to a file in *folder*, which is removed again where there was none."""
     global _count
-    file = folder / FOLDER / f"{key}.log"
+    # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
+    file = f"{folder}/{FOLDER}/{key}.log"
     try:
-        file.parent.mkdir(exist_ok=True)
         if _count % _PRUNE_EVERY == 0:
-            _prune(file.parent)
+            _prune(folder / FOLDER)
         _count += 1
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        handle = os.open(file, _FLAGS, 0o644)
     except OSError:
         yield
         return
@@ -60,7 +61,7 @@ def captured(key: str, folder: Path) -> Iterator[None]:
             os.close(old)
         with contextlib.suppress(OSError):
             if os.fstat(handle).st_size == 0:
-                file.unlink()
+                os.unlink(file)  # noqa: PTH108 - see above
         os.close(handle)
 
 
@@ -80,7 +81,8 @@ def _flush() -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Removes the oldest output."""
+    """Makes the folder, and removes the oldest output from it."""
+    folder.mkdir(exist_ok=True)
     found = sorted(((file.stat(), file) for file in folder.iterdir()), key=lambda item: -item[0].st_mtime_ns)
     total = 0
     for number, (stat, file) in enumerate(found):

@@ -8,16 +8,19 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
 from skyinfra.runner import doctor_cli, drain_cli, metrics_cli, partition_cli
 from skyinfra.runner.state import NodeDirectory, Status, appending
 
+_LOG_BYTES = 5 * 2**20
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -94,6 +97,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
     directory = NodeDirectory(config.absolute().parent)
     with directory.held():
+        _keep_log(directory)
         from skyinfra.runner.serve import Service
 
         os.chdir(directory.path)
@@ -103,6 +107,16 @@ def _run_service(config: Path, *, partitions: bool) -> int:
 
         asyncio.run(serve())
     return 0
+
+
+def _keep_log(directory: NodeDirectory) -> None:
+    """Writes the log to ``runner.log`` too, where it goes to a journal: that is not for the runner's user to read."""
+    if stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
+        return
+    with contextlib.suppress(OSError):
+        handler = RotatingFileHandler(directory.log_file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        logging.getLogger().addHandler(handler)
 
 
 def _watch(options: argparse.Namespace) -> int:

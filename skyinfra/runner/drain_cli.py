@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from skyinfra._errors import InvalidField, NodeFailed
+from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.runner import drain
 from skyinfra.runner.drain import Drain
-from skyinfra.runner.node import Node
 from skyinfra.runner.state import NodeDirectory, Status
 
 _POLL_S = 0.1
@@ -43,36 +43,36 @@ def add(commands: _Commands, command: _Command) -> None:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    node = Node.load(options.config)
-    timeout = node.config.drain_seconds if options.timeout is None else options.timeout
+    config = NodeConfig.load(options.config)
+    timeout = config.drain_seconds if options.timeout is None else options.timeout
     if not 0 <= timeout < math.inf:
         raise InvalidField("must be at least 0", field="--timeout", given=timeout)
     directory = NodeDirectory(options.config.absolute().parent)
     drain.write(directory, Drain(drain.VERSION, drain.OPERATOR, options.reason, time.time() + timeout))
     if directory.holder() is None:
-        print(f"No runner serves node {node.name} now; it will not serve before `skyinfra-runner undrain`.")
+        print(f"No runner serves node {config.node} now; it will not serve before `skyinfra-runner undrain`.")
         return 0
     if options.no_wait:
-        print(f"Node {node.name} is being drained; `skyinfra-runner status` shows how far it is.")
+        print(f"Node {config.node} is being drained; `skyinfra-runner status` shows how far it is.")
         return 0
-    status = _wait(node, directory, lambda status: status.state == "drained", timeout + _SLACK_S)
+    status = _wait(config.node, directory, lambda status: status.state == "drained", timeout + _SLACK_S)
     print(f"Node {status.node} is drained; `skyinfra-runner undrain` takes it back into service.")
     return 0
 
 
 def _undrain(options: argparse.Namespace) -> int:
-    node = Node.load(options.config)
+    config = NodeConfig.load(options.config)
     directory = NodeDirectory(options.config.absolute().parent)
     asked = drain.clear(directory)
     if directory.holder() is None:
-        print(f"No runner serves node {node.name}; it will have slots when one does.")
+        print(f"No runner serves node {config.node}; it will have slots when one does.")
         return 0
-    status = _wait(node, directory, lambda status: status.state == "ready" and status.leaving is None, _BACK_S)
+    status = _wait(config.node, directory, lambda status: status.state == "ready" and status.leaving is None, _BACK_S)
     print(f"Node {status.node} is in service{'' if asked else ', as it was'}: {len(status.slots)} slots.")
     return 0
 
 
-def _wait(node: Node, directory: NodeDirectory, done: Callable[[Status], bool], patience_s: float) -> Status:
+def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], patience_s: float) -> Status:
     """Waits until what the node is doing is *done*, and says what it waits for. Raises `NodeFailed`."""
     told: tuple[str, ...] = ()
     deadline = time.monotonic() + patience_s
@@ -81,7 +81,7 @@ def _wait(node: Node, directory: NodeDirectory, done: Callable[[Status], bool], 
         if status is not None and done(status):
             return status
         if directory.holder() is None:
-            raise NodeFailed(f"the runner of node {node.name} ended meanwhile", field=str(directory.path))
+            raise NodeFailed(f"the runner of node {node} ended meanwhile", field=str(directory.path))
         if status is not None and status.waits_for and status.waits_for != told:
             told = status.waits_for
             print(f"waiting: {'; '.join(told)}", file=sys.stderr, flush=True)
@@ -89,7 +89,7 @@ def _wait(node: Node, directory: NodeDirectory, done: Callable[[Status], bool], 
     found = directory.status()
     state = "has no status" if found is None else f"is {found.state}"
     reason = f": {': '.join(found.error)}" if found is not None and found.error is not None else ""
-    raise NodeFailed(f"node {node.name} {state} after {patience_s:g} s{reason}", field=str(directory.path))
+    raise NodeFailed(f"node {node} {state} after {patience_s:g} s{reason}", field=str(directory.path))
 
 
 def _interrupt(options: argparse.Namespace) -> int:

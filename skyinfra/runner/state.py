@@ -6,7 +6,8 @@ The directory is the folder of the node configuration. The runner writes
     scheduler       on the head: ``HOST:PORT`` where the scheduler listens
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
-    runner.log      output of a detached runner
+    runner.log      output of a detached runner; the log of one whose output goes elsewhere
+    tasks/          what each task printed
     partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
     reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
     told.json       the last layout that the node knows of, where it is not that of its configuration

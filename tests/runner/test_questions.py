@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,39 @@ from skyinfra import InvalidField, NodeError
 from skyinfra.cli.app import app
 from skyinfra.client import Task
 from skyinfra.client.snapshot import Target
+from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.protocol.questions import Answer
 from skyinfra.runner.desk import Desk
 
-MakeNode = Callable[..., RunningNode]
+Fleet = tuple[RunningNode, RunningNode, str]
 
 BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
 
 
-@pytest.fixture
-def fleet(make_node: MakeNode, tmp_path: Path) -> Iterator[tuple[RunningNode, RunningNode, str]]:
-    """A head, another node, and the manifest of the two."""
-    head = make_node("n1", accelerator=h100(BIG))
-    head.boot()
-    scheduler = head.directory.scheduler_file.read_text().strip()
-    node = make_node("n2", head=False, scheduler=scheduler, accelerator=h100(BIG))
-    node.boot()
-    manifest = tmp_path / "fleet.json"
-    with head.pool(node) as pool:
-        manifest.write_text(json.dumps(pool.manifest.to_json()))
-        until(lambda: len(pool.slots()) == 4, "both nodes are there")
-    yield head, node, str(manifest)
+def config(name: str, **fields: Any) -> NodeConfig:
+    base: dict[str, Any] = {"head": True, "scheduler": "127.0.0.1:0", **fields}
+    return NodeConfig(1, "demo", "mig", name, "local", accelerator=h100(BIG), simulate=True, **base)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A head, another node, and the manifest of the two; each test leaves them as they were."""
+    folder = tmp_path_factory.mktemp("fleet")
+    head = RunningNode(folder / "n1", config("n1"))
+    nodes = [head]
+    try:
+        head.boot()
+        scheduler = head.directory.scheduler_file.read_text().strip()
+        nodes.append(RunningNode(folder / "n2", config("n2", head=False, scheduler=scheduler)))
+        nodes[1].boot()
+        manifest = folder / "fleet.json"
+        with head.pool(nodes[1]) as pool:
+            manifest.write_text(json.dumps(pool.manifest.to_json()))
+            until(lambda: len(pool.slots()) == 4, "both nodes are there")
+        yield head, nodes[1], str(manifest)
+    finally:
+        for node in reversed(nodes):
+            node.run("stop", "--timeout", "10")
 
 
 def command(*arguments: str) -> Any:
@@ -51,7 +63,7 @@ def printed(*arguments: str, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def test_doctor_of_a_fleet(fleet: tuple[RunningNode, RunningNode, str]) -> None:
+def test_doctor_of_a_fleet(fleet: Fleet) -> None:
     _, _, manifest = fleet
     result = command("doctor", manifest)
     found = json.loads(command("doctor", manifest, "--json").stdout)["nodes"]
@@ -76,7 +88,7 @@ def _wait(path: str) -> None:
         time.sleep(0.02)
 
 
-def test_top_shows_slots_and_tasks(fleet: tuple[RunningNode, RunningNode, str], tmp_path: Path) -> None:
+def test_top_shows_slots_and_tasks(fleet: Fleet, tmp_path: Path) -> None:
     head, node, manifest = fleet
     with head.pool(node) as pool:
         future = pool.send(Task(_wait, (str(tmp_path / "open"),)), Target(slot="n2/1"))
@@ -96,9 +108,10 @@ def test_top_shows_slots_and_tasks(fleet: tuple[RunningNode, RunningNode, str], 
         future.result(timeout=60)
         node.run("drain")
         assert [len(each["slots"]) for each in printed("top", manifest)["nodes"]] == [2, 0]
+        node.run("undrain")
 
 
-def test_a_node_that_does_not_answer(fleet: tuple[RunningNode, RunningNode, str]) -> None:
+def test_a_node_that_does_not_answer(fleet: Fleet, request: pytest.FixtureRequest) -> None:
     head, node, _ = fleet
     with head.pool(node) as pool:
         with pytest.raises(NodeError, match=r"NotSupported: .*does not know this question"):
@@ -106,6 +119,7 @@ def test_a_node_that_does_not_answer(fleet: tuple[RunningNode, RunningNode, str]
         with pytest.raises(NodeError, match=r"no.*connected to the head; these are: n1, n2"):
             pool.ask("n9", "doctor")
         node.run("stop")
+        request.addfinalizer(node.boot)
         with pytest.raises(NodeError, match="did not answer within 1 s"):
             pool.ask("n2", "doctor", wait_s=1)
         # The head's own runner goes on.
@@ -169,7 +183,7 @@ def _say(text: str, path: str = "") -> str:
     return text
 
 
-def test_logs_of_tasks_and_runners(fleet: tuple[RunningNode, RunningNode, str], tmp_path: Path) -> None:
+def test_logs_of_tasks_and_runners(fleet: Fleet, tmp_path: Path) -> None:
     head, node, manifest = fleet
     with head.pool(node) as pool:
         loud = pool.send(Task(_say, ("grüße",)), Target(node="n2"))
@@ -198,7 +212,7 @@ def test_logs_of_tasks_and_runners(fleet: tuple[RunningNode, RunningNode, str], 
     assert "no node has output" in str(command("logs", manifest, "--task", "../node").exception)
 
 
-def test_programs_on_nodes(fleet: tuple[RunningNode, RunningNode, str]) -> None:
+def test_programs_on_nodes(fleet: Fleet) -> None:
     head, node, manifest = fleet
     result = command("exec", manifest, "n2", "--", "sh", "-c", "pwd; echo wrong >&2; exit 3")
     assert (result.exit_code, result.stdout.strip()) == (3, str(node.path))
@@ -214,7 +228,7 @@ def test_programs_on_nodes(fleet: tuple[RunningNode, RunningNode, str]) -> None:
     assert "on the machine where it was deployed" in str(refused.exception)
 
 
-def test_a_program_ends_with_its_client(fleet: tuple[RunningNode, RunningNode, str], tmp_path: Path) -> None:
+def test_a_program_ends_with_its_client(fleet: Fleet, tmp_path: Path) -> None:
     head, node, _ = fleet
     with head.pool(node) as pool:
         script = f"trap 'echo told > {tmp_path}/told; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
