@@ -23,6 +23,8 @@ Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
+# The providers that tell a machine that they take it back; see `skyinfra.runner.notices`.
+_GIVES_NOTICE = ("aws", "azure", "gcp")
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",
     "script": "startup.sh.j2",
@@ -44,6 +46,10 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     started = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     if config.head:
         started.append("skyinfra-watch.service")
+    if config.provider in _GIVES_NOTICE:
+        started.append("skyinfra-interrupt.service")
+    if not config.scheduler_only:
+        started.append("skyinfra-metrics.service")
     composed = steps.compose(deployment, config, units=tuple(started))
     values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
     units = [_BOOT_UNIT, _REPORT_UNIT, *started]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from skyinfra.cli import operate
 from skyinfra.cli.mig import app as mig_app
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(mig_app, name="mig")
+operate.add(app)
 
 # typer reads these annotations at run time.
 StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
