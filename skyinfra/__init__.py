@@ -59,6 +59,7 @@ from skyinfra._errors import (
     SpotPriceTooLow,
     StackNotFound,
     StateDirectoryError,
+    StateLocked,
     TaskAttemptsExceeded,
     TaskError,
     TaskFailed,
@@ -77,7 +78,9 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.backends import S3, HCPTerraform, LocalState
     from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
     from skyinfra.pool import ComputePool, Image, Worker
+    from skyinfra.protocol.checkpoints import SpotCheckpointer
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
+    from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
@@ -98,12 +101,14 @@ _LAZY: dict[str, str | None] = {
     "HCPTerraform": "skyinfra.backends",
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
+    "Interruption": "skyinfra.protocol.interruption",
     "Local": "skyinfra.providers",
     "LocalState": "skyinfra.backends",
     "Manifest": "skyinfra.protocol.manifest",
     "NVIDIA": "skyinfra.accelerators",
     "Pool": "skyinfra.client",
     "S3": "skyinfra.backends",
+    "SpotCheckpointer": "skyinfra.protocol.checkpoints",
     "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
@@ -113,12 +118,15 @@ _LAZY: dict[str, str | None] = {
     "current_accelerator": "skyinfra.protocol.instance",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
+    "interrupted": "skyinfra.protocol.interruption",
+    "interruption": "skyinfra.protocol.interruption",
     "is_amd": "skyinfra.accelerators",
     "is_nvidia": "skyinfra.accelerators",
     "is_tpu": "skyinfra.accelerators",
     "is_trainium": "skyinfra.accelerators",
     "mig": None,
     "offers": None,
+    "on_interrupt": "skyinfra.protocol.interruption",
     "plugins": None,
 }
 
@@ -153,6 +161,7 @@ __all__ = [
     "HCPTerraform",
     "Image",
     "InstanceInfo",
+    "Interruption",
     "InvalidAccelerator",
     "InvalidDemand",
     "InvalidField",
@@ -187,9 +196,11 @@ __all__ = [
     "S3",
     "SkyinfraError",
     "SlotLost",
+    "SpotCheckpointer",
     "SpotPriceTooLow",
     "StackNotFound",
     "StateDirectoryError",
+    "StateLocked",
     "Task",
     "TaskAttemptsExceeded",
     "TaskError",
@@ -210,12 +221,15 @@ __all__ = [
     "current_accelerator",
     "gather",
     "instance_info",
+    "interrupted",
+    "interruption",
     "is_amd",
     "is_nvidia",
     "is_tpu",
     "is_trainium",
     "mig",
     "offers",
+    "on_interrupt",
     "plugins",
 ]
 

@@ -29,6 +29,7 @@
     ├── TerraformError
     │   ├── TerraformNotFound         no terraform program
     │   ├── TerraformFailed           terraform ended with an error
+    │   │   ├── StateLocked           another run holds the state
     │   │   └── CloudRefused          the cloud refused a step; nothing is lost from the state
     │   │       ├── CapacityUnavailable       it has no such machine now
     │   │       ├── CloudCredentialsRefused   credentials that are missing, expired or not accepted
@@ -251,6 +252,10 @@ class TerraformFailed(TerraformError):
     diagnostics: tuple[tuple[str, str], ...] = ()
 
 
+class StateLocked(TerraformFailed):
+    """Another run of Terraform holds the state, so this one has changed nothing."""
+
+
 class CloudRefused(TerraformFailed):
     """The cloud refused a step. What was created before is in Terraform's state, and the same command goes on."""
 
@@ -425,6 +430,7 @@ __all__ = [
     "SpotPriceTooLow",
     "StackNotFound",
     "StateDirectoryError",
+    "StateLocked",
     "TaskAttemptsExceeded",
     "TaskError",
     "TaskFailed",

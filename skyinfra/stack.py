@@ -24,6 +24,7 @@ from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.bootstrap import carries_runner, user_data
 from skyinfra.compiler import Deployment, compile_pools
+from skyinfra.expressions import folded, literal
 from skyinfra.pool import STACK_NAME, ComputePool
 
 LIBRARIES = ("cdktf", "cdktn")
@@ -149,7 +150,7 @@ def _sections(
     for deployment in deployments:
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
-        modules[name] = {"source": source, **_literal(module_inputs(deployment, project))}
+        modules[name] = {"source": source, **folded(literal(module_inputs(deployment, project)))}
         if carries_runner(deployment):
             modules[name]["runner_file"] = runner
         if (provider := deployment.pool.provider.terraform()) is not None:
@@ -202,17 +203,6 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
     }
 
 
-def _literal(value: Any) -> Any:
-    """*value* with Terraform's template markers escaped, so that a declared ``${X}`` stays as it is written."""
-    if isinstance(value, str):
-        return value.replace("${", "$${").replace("%{", "%%{")
-    if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_literal(item) for item in value]
-    return value
-
-
 def describe(deployment: Deployment) -> dict[str, Any]:
     """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON.
 
@@ -236,6 +226,8 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "max_hourly_cost": pool.max_hourly_cost,
         "prices": {machine: asdict(price) for machine, price in selection.prices.items()} or None,
         "price_note": selection.price_note,
+        "head": selection.head_machine,
+        "head_price": asdict(selection.head_price) if selection.head_price else None,
         "simulated": selection.simulated,
     }
 

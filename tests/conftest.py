@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Fixtures that take longer to make than the tests that use them, each in one module.
-_SHARED = ("fleets", "running", "deployed")
+_SHARED = ("fleets", "running", "deployed", "three")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,11 @@ CERTIFICATE = Credentials.derive("0123456789abcdef" * 2, role="client", name="x"
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
 
+def _is_no_placeholder(text: str) -> bool:
+    """Those are refused; Hypothesis finds them in the code."""
+    return "@SKYINFRA_" not in text
+
+
 def aws(accelerator: Any = "H100:8/3g.40gb+2g.20gb+1g.10gb*2", **fields: Any) -> Deployment:
     pool = sky.ComputePool(**{"name": "p", "provider": sky.AWS(), "accelerator": accelerator, **fields})
     return compile_pool(pool, "s")
@@ -55,7 +60,7 @@ def test_any_text_survives_the_quoting(text: str) -> None:
 
 
 @settings(max_examples=30)
-@given(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT, max_size=3))
+@given(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT.filter(_is_no_placeholder), max_size=3))
 def test_user_data_carries_every_value_unchanged(env: dict[str, str]) -> None:
     made = aws(image=sky.Image(env=env, run=[*env.values()]))
     for text, config in ((user_data(made).head, made.head), (user_data(made).worker, made.worker)):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support import read, synth
+from support import ROOT, read, synth
 
 import skyinfra as sky
 from skyinfra import carrier
@@ -16,6 +19,7 @@ from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
 
 GOLDEN = Path(__file__).parent / "golden"
+EXAMPLE = ROOT / "modules" / "aws" / "examples" / "mig"
 
 STACKS = {
     "quickstart": """
@@ -113,3 +117,33 @@ def test_user_data_of_aws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
     for role, text in (("head", data.head), ("worker", data.worker)):
         compare(GOLDEN / f"{name}.{role}.yaml", without_code(text))
+
+
+def test_the_rendered_example(tmp_path: Path) -> None:
+    """What `skyinfra render` writes for people without Python is what the example carries."""
+    shutil.copytree(EXAMPLE / "declaration", tmp_path / "declaration", ignore=shutil.ignore_patterns("cdktf.out"))
+    command = [sys.executable, "-m", "skyinfra.cli", "render", "declaration", "--out", "rendered"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    rendered, kept = tmp_path / "rendered", EXAMPLE / "rendered"
+    if os.environ.get("UPDATE_GOLDEN"):
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(rendered, kept)
+    names = sorted(path.name for path in rendered.iterdir())
+    assert names == [f"examples-mig.{part}" for part in ("head.yaml", "tfvars.json", "worker.yaml")]
+    assert names == sorted(path.name for path in kept.iterdir())
+    for name in names:
+        texts = [_any_code((folder / name).read_text(encoding="utf-8")) for folder in (rendered, kept)]
+        assert texts[0] == texts[1], f"{name} differs; `make update-golden` writes it anew"
+    inputs = json.loads((kept / "examples-mig.tfvars.json").read_text(encoding="utf-8"))
+    for role in ("head", "worker"):
+        assert inputs[f"user_data_{role}"] == (kept / f"examples-mig.{role}.yaml").read_text(encoding="utf-8")
+
+
+def _any_code(text: str) -> str:
+    """Without the program of the first boot and what is installed here, which decides what the nodes install."""
+    if text.startswith("{"):
+        document = json.loads(text)
+        document |= {key: _any_code(value) for key, value in document.items() if key.startswith("user_data_")}
+        return json.dumps({**document, "user_data_revision": "HASH"}, indent=2)
+    return re.sub(r"([a-z-]+)==[^\s\\'\",]+", r"\1==VERSION", without_code(text))

@@ -11,8 +11,9 @@ import gzip
 import hashlib
 from dataclasses import dataclass, replace
 
+import skyinfra
 from skyinfra._errors import NotSupported
-from skyinfra.bootstrap import files
+from skyinfra.bootstrap import files, steps
 from skyinfra.bootstrap.files import FORMS, Form
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.bootstrap.steps import carries_runner
@@ -34,8 +35,8 @@ _FORMS: dict[str, Form] = {"cloud-init": "cloud-config", "script": "script", "co
 class UserData:
     """The user data of the head and of the other nodes. No secret stands in it.
 
-    revision: of everything but the layout, which reaches running nodes in place; equal where no node has to be made
-    anew. None where the provider decides that itself.
+    revision: of what is declared, but for the layout, which reaches running nodes in place; equal where no node has
+    to be made anew. None where the provider decides that itself.
     """
 
     head: str
@@ -52,13 +53,23 @@ def user_data(deployment: Deployment) -> UserData:
     if boots == "node.json":
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
     form = _FORMS[boots]
-    head, worker = (files.render(files.files(deployment, c), form) for c in (deployment.head, deployment.worker))
+    found = [files.files(deployment, config) for config in (deployment.head, deployment.worker)]
+    head, worker = (files.render(each, form) for each in found)
     for name, text in (("head", head), ("worker", worker)):
         _check_size(name, text)
-    plain = [_without_layout(config) for config in (deployment.head, deployment.worker)]
-    anew = [files.render(files.files(deployment, config), form) for config in plain]
-    revision = hashlib.sha256("\0".join(anew).encode()).hexdigest()[:16]
-    return UserData(head, worker, revision)
+    return UserData(head, worker, _revision(deployment))
+
+
+def _revision(deployment: Deployment) -> str:
+    """Of what is declared, but for the layout, and of the versions that client and workers share.
+
+    Not of the code that sets a node up: a node that took a week to get is not replaced for a repaired step.
+    """
+    declared = [skyinfra.__version__]
+    for config in (deployment.head, deployment.worker):
+        plain = _without_layout(config)
+        declared += [plain.dumps(), *steps.declared(deployment, plain)]
+    return hashlib.sha256("\0".join(declared).encode()).hexdigest()[:16]
 
 
 def converted(text: str, form: Form) -> str:

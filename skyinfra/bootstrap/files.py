@@ -7,10 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
-
-import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from typing import TYPE_CHECKING, Literal, get_args
 
 from skyinfra import bundled
 from skyinfra._errors import InvalidField
@@ -19,12 +16,15 @@ from skyinfra.bootstrap.quoting import quoted
 from skyinfra.compiler import Deployment
 from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
 
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
 Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
-# In C where PyYAML has it: ten times as fast.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
+# The providers that tell a machine that they take it back; see `skyinfra.runner.notices`.
+_GIVES_NOTICE = ("aws", "azure", "gcp")
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",
     "script": "startup.sh.j2",
@@ -46,6 +46,10 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     started = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     if config.head:
         started.append("skyinfra-watch.service")
+    if config.provider in _GIVES_NOTICE:
+        started.append("skyinfra-interrupt.service")
+    if not config.scheduler_only:
+        started.append("skyinfra-metrics.service")
     composed = steps.compose(deployment, config, units=tuple(started))
     values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
     units = [_BOOT_UNIT, _REPORT_UNIT, *started]
@@ -68,7 +72,11 @@ def render(found: Sequence[NodeFile], form: Form) -> str:
 
 def read(text: str) -> list[NodeFile]:
     """The files that a cloud-config holds. Raises `InvalidField` for any other text."""
-    document = yaml.load(text, _LOADER) if text.startswith("#cloud-config\n") else None  # noqa: S506 - a safe one
+    import yaml  # only for who asks: a synth needs none
+
+    # In C where PyYAML has it: ten times as fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    document = yaml.load(text, loader) if text.startswith("#cloud-config\n") else None  # noqa: S506 - a safe one
     if not isinstance(document, dict) or "write_files" not in document:
         raise InvalidField("these user data are no cloud-config", hint="Only bought nodes are set up at a first boot.")
     return [NodeFile(file["path"], file["permissions"], file["content"]) for file in document["write_files"]]
@@ -85,6 +93,8 @@ def _without_units(file: NodeFile) -> NodeFile:
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not for nodes that take a node.json
+
     environment = Environment(  # noqa: S701 - not HTML
         loader=FileSystemLoader(bundled.folder("templates", "node")),
         undefined=StrictUndefined,

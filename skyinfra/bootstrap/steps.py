@@ -123,6 +123,15 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         yield Step("services", services, _MINUTE, attempts=2)
 
 
+def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
+    """What `compose` makes of the declaration, as text: of the runner only the versions that it goes with."""
+    for step in _steps(deployment, config, ()):
+        operation = step.operation
+        if isinstance(operation, operations.Runner) and operation.wheel is not None:
+            operation = dataclasses.replace(operation, wheel=None, requirements=pins())
+        yield json.dumps({_NAMES[type(operation)]: dataclasses.asdict(operation)})
+
+
 def carries_runner(deployment: Deployment) -> bool:
     """Whether the runner travels with the stack, as a wheel of the code that compiles it."""
     return deployment.pool.provider.boots != "node.json" and deployment.pool.image.runner is None

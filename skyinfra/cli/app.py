@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from skyinfra.cli import operate
 from skyinfra.cli.mig import app as mig_app
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(mig_app, name="mig")
+operate.add(app)
 
 # typer reads these annotations at run time.
 StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
@@ -200,21 +202,23 @@ def offers(
 ) -> None:
     """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
     from skyinfra.cli.offers import show_offers
+    from skyinfra.cli.options import said_of_options
     from skyinfra.offers import ask
 
-    query = ask(
-        accelerator.split(",") if accelerator and "," in accelerator else accelerator,
-        provider=provider,
-        region=region,
-        spot=spot,
-        count=count,
-        memory_gb=memory,
-        fraction=fraction,
-        vcpus=vcpus,
-        ram_gib=ram,
-        max_price=max_price,
-        legacy=legacy,
-    )
+    with said_of_options():
+        query = ask(
+            accelerator.split(",") if accelerator and "," in accelerator else accelerator,
+            provider=provider,
+            region=region,
+            spot=spot,
+            count=count,
+            memory_gb=memory,
+            fraction=fraction,
+            vcpus=vcpus,
+            ram_gib=ram,
+            max_price=max_price,
+            legacy=legacy,
+        )
     show_offers(query, as_json=as_json)
 
 

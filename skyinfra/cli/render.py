@@ -9,6 +9,7 @@ from typing import Any
 from skyinfra._errors import InvalidField, ProjectError
 from skyinfra.bootstrap import FORMS, LIMIT, Form, converted, sizes
 from skyinfra.cli import tables
+from skyinfra.expressions import plain
 from skyinfra.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
@@ -53,7 +54,7 @@ def _form(name: str | None) -> Form | None:
 
 
 def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
-    inputs = {key: _plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    inputs = {key: plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
     if inputs.get("runner_file"):
         # It is written beside the variables.
         inputs["runner_file"] = Path(inputs["runner_file"]).name
@@ -117,14 +118,3 @@ def _write(file: Path, content: bytes) -> None:
         file.write_bytes(content)
     except OSError as error:
         raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None
-
-
-def _plain(value: Any) -> Any:
-    """*value* as it is where Terraform reads no template in it, as in a file of variables."""
-    if isinstance(value, str):
-        return value.replace("$${", "${").replace("%%{", "%{")
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value

@@ -86,7 +86,8 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
     draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
     told = now.state if now else None
     promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
-    wanted = (told.slots.get(node.name) if told else None) or tuple(promised)
+    wanted = told.slots.get(node.name, tuple(promised)) if told else tuple(promised)
+    leaving = told.leaving.get(node.name) if told else None
     slots = [
         {**draining[name].to_json(), "state": "draining", "waits_for": told.draining.get(name, ()) if told else ()}
         for name in draining
@@ -105,8 +106,9 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
         "head": node.head,
         "address": node.address,
         "machine_type": node.machine_type,
-        "state": "draining" if draining else state,
+        "state": "draining" if draining else "drained" if leaving and not live else state,
         "failed": asdict(failed) if failed is not None else None,
+        "leaving": leaving,
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
     }
@@ -153,6 +155,9 @@ def _print_stack(status: dict[str, Any]) -> None:
                     _state(slot),
                 )
         out.print(made)
+        for node in pool["nodes"]:
+            if node["leaving"]:
+                out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
 
 
 def _failure(node: dict[str, Any]) -> str:

@@ -20,7 +20,14 @@ from typing import Any
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra._errors import BootFailed, CredentialsRefused, FleetUnreachable, InvalidManifest, VersionMismatch
+from skyinfra._errors import (
+    BootFailed,
+    CredentialsRefused,
+    FleetUnreachable,
+    InvalidManifest,
+    NodeError,
+    VersionMismatch,
+)
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.first_boot import report
 from skyinfra.protocol import calls
@@ -202,6 +209,24 @@ class Connection:
             draining=self._slots(described, "paused"),
             state=FleetState.read(told) if told is not None else None,
         )
+
+    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """What *node* answers. Raises `NodeError` where it answers with an error, or not; OSError where the head does
+        not."""
+        call = self._client.scheduler.skyinfra_ask(node=node, question=question, arguments=arguments, wait_s=wait_s)
+        # Dask's wire format turns lists into tuples; as JSON they are lists again.
+        answer = json.loads(json.dumps(await asyncio.wait_for(call, wait_s + _ANSWER_S)))
+        if answer is None:
+            raise NodeError("the head of the fleet hands no questions on", hint="It is older than this client.")
+        if "error" in answer:
+            kind, text = answer["error"]
+            raise NodeError(text if kind in ("LookupError", "TimeoutError") else f"{kind}: {text}", field=node)
+        return answer["answer"]
+
+    async def running(self) -> dict[str, list[tuple[str, str, float]]]:
+        """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
+        found = await asyncio.wait_for(self._client.scheduler.skyinfra_running(), _ANSWER_S)
+        return found or {}
 
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}

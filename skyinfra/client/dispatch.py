@@ -265,6 +265,12 @@ class Dispatcher:
         )
 
     def _changed(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
+        left = now.left(waiting.target)
+        if left is not None:
+            return SlotLost(
+                f"{waiting.target}, which {waiting.name} waits for, left {self.connection.manifest.fleet}: {left}",
+                hint="Send the task to any slot (`task >> pool`): it moves to another node then.",
+            )
         return SlotLost(
             f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
             f"{self.connection.manifest.fleet} any more",

@@ -14,10 +14,12 @@ T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """The result of a task that was submitted. Made by `Pool.submit`."""
+    """The result of a task that was submitted. Made by `Pool.submit`. ``key`` is unique: `skyinfra logs --task KEY`."""
 
-    def __init__(self, name: str, inner: concurrent.futures.Future[Outcome]) -> None:
+    def __init__(self, name: str, inner: concurrent.futures.Future[Outcome], *, key: str = "") -> None:
         self._name = name
+        # Names the task in the whole fleet, as `skyinfra top` and `skyinfra logs --task` do.
+        self.key = key
         self._inner = inner
 
     def result(self, timeout: float | None = None) -> T:

@@ -7,6 +7,7 @@ import threading
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
@@ -23,6 +24,7 @@ from skyinfra.protocol.manifest import Manifest, ManifestNode
 T = TypeVar("T")
 
 _PATIENCE_S = 30.0
+_ANSWER_S = 30.0
 
 
 def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
@@ -33,6 +35,15 @@ def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PAT
     Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
     """
     return Pool(manifest, timeout=timeout, patience=patience)
+
+
+@dataclass(frozen=True)
+class RunningTask:
+    """A task that runs: its unique key, the name of its function, and for how long, in seconds."""
+
+    key: str
+    name: str
+    seconds: float
 
 
 class Pool:
@@ -76,10 +87,40 @@ class Pool:
         try:
             return self._loop.run(self._dispatcher.connection.look())
         except OSError as error:
-            raise FleetUnreachable(
-                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
-                f"{error or type(error).__name__}"
-            ) from None
+            raise self._silent(error) from None
+
+    def _silent(self, error: OSError) -> FleetUnreachable:
+        return FleetUnreachable(
+            f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
+            f"{error or type(error).__name__}"
+        )
+
+    def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
+        """What the runner of *node* answers, by way of the head; see `skyinfra.protocol.questions`.
+
+        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
+        """
+        self._check_open()
+        try:
+            return self._loop.run(self._dispatcher.connection.ask(node, question, arguments, wait_s))
+        except OSError as error:
+            raise self._silent(error) from None
+
+    def running(self) -> dict[str, list[RunningTask]]:
+        """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
+        self._check_open()
+        try:
+            found = self._loop.run(self._dispatcher.connection.running())
+        except OSError as error:
+            raise self._silent(error) from None
+        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
+
+    def node_names(self) -> list[str]:
+        """The names of the nodes: those of the manifest, then those that the head knows besides."""
+        now = self.look()
+        told = now.state.slots if now.state is not None else {}
+        known = [node.name for node in self.manifest.nodes]
+        return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
     def where(self, *, profile: str | None = None, node: str | None = None) -> Pool:
         """This pool with only its slots of one MIG profile, or of one node.
@@ -202,7 +243,7 @@ class Pool:
         self._check_open()
         shipment = pickling.Shipment(task, topic=self.topic)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
-        return Future(shipment.name, inner)
+        return Future(shipment.name, inner, key=shipment.key)
 
     def _targets(self, slots: Sequence[InstanceInfo] | None) -> list[Target]:
         if slots is None and self.target == ANYWHERE:

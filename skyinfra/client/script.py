@@ -54,7 +54,7 @@ def run_script(
 def _target(pool: Pool, node: str | None) -> Target:
     if node is None:
         return pool.target
-    names = [each.name for each in pool.nodes()]
+    names = pool.node_names()
     if node not in names:
         hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
         raise SlotLost(f"{pool.manifest.fleet} has no node of that name", given=node, hint=hint)

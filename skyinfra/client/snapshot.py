@@ -74,7 +74,9 @@ class Snapshot:
         told = self.state.slots if self.state is not None else {}
         names: list[str] = []
         for node in manifest.nodes:
-            names += told.get(node.name) or [f"{node.name}/{slot.index}" for slot in manifest.slots_of(node)]
+            # None, where a node has left.
+            promised = [f"{node.name}/{slot.index}" for slot in manifest.slots_of(node)]
+            names += told.get(node.name, promised)
         return list(dict.fromkeys([*names, *(slot.slot for slot in self.slots)]))
 
     def prospect(self, target: Target) -> Prospect:
@@ -84,7 +86,11 @@ class Snapshot:
         changing = {slot.node for slot in self.draining}
         if target.slot is None:
             on = changing if target.node is None else changing & {target.node}
-            return "coming" if on else "gone" if target.profile and self._complete() else "missing"
+            # Another node comes in the place of one that left, or it comes back; until then there may be none.
+            replaced = target.node is None and self.state is not None and bool(self.state.leaving)
+            if on or replaced:
+                return "coming"
+            return "gone" if target.profile and self._complete() else "missing"
         node = target.slot.rpartition("/")[0]
         told = self.state.slots.get(node) if self.state is not None else None
         renamed = told is not None and target.slot not in told
@@ -101,6 +107,11 @@ class Snapshot:
             for name, failure in sorted(failed.items())
             if node in (None, name)
         ]
+
+    def left(self, target: Target) -> str | None:
+        """Why the node of *target*'s slot leaves, or has left; None where it does not."""
+        node = (target.slot or "").rpartition("/")[0]
+        return self.state.leaving.get(node) if self.state is not None else None
 
     def profiles(self) -> str:
         """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""

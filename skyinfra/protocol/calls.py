@@ -33,15 +33,14 @@ import cloudpickle
 from distributed import get_worker
 
 from skyinfra._errors import StateDirectoryError, TaskAttemptsExceeded, TaskNotPicklable
-from skyinfra.protocol import failures
+from skyinfra.protocol import failures, instance, interruption, output
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
 F = TypeVar("F")
 
-# The variable that names the node's writable folder.
-NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
+NODE_DIRECTORY = instance.NODE_DIRECTORY
 # A task that was started that often and never ended is not started again on this node.
 ATTEMPTS = 3
 # A task that is asked to stop has that long to clean up.
@@ -112,11 +111,15 @@ def forget(topic: str, dask_scheduler: Scheduler) -> None:
 
 def _execute(task: Header, call: bytes) -> Outcome:
     try:
-        with _attempt(task), _stoppable(task.key):
+        with _attempt(task), _captured(task), _stoppable(task.key), interruption.task_scope():
             function, args, kwargs = _load(task, call)
             return Outcome(result=_dump_result(task, function(*args, **kwargs)))
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         return Outcome(failure=failures.of(error, below=__file__))
+
+
+def _captured(task: Header) -> contextlib.AbstractContextManager[None]:
+    return output.captured(task.key, Path(os.environ[NODE_DIRECTORY]))
 
 
 def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:

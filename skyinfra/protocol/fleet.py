@@ -1,8 +1,8 @@
 """What the head knows of the whole fleet: the layout that every node is to have, and which slots there are to be.
 
-The layout of the head is the layout of the fleet. The head's scheduler answers two calls of the other nodes' runners:
-`LAYOUT_CALL` gives them the layout, `SLOTS_CALL` takes the names of the slots that they are to have. A client finds
-`FleetState` in the scheduler's identity, under `instance.STARTUP_KEY`.
+The layout of the head is the layout of the fleet. The head's scheduler answers three calls of the other nodes' runners:
+`LAYOUT_CALL` gives them the layout, `SLOTS_CALL` takes the names of the slots that they are to have, `LEAVE_CALL` that
+they leave. A client finds `FleetState` in the scheduler's identity, under `instance.STARTUP_KEY`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ VERSION = 1
 
 LAYOUT_CALL = "skyinfra_layout"
 SLOTS_CALL = "skyinfra_slots"
+LEAVE_CALL = "skyinfra_leave"
+# A client's: the tasks that run, by slot, each as (key, name, seconds).
+RUNNING_CALL = "skyinfra_running"
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,14 @@ class FleetState:
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have said so.
     ``draining``: the slots that are going, with the names of the tasks that still run there.
     ``failed``: the nodes that have said that they could not be set up, until they say which slots they are to have.
+    ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
     """
 
     version: int
     slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[str, NodeFailure] = field(default_factory=dict)
+    leaving: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, value: object, *, source: str = "head") -> FleetState:

@@ -16,6 +16,8 @@ from skyinfra.protocol import _schema
 from skyinfra.protocol.manifest import SlotKind
 
 VARIABLE = "SKYINFRA_SLOT"
+# The variable that names the node's writable folder.
+NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
 # The key under which a worker's registration carries the same description.
 STARTUP_KEY = "skyinfra"
 

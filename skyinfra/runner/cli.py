@@ -8,18 +8,21 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
-from skyinfra.runner import partition_cli
+from skyinfra.runner import doctor_cli, drain_cli, metrics_cli, partition_cli
 from skyinfra.runner.state import NodeDirectory, Status, appending
 
 # For how long a service that could not start tells why, before it ends and its supervisor starts it again.
 _TELL_S = 15.0
+_LOG_BYTES = 5 * 2**20
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -62,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
+    drain_cli.add(commands, _command)
+    doctor_cli.add(commands)
+    metrics_cli.add(commands)
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
     stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
     return parser
@@ -94,6 +100,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     directory = NodeDirectory(config.absolute().parent)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held():
+        _keep_log(directory)
         from skyinfra.runner.serve import Service
 
         os.chdir(directory.path)
@@ -111,6 +118,16 @@ def _run_service(config: Path, *, partitions: bool) -> int:
                 reports.tell(directory.path / config.name, error, seconds=_TELL_S)
             raise
     return 0
+
+
+def _keep_log(directory: NodeDirectory) -> None:
+    """Writes the log to ``runner.log`` too, where it goes to a journal: that is not for the runner's user to read."""
+    if stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
+        return
+    with contextlib.suppress(OSError):
+        handler = RotatingFileHandler(directory.log_file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        logging.getLogger().addHandler(handler)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -149,6 +166,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
+    if status.leaving:
+        lines.append(f"out of service: {status.leaving}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

@@ -99,7 +99,7 @@ def _wait(
         living = alive()
         current = directory.status()
         status = current if current is not None and concerns(current) else None
-        if status is not None and status.state == "ready":
+        if status is not None and status.state in ("ready", "drained"):
             return status
         if status is not None and status.state == "failed":
             if status.generation == 0:

@@ -12,6 +12,7 @@ from distributed.security import Security
 from skyinfra._errors import InvalidNodeConfig
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.desk import Respond, answered
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
 _WAIT_S = 30.0
@@ -28,13 +29,19 @@ async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
         return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _ANSWER_S))
 
 
+async def may_leave(head: Endpoint, security: Security, name: str, why: str) -> bool:
+    """Whether the node *name* may leave: another one has slots in service. Raises OSError where *head* is silent."""
+    async with _rpc(head, security) as scheduler:
+        return bool(await asyncio.wait_for(scheduler.skyinfra_leave(node=name, why=why, if_others=True), _ANSWER_S))
+
+
 class Follower:
     """Follows *head* for the node *name* until it is closed; what breaks is tried again.
 
     layout: what the head wants, or None while it is not connected.
 
     *on_layout* gets the layout that the head wants, at first and whenever it changes; *on_refusal* gets the reason
-    where what the head says cannot be read.
+    where what the head says cannot be read. *respond* answers what clients ask this node.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class Follower:
         *,
         on_layout: Callable[[FleetLayout], None],
         on_refusal: Callable[[InvalidNodeConfig], None],
+        respond: Respond,
     ) -> None:
         self.layout: FleetLayout | None = None
         self._head = head
@@ -52,13 +60,16 @@ class Follower:
         self._name = name
         self._on_layout = on_layout
         self._on_refusal = on_refusal
+        self._respond = respond
         self._promised: tuple[str, ...] | None = None
+        self._leaving: str | None = None
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
-    def promise(self, slots: Sequence[str]) -> None:
-        """Lets the head know the names of the slots that this node is to have."""
+    def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
+        """Lets the head know the names of the slots that this node is to have, and why it leaves if it does."""
         self._promised = tuple(slots)
+        self._leaving = leaving
         self._news.set()
 
     def check(self) -> None:
@@ -77,6 +88,7 @@ class Follower:
                 async with _rpc(self._head, self._security) as scheduler, asyncio.TaskGroup() as group:
                     group.create_task(self._listen(scheduler))
                     group.create_task(self._report(scheduler))
+                    group.create_task(self._take_questions(scheduler, group))
             except* OSError:
                 # The head is gone or silent. Another one at its place knows nothing of this node.
                 self._news.set()
@@ -98,12 +110,27 @@ class Follower:
                 self.layout = layout
                 self._on_layout(layout)
 
+    async def _take_questions(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
+        while True:
+            asked = scheduler.skyinfra_questions(node=self._name, wait_s=_WAIT_S)
+            found = await asyncio.wait_for(asked, _WAIT_S + _ANSWER_S)
+            if found is None:  # an older head
+                await asyncio.sleep(_WAIT_S)
+            for number, question, arguments in found or ():
+                group.create_task(self._answer(scheduler, number, question, arguments))
+
+    async def _answer(self, scheduler: Any, number: int, question: str, arguments: dict[str, Any]) -> None:
+        answer = await answered(self._respond, question, arguments)
+        await asyncio.wait_for(scheduler.skyinfra_answer(node=self._name, number=number, answer=answer), _ANSWER_S)
+
     async def _report(self, scheduler: Any) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             if self._promised is not None:
                 await asyncio.wait_for(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
+            if self._leaving is not None:
+                await asyncio.wait_for(scheduler.skyinfra_leave(node=self._name, why=self._leaving), _ANSWER_S)
 
 
 def _rpc(head: Endpoint, security: Security) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml
 
+from skyinfra._errors import AcceleratorMissing
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import amd, inventory, live, partitioner
 from skyinfra.runner.inventory import Device
@@ -99,6 +100,14 @@ class Hardware:
             return ()
         with self._nvml(self._gpus) as nvml:
             return partitioner.standing(nvml, partitioner.wanted_of(self._gpus))
+
+    @contextlib.contextmanager
+    def nvml(self) -> Iterator[Nvml]:
+        """NVML of the NVIDIA GPUs, open. Raises `AcceleratorMissing` where there is no driver, or none is declared."""
+        if self._gpus is None:
+            raise AcceleratorMissing("this node has no NVIDIA GPUs", field="accelerator")
+        with self._nvml(self._gpus) as nvml:
+            yield nvml
 
     @contextlib.contextmanager
     def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:

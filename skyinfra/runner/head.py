@@ -16,6 +16,7 @@ from distributed.utils import get_ip, get_mp_context
 from skyinfra._errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.desk import Desk
 from skyinfra.runner.scheduler import FleetScheduler
 from skyinfra.runner.state import NodeDirectory
 
@@ -40,6 +41,8 @@ _CONFIG = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "2s",
+    # Every process would keep NVML open, which holds the GPUs, and not start where users are told less than root.
+    "distributed.diagnostics.nvml": False,
     # Returns the memory that a task gave back to the system; has to be set before a process starts.
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
@@ -78,12 +81,17 @@ def host_port(endpoint: Endpoint) -> str:
 
 
 async def start(
-    declared: Endpoint, *, directory: NodeDirectory, security: Security, layout: FleetLayout
+    declared: Endpoint,
+    *,
+    directory: NodeDirectory,
+    security: Security,
+    layout: FleetLayout,
+    desk: Desk | None = None,
 ) -> FleetScheduler:
     """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-    *layout*: what it hands on. Writes ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the
-    address is not this node's.
+    *layout*: what it hands on; *desk*: through which clients ask nodes. Writes ``scheduler`` in *directory*. Raises
+    `PortTaken`, or `NodeFailed` where the address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
@@ -93,6 +101,7 @@ async def start(
         _check_free(endpoint)
         scheduler: FleetScheduler = await FleetScheduler(
             layout=layout,
+            desk=desk,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 
 from skyinfra._errors import AcceleratorMissing
-from skyinfra.protocol.nodeconfig import NodeAccelerator
+from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 from skyinfra.runner.nvml import Gpu, Nvml, error_text
 
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
@@ -85,6 +85,13 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
     if accelerator.vendor == "aws":
         return _neuron_devices(len(files), _neuron_cores(root))
     return tuple(Device(index, str(index)) for index in range(len(files)))
+
+
+def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
+    """The device files of the accelerators of *vendor*, and the driver that they come with; of NVIDIA's and custom
+    ones nothing."""
+    look = _LOOK.get(vendor)
+    return look(root) if look is not None else ([], "")
 
 
 def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:

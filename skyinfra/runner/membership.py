@@ -14,6 +14,7 @@ from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import follow, head
+from skyinfra.runner.desk import Desk, Respond
 from skyinfra.runner.follow import Follower
 from skyinfra.runner.node import Node
 from skyinfra.runner.reports import BootReports
@@ -28,19 +29,21 @@ _RETRY_S = 1.0
 
 
 class Membership:
-    """Ties a node to its fleet. *changed* is set when the head wants another layout than the node is known to have.
+    """Ties a node to its fleet. *changed* is set when the head wants another layout than the node is known to have;
+    *respond* answers what clients ask the node.
 
     endpoint: where the scheduler is, once it has answered. obstacle: class name and message of why it has not.
     refused: why what the head wants is not done.
     """
 
-    def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event) -> None:
+    def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event, respond: Respond) -> None:
         self.endpoint: Endpoint | None = None
         self.obstacle: tuple[str, str] | None = None
         self.refused: SkyinfraError | None = None
         self._directory = directory
         self._workers = workers
         self._changed = changed
+        self._respond = respond
         self._scheduler: FleetScheduler | None = None
         self._scheduler_made_from: tuple[Endpoint, str] | None = None
         self._reports: BootReports | None = None
@@ -92,12 +95,24 @@ class Membership:
         if self._scheduler is not None:
             self._scheduler.offer(layout)
 
-    def promise(self, node: Node, slots: Sequence[str]) -> None:
-        """Lets the head know the names of the slots that *node* is to have."""
+    def promise(self, node: Node, slots: Sequence[str], *, leaving: str | None = None) -> None:
+        """Lets the head know the names of the slots that *node* is to have, and why it leaves if it does."""
         if self._scheduler is not None:
             self._scheduler.promise(node.name, tuple(slots))
+            if leaving is not None:
+                self._scheduler.leave(node.name, leaving)
         elif self._follower is not None:
-            self._follower.promise(slots)
+            self._follower.promise(slots, leaving=leaving)
+
+    async def may_leave(self, node: Node, why: str) -> bool:
+        """Whether another node of the fleet has slots in service; not so where the head does not say."""
+        if node.config.head:
+            return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
+        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        try:
+            return await follow.may_leave(head.parse(node.config.scheduler), security, node.name, why)
+        except OSError:
+            return False
 
     def check(self) -> None:
         """Raises what ended the following of the head, which only an error of the runner itself does."""
@@ -133,7 +148,10 @@ class Membership:
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
-            self._scheduler = await head.start(declared, directory=self._directory, security=security, layout=layout)
+            desk = Desk(node.name, self._respond)
+            self._scheduler = await head.start(
+                declared, directory=self._directory, security=security, layout=layout, desk=desk
+            )
             self._scheduler_made_from = made_from
             if node.config.provider != "local":
                 # A local node has no first boot.
@@ -157,7 +175,12 @@ class Membership:
             await self._unfollow()
             self._follows = _head_of(node)
             self._follower = Follower(
-                self._follows[0], security, node.name, on_layout=self._hear, on_refusal=self._refuse
+                self._follows[0],
+                security,
+                node.name,
+                on_layout=self._hear,
+                on_refusal=self._refuse,
+                respond=self._respond,
             )
 
     def _hears(self, node: Node) -> bool:

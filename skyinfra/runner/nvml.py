@@ -23,6 +23,8 @@ from typing import Any
 
 import pynvml
 
+from skyinfra.runner.nvml_readings import MigDevice, Readings, told
+
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
 _ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -113,6 +115,21 @@ class Nvml:
         """The version of the driver, such as ``570.133.20``."""
         return str(self.api.nvmlSystemGetDriverVersion())
 
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
+        number = told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        return None if number is None else (number // 1000, number % 1000 // 10)
+
+    def mig_device(self, uuid: str) -> MigDevice | None:
+        """The MIG device *uuid*; None where it does not stand any more."""
+        try:
+            handle = told(self.api, "nvmlDeviceGetHandleByUUID", uuid)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
+                return None
+            raise
+        return None if handle is None else MigDevice(self.api, handle)
+
     def gpus(self) -> list[Gpu]:
         """The GPUs by index. An error tells which one it is of (`error_text`)."""
         return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
@@ -122,7 +139,7 @@ class Nvml:
             return Gpu(self.api, index)
 
 
-class Gpu:
+class Gpu(Readings):
     """One GPU. See `Nvml` for what its methods raise."""
 
     def __init__(self, api: Any, index: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -21,6 +22,7 @@ from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import NodeConfig, PlacedPartition
 from skyinfra.runner import head, slots
+from skyinfra.runner.drain import Drain
 from skyinfra.runner.hardware import Hardware
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.node import Node
@@ -96,6 +98,24 @@ class Reconciler:
         except SkyinfraError:
             await self._workers.resume(self._workers.draining())
             raise
+
+    async def leave(self, node: Node, layout: FleetLayout, drain: Drain) -> bool:
+        """Takes every slot of the node out of service; False where something else was desired before that was done.
+
+        The GPUs stay as they are. *layout*: what a head hands on; its scheduler stays.
+        """
+        began = time.monotonic()
+        patience_s = math.inf if drain.until is None else drain.until - time.time()
+        self._membership.promise(node, (), leaving=drain.why)
+        while await self._workers.drain(self._workers, patience_s, since=began, why=drain.why):
+            self._enter("draining")
+            await pause(self._superseded, _POLL_S)
+            if self._superseded.is_set():
+                return False
+        if await self._membership.join(node, layout) is None:
+            return False
+        self._membership.promise(node, (), leaving=drain.why)
+        return True
 
     async def _run(self, run: _Run) -> bool:
         brought_up: set[Wanted] | None = None

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 from distributed import Scheduler
 from distributed.core import Status
 
-from skyinfra.protocol import fleet
+from skyinfra.protocol import fleet, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.runner.desk import Desk
 
 # An answer that nobody waits for any more is given up after that long.
 _LONGEST_WAIT_S = 60.0
+# A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
+_REPLACED_S = 900.0
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
+    *desk*: through which clients ask nodes.
+
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(self, *, layout: FleetLayout, **keywords: Any) -> None:
+    def __init__(self, *, layout: FleetLayout, desk: Desk | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        if desk is not None:
+            self.handlers[questions.ASK_CALL] = desk.ask
+            self.handlers[questions.QUESTIONS_CALL] = desk.questions
+            self.handlers[questions.ANSWER_CALL] = desk.answer
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
         self._boot_failures: dict[str, NodeFailure] = {}
+        # Why a node leaves, and when it last said so.
+        self._leaving: dict[str, tuple[str, float]] = {}
         self.handlers[fleet.LAYOUT_CALL] = self._hand_on
         self.handlers[fleet.SLOTS_CALL] = self.promise
+        self.handlers[fleet.LEAVE_CALL] = self.leave
+        self.handlers[fleet.RUNNING_CALL] = self.tasks_on_slots
 
     def offer(self, layout: FleetLayout) -> None:
         """Hands *layout* on from now on; whoever waits for another one gets it at once."""
@@ -39,17 +53,44 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self._wake()
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
-        """Takes the names of the slots that *node* is to have."""
+        """Takes the names of the slots that *node* is to have; one that has some does not leave."""
         self._promised[node] = tuple(slots)
         self._boot_failures.pop(node, None)
+        if slots:
+            self._leaving.pop(node, None)
 
     def fail(self, node: str, failure: NodeFailure) -> None:
         """Takes that *node* could not be set up."""
         self._boot_failures[node] = failure
 
+    def leave(self, node: str, why: str, if_others: bool = False) -> bool:
+        """Takes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays.
+
+        False where it is to stay for that. Who asks first may go: the answer to the next one knows of it.
+        """
+        in_service = (str(w.name).rpartition("/")[0] for w in self.workers.values() if w.status == Status.running)
+        if if_others and not any(each != node and each not in self._leaving for each in in_service):
+            return False
+        self._leaving[node] = why, time.monotonic()
+        return True
+
+    def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
+        """The tasks that run on each slot, by its name: key, name, and for how many seconds, as the worker reported
+        last, which it does every second or so."""
+        return {
+            str(worker.name): [
+                (key := _key(task), key.rpartition("-")[0], float(seconds))
+                for task, seconds in worker.executing.items()
+                if task in worker.processing
+            ]
+            for worker in self.workers.values()
+        }
+
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """What Dask says about itself and its workers, with the `FleetState`."""
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), failed=dict(self._boot_failures))
+        now = time.monotonic()
+        leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
+        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:

@@ -1,8 +1,9 @@
 """The service of one node: the scheduler on the head, a worker per slot everywhere.
 
 It is level-triggered: `Service` compares what runs with what the configuration and the fleet's layout want and touches
-only the difference: at the start, on SIGHUP, when another layout is wanted, when something ended by itself, and again
-and again while what is wanted is refused for a reason that may pass, such as a process on a GPU that is to change.
+only the difference: at the start, on SIGHUP, when another layout is wanted or the node is to be taken out of service,
+when something ended by itself, and again and again while what is wanted is refused for a reason that may pass, such as
+a process on a GPU that is to change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 
 from skyinfra._errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
 from skyinfra.runner import desired, head
+from skyinfra.runner.answers import Answers
 from skyinfra.runner.desired import Desired
+from skyinfra.runner.leaving import Leaving
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.node import Node
 from skyinfra.runner.notify import Notifier
@@ -47,7 +50,7 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        self._membership = Membership(directory, self._workers, changed=self._reload)
+        self._membership = Membership(directory, self._workers, changed=self._reload, respond=Answers(path))
         self._reconciler = Reconciler(
             directory,
             self._workers,
@@ -56,6 +59,7 @@ class Service:
             superseded=self._reload,
             enter=self._enter,
         )
+        self._leaving = Leaving(directory, self._membership, changed=self._reload)
         self._phase: State = "starting"
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -79,6 +83,7 @@ class Service:
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
                 self._watch_desired()
+                self._leaving.watch()
                 if applying.done():
                     self._take_result(applying)
                     anew = self._reload.is_set() or self._scheduler_ended()
@@ -151,14 +156,22 @@ class Service:
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
         self._membership.offer(found.layout)
+        drain = await self._leaving.wanted(node)
+        if drain is not None:
+            if await self._reconciler.leave(node, found.layout, drain):
+                self._done("drained")
+            return
         self._phase = "starting"
         await prepare(node.config, self._directory)
         if await self._reconciler.run(node, found.layout):
             if self._error is not None:
                 logger.info("what was refused is done now")
-            self._error = None
-            self._phase = "serving"
-            self._generation += 1
+            self._done("serving")
+
+    def _done(self, phase: State) -> None:
+        self._error = None
+        self._phase = phase
+        self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
         told = self._membership.told(node)
@@ -175,6 +188,7 @@ class Service:
         return found
 
     async def _end(self, applying: asyncio.Task[None]) -> None:
+        self._leaving.close()
         applying.cancel()
         await asyncio.wait({applying})
         if not applying.cancelled() and (error := applying.exception()) is not None:
@@ -225,6 +239,7 @@ class Service:
             layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
+            leaving=self._leaving.drain.why if self._leaving.drain is not None else None,
         )
 
     def _problem(self, state: State) -> tuple[str, str] | None:

@@ -6,12 +6,18 @@ The directory is the folder of the node configuration. The runner writes
     scheduler       on the head: ``HOST:PORT`` where the scheduler listens
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
-    runner.log      output of a detached runner
+    runner.log      output of a detached runner; the log of one whose output goes elsewhere
+    tasks/          what each task printed
     partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
     reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
     told.json       the last layout that the node knows of, where it is not that of its configuration
+    interrupted.json  while the node is taken out of service: what its tasks are told, see `Interruption`
 
-and on the head it reads
+it reads
+
+    drain.json      that the node is to be taken out of service, see `skyinfra.runner.drain`
+
+and on the head
 
     desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
 """
@@ -31,11 +37,12 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from skyinfra._errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra.protocol import interruption
 from skyinfra.protocol.instance import InstanceInfo
 
 VERSION = 1
 
-State = Literal["starting", "partitioning", "draining", "serving", "ready", "failed", "stopped"]
+State = Literal["starting", "partitioning", "draining", "drained", "serving", "ready", "failed", "stopped"]
 
 _HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
@@ -54,12 +61,14 @@ class Status:
     """What the node is doing, as ``status.json`` says it.
 
     state: ``starting`` (installing), ``partitioning``, ``draining`` (tasks end on slots that go), ``serving`` (slots
-    are on their way), ``ready`` (every slot is registered with the scheduler), ``failed`` (see ``error``), ``stopped``.
+    are on their way), ``ready`` (every slot is registered with the scheduler), ``drained`` (out of service, see
+    ``leaving``), ``failed`` (see ``error``), ``stopped``.
     config_sha256: of the bytes of the node configuration that the state is about.
     generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
     error: class name and message of what stands in the way, also while the runner still tries.
     layouts: the layout that each GPU is to have, such as ``3g.40gb+1g.10gb*2``; none where GPUs are not partitioned.
     layout_from: the file that says so. waits_for: what a node that is draining waits for, a sentence for each slot.
+    leaving: why the node is taken out of service, or None.
     """
 
     fleet: str
@@ -75,6 +84,7 @@ class Status:
     layouts: tuple[str, ...] = ()
     layout_from: str = "node.json"
     waits_for: tuple[str, ...] = ()
+    leaving: str | None = None
 
     def dumps(self) -> str:
         """The text of ``status.json``."""
@@ -92,6 +102,7 @@ class Status:
             "error": error,
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
+            "leaving": self.leaving,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -115,6 +126,7 @@ class Status:
             layouts=tuple(document["layout"]["gpus"]),
             layout_from=document["layout"]["from"],
             waits_for=tuple(document["waits_for"]),
+            leaving=document.get("leaving"),
         )
 
 
@@ -135,6 +147,8 @@ class NodeDirectory:
         self.simulated_file = path / "simulated.json"
         self.desired_file = path / "desired.json"
         self.told_file = path / "told.json"
+        self.drain_file = path / "drain.json"
+        self.interrupted_file = path / interruption.FILE
         self.packages = path / "site-packages"
         self.scratch = path / "scratch"
         self._lock_id: tuple[int, int] | None = None

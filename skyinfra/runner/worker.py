@@ -19,7 +19,7 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.worker_state_machine import READY, CancelComputeEvent
 
-from skyinfra.protocol import calls
+from skyinfra.protocol import calls, output
 from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
@@ -46,6 +46,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
         head.quiet()
+        output.keep_logging()
         os.setpgrp()
         if packages.is_dir():
             sys.path.insert(0, str(packages))

@@ -21,6 +21,8 @@ from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
 
 logger = logging.getLogger("skyinfra.runner")
 
+_CHANGES = "its layout or configuration changes"
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -115,17 +117,20 @@ class Workers:
             self._running.pop(key, None)
             self._unfinished.pop(key, None)
 
-    async def drain(self, keys: Iterable[Wanted], patience_s: float) -> set[Wanted]:
+    async def drain(
+        self, keys: Iterable[Wanted], patience_s: float, *, since: float | None = None, why: str = _CHANGES
+    ) -> set[Wanted]:
         """One round of draining: takes *keys* out of service and ends those that have nothing to finish any more.
 
-        Gives those that have. A task that has not finished *patience_s* seconds after the first round is ended with
-        its worker: the scheduler starts it again on another slot.
+        Gives those that have. A task that has not finished *patience_s* seconds after the first round, or after
+        *since* (``time.monotonic``), is ended with its worker: the scheduler starts it again on another slot. *why*:
+        what happens to the slot, for the log.
         """
         keys = tuple(keys)
-        kept = await asyncio.gather(*(self._drained(key, patience_s) for key in keys))
+        kept = await asyncio.gather(*(self._drained(key, patience_s, since, why) for key in keys))
         return {key for key, busy in zip(keys, kept, strict=True) if busy}
 
-    async def _drained(self, key: Wanted, patience_s: float) -> bool:
+    async def _drained(self, key: Wanted, patience_s: float, start: float | None, why: str) -> bool:
         """Whether *key* has something to finish; ends it where it has not."""
         supervisor = self._running[key]
         left = await supervisor.drain()
@@ -134,9 +139,9 @@ class Workers:
             logger.info("slot %s: drained and ended", key.slot.slot)
             return False
         if left != self._unfinished.get(key):
-            logger.info("slot %s: its layout or configuration changes; waits for %s", key.slot.slot, left)
+            logger.info("slot %s: %s; waits for %s", key.slot.slot, why, left)
         self._unfinished[key] = left
-        since = supervisor.draining_since
+        since = supervisor.draining_since if start is None else start
         if since is None or time.monotonic() - since <= patience_s:
             return True
         logger.warning(

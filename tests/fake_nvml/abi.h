@@ -109,6 +109,43 @@ typedef struct {
     unsigned long long memorySizeMB;
 } nvmlDeviceAttributes_t;
 
+typedef struct {
+    unsigned gpu, memory;
+} nvmlUtilization_t;
+
+typedef struct {
+    unsigned version, sensorType;
+    int temperature;
+} nvmlTemperature_t;
+
+typedef struct {
+    unsigned version;
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned cliqueId;
+    unsigned char state;
+    unsigned healthMask;
+} nvmlGpuFabricInfo_t;
+
+typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
+
+typedef struct {
+    unsigned version, isSupportedDevice;
+} nvmlGpmSupport_t;
+
+typedef struct {
+    unsigned metricId;
+    nvmlReturn_t nvmlReturn;
+    double value;
+    char *names[3];
+} nvmlGpmMetric_t;
+
+typedef struct {
+    unsigned version, numMetrics;
+    nvmlGpmSample_t sample1, sample2;
+    nvmlGpmMetric_t metrics[477];
+} nvmlGpmMetricsGet_t;
+
 /* The version of a structure carries its size. */
 _Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v2_t) == (NVML_PROFILE_INFO_V2 & 0xFFFF), "GPU instance profile");
 _Static_assert(sizeof(nvmlComputeInstanceProfileInfo_v2_t) == (NVML_COMPUTE_PROFILE_INFO_V2 & 0xFFFF), "CI profile");

@@ -47,8 +47,8 @@ static nvmlReturn_t memory(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     NEED(memory, NVML_ERROR_INVALID_ARGUMENT);
     TRY(device_memory(device, &memory->total));
-    memory->free = memory->total;
-    memory->used = 0;
+    memory->used = used_bytes(device);
+    memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }
 
@@ -56,8 +56,9 @@ static nvmlReturn_t memory_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     NEED(memory && memory->version == (sizeof *memory | 2u << 24), NVML_ERROR_INVALID_ARGUMENT);
     TRY(device_memory(device, &memory->total));
-    memory->free = memory->total;
-    memory->reserved = memory->used = 0;
+    memory->reserved = 0;
+    memory->used = used_bytes(device);
+    memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
 }
 
@@ -170,7 +171,35 @@ API(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t device, unsigned index, n
 API(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *parent),
     mig_device_parent(device, parent))
 
+API(nvmlSystemGetCudaDriverVersion_v2, (int *version), reading_cuda(version))
+API(nvmlDeviceGetEccMode, (nvmlDevice_t device, unsigned *current, unsigned *pending),
+    reading_ecc_mode(device, current, pending))
+API(nvmlDeviceGetTotalEccErrors, (nvmlDevice_t device, unsigned kind, unsigned counter, unsigned long long *count),
+    ((void)counter, reading_ecc_errors(device, kind, count)))
+API(nvmlDeviceGetRemappedRows,
+    (nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed),
+    reading_rows(device, corrected, uncorrected, pending, failed))
+API(nvmlDeviceGetCurrentClocksThrottleReasons, (nvmlDevice_t device, unsigned long long *reasons),
+    reading_clocks(device, reasons))
+API(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *rates), reading_utilization(device, rates))
+API(nvmlDeviceGetTemperature, (nvmlDevice_t device, unsigned sensor, unsigned *degrees),
+    ((void)sensor, reading_temperature(device, degrees)))
+API(nvmlDeviceGetPowerUsage, (nvmlDevice_t device, unsigned *milliwatts), reading_power(device, milliwatts))
+
 #ifndef FAKE_OLD_DRIVER
+/* Newer than R510. */
+API(nvmlDeviceGetCurrentClocksEventReasons, (nvmlDevice_t device, unsigned long long *reasons),
+    reading_clocks(device, reasons))
+API(nvmlDeviceGetTemperatureV, (nvmlDevice_t device, nvmlTemperature_t *temperature),
+    reading_temperature_v(device, temperature))
+API(nvmlDeviceGetGpuFabricInfoV, (nvmlDevice_t device, nvmlGpuFabricInfo_t *info), reading_fabric(device, info))
+API(nvmlGpmQueryDeviceSupport, (nvmlDevice_t device, nvmlGpmSupport_t *support), gpm_support(device, support))
+API(nvmlGpmSampleAlloc, (nvmlGpmSample_t *sample), gpm_allocate(sample))
+API(nvmlGpmSampleFree, (nvmlGpmSample_t sample), gpm_free(sample))
+API(nvmlGpmSampleGet, (nvmlDevice_t device, nvmlGpmSample_t sample), gpm_sample(device, -1, sample))
+API(nvmlGpmMigSampleGet, (nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample),
+    gpm_sample(device, (int)instance, sample))
+API(nvmlGpmMetricsGet, (nvmlGpmMetricsGet_t *get), gpm_metrics(get))
 /* Since R510. */
 API(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),
     device_processes(device, USE_COMPUTE, count, processes))

@@ -23,7 +23,7 @@ from fake_nvml import boards  # noqa: E402
 FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror")
 LIBRARY = "libnvidia-ml.so.1"
 SHARED = ("-shared", "-fPIC", "-fvisibility=hidden", "-pthread", f"-Wl,-soname,{LIBRARY}")
-SOURCES = ("api.c", "calls.c", "compute.c", "devices.c", "machine.c", "mig.c")
+SOURCES = ("api.c", "calls.c", "compute.c", "devices.c", "machine.c", "mig.c", "readings.c")
 PROGRAMS = {"nvidia-smi": "nvidia_smi.c", "fake-nvml-ctl": "ctl.c"}
 
 

@@ -74,6 +74,25 @@ nvmlReturn_t device_memory(nvmlDevice_t device, unsigned long long *total);
 nvmlReturn_t device_attributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes);
 nvmlReturn_t device_processes(nvmlDevice_t device, enum use use, unsigned *count, nvmlProcessInfo_t *processes);
 
+/* readings.c */
+unsigned long long used_bytes(nvmlDevice_t device);
+nvmlReturn_t reading_cuda(int *version);
+nvmlReturn_t reading_ecc_mode(nvmlDevice_t device, unsigned *current, unsigned *pending);
+nvmlReturn_t reading_ecc_errors(nvmlDevice_t device, unsigned kind, unsigned long long *count);
+nvmlReturn_t reading_rows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                          unsigned *failed);
+nvmlReturn_t reading_clocks(nvmlDevice_t device, unsigned long long *reasons);
+nvmlReturn_t reading_utilization(nvmlDevice_t device, nvmlUtilization_t *rates);
+nvmlReturn_t reading_temperature(nvmlDevice_t device, unsigned *degrees);
+nvmlReturn_t reading_temperature_v(nvmlDevice_t device, nvmlTemperature_t *temperature);
+nvmlReturn_t reading_power(nvmlDevice_t device, unsigned *milliwatts);
+nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfo_t *info);
+nvmlReturn_t gpm_support(nvmlDevice_t device, nvmlGpmSupport_t *support);
+nvmlReturn_t gpm_allocate(nvmlGpmSample_t *sample);
+nvmlReturn_t gpm_free(nvmlGpmSample_t sample);
+nvmlReturn_t gpm_sample(nvmlDevice_t device, int instance, nvmlGpmSample_t sample);
+nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get);
+
 /* mig.c */
 nvmlReturn_t mig_get_mode(nvmlDevice_t device, unsigned *current, unsigned *pending);
 nvmlReturn_t mig_set_mode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *status);

@@ -50,7 +50,7 @@ class Cloud:
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")).close()
 
     def tell(self, **world: Any) -> None:
-        """``no_capacity=[machine type]``, ``not_offered=[(machine type, zone)]``; what is left out is as in moto."""
+        """What differs from moto, such as ``no_capacity=[machine type]``; `moto_ext.world` lists what there is."""
         self.world.write_text(json.dumps(world))
 
     def standing(self) -> set[str]:

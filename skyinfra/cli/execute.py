@@ -1,0 +1,130 @@
+"""``skyinfra exec`` and ``skyinfra ssh``: a program, or a shell, on a node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from skyinfra._errors import InvalidField, MissingDependency, NotSupported, did_you_mean
+from skyinfra.cli import nodes
+from skyinfra.protocol import questions
+from skyinfra.protocol.manifest import Manifest, ManifestNode
+
+_WAIT_S = 10.0
+_SSH_PORT = 22
+_PROBE_S = 3.0
+
+
+def on_node(fleet: str, node: str | None, command: Sequence[str]) -> int:
+    """Runs *command* on a node, the head unless another is named, and streams what it prints; its exit code.
+
+    128 and the signal's number where one ended it, as a shell does. Raises `InvalidField`, and what ``connect`` does.
+    """
+    from skyinfra.client import connect
+
+    if not command:
+        raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
+    with connect(fleet) as pool:
+        name = nodes.chosen(pool, node or _head(pool.manifest).name)[0]
+        identity = pool.ask(name, questions.START, command=list(command))
+        try:
+            while True:
+                found: dict[str, Any] = pool.ask(
+                    name, questions.OUTPUT, wait_s=_WAIT_S + 20, identity=identity, longest_s=_WAIT_S
+                )
+                for stream, text in found["parts"]:
+                    target = sys.stderr if stream == "stderr" else sys.stdout
+                    target.write(text)
+                    target.flush()
+                if found["code"] is not None:
+                    code = int(found["code"])
+                    return code if code >= 0 else 128 - code
+        except BaseException:
+            pool.ask(name, questions.END, identity=identity)
+            raise
+
+
+def log_in(fleet: str, node: str | None, command: Sequence[str], *, user: str) -> None:
+    """Replaces this process by ``ssh`` to a node, the head unless another is named, or by Session Manager's on AWS.
+
+    The addresses are the manifest's. Raises `InvalidField`, `NotSupported`, `MissingDependency`, and what reading a
+    manifest raises.
+    """
+    from skyinfra.client.lookup import find_manifest
+
+    manifest = find_manifest(fleet)
+    if manifest.provider == "local":
+        raise NotSupported(
+            "the nodes of this fleet are on the machine where it was deployed",
+            field=manifest.fleet,
+            hint="`skyinfra exec` runs a program beside their runner; here, any shell does.",
+        )
+    chosen = _head(manifest) if node is None else _named(manifest, node)
+    line = ssh_line(manifest, chosen, command, user=user) or session_line(manifest, chosen, command)
+    if line is None:
+        raise NotSupported(
+            f"nothing answers at port {_SSH_PORT} of {chosen.public_address or chosen.address}",
+            field=chosen.name,
+            hint="Open it to your address (ssh_public_key and allow_cidrs), or use `skyinfra exec`, which needs none.",
+        )
+    if shutil.which(line[0]) is None:
+        what = "OpenSSH's client" if line[0] == "ssh" else "the AWS CLI and its Session Manager plugin"
+        raise MissingDependency(f"{line[0]} is not installed: install {what}")
+    sys.stdout.flush()
+    os.execvp(line[0], line)  # noqa: S606 - the terminal is ssh's from here on
+
+
+def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str) -> list[str] | None:
+    """The ``ssh`` command, through the head where only that can be reached; None where no port answers."""
+    remote = ["--", shlex.join(command)] if command else []
+    terminal = ["-t"] if command and sys.stdin.isatty() else []
+    if _answers(node.public_address or node.address):
+        return ["ssh", *terminal, f"{user}@{node.public_address or node.address}", *remote]
+    head = _head(manifest)
+    if node != head and head.public_address and _answers(head.public_address):
+        return ["ssh", *terminal, "-J", f"{user}@{head.public_address}", f"{user}@{node.address}", *remote]
+    return None
+
+
+def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str]) -> list[str] | None:
+    """The ``aws ssm start-session`` command; None for another provider."""
+    if manifest.provider != "aws" or not node.id:
+        return None
+    # A zone is its region with a letter.
+    region = ["--region", node.zone[:-1]] if node.zone else []
+    remote = (
+        ["--document-name", "AWS-StartInteractiveCommand", "--parameters", f"command={shlex.join(command)}"]
+        if command
+        else []
+    )
+    return ["aws", "ssm", "start-session", "--target", node.id, *region, *remote]
+
+
+def _head(manifest: Manifest) -> ManifestNode:
+    return next((node for node in manifest.nodes if node.head), manifest.nodes[0])
+
+
+def _named(manifest: Manifest, name: str) -> ManifestNode:
+    for node in manifest.nodes:
+        if node.name == name:
+            return node
+    names = [node.name for node in manifest.nodes]
+    hint = did_you_mean(name, names) or f"Nodes: {', '.join(names)}."
+    if manifest.group_nodes:
+        hint += " Those of a group have no fixed address; `skyinfra exec` reaches them."
+    raise InvalidField(
+        f"the manifest of {manifest.fleet} has no node of that name", field="NODE", given=name, hint=hint
+    )
+
+
+def _answers(address: str) -> bool:
+    try:
+        socket.create_connection((address, _SSH_PORT), timeout=_PROBE_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,35 @@
+"""What a slot uses at one moment, as `skyinfra top` and Prometheus show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skyinfra._errors import InvalidManifest
+from skyinfra.protocol import _schema
+from skyinfra.protocol.instance import InstanceInfo
+
+
+@dataclass(frozen=True)
+class SlotReading:
+    """What *slot* uses. None stands for what its device, or the driver, does not tell.
+
+    utilization: percent of the time that something ran on it; of a partition, percent of its multiprocessors that were
+    busy, by NVIDIA's GPM, which Hopper and later have. memory_used, memory_total: bytes of its device.
+    temperature (degrees Celsius) and power (watts) are those of the whole accelerator that it stands on.
+    """
+
+    slot: InstanceInfo
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+
+    @classmethod
+    def read(cls, value: object, *, source: str = "metrics") -> SlotReading:
+        """The inverse of `to_json`. Raises `InvalidManifest`."""
+        return _schema.read(cls, value, path=source, error=InvalidManifest)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return _schema.write(self)

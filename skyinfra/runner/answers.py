@@ -1,0 +1,55 @@
+"""What a node answers to the questions of clients, see `skyinfra.protocol.questions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skyinfra._errors import NotSupported
+from skyinfra.protocol import questions
+from skyinfra.protocol.questions import Answer
+from skyinfra.runner import logs
+from skyinfra.runner.commands import Commands
+from skyinfra.runner.state import NodeDirectory
+
+
+class Answers:
+    """Answers for the node whose configuration is the file *config*."""
+
+    def __init__(self, config: Path) -> None:
+        self._config = config
+        self._directory = NodeDirectory(config.absolute().parent)
+        self._commands = Commands(self._directory.path)
+        self._known: dict[str, Callable[..., object]] = {
+            questions.DOCTOR: self._doctor,
+            questions.METRICS: self._metrics,
+            questions.LOG: self._log,
+            questions.START: lambda command: self._commands.start(command),
+            questions.OUTPUT: lambda identity, longest_s: self._commands.output(identity, longest_s),
+            questions.END: lambda identity: self._commands.end(identity),
+        }
+
+    def __call__(self, question: str, arguments: dict[str, Any]) -> Answer:
+        """The answer; blocks until it is there. Raises what stands in its way."""
+        known = self._known.get(question)
+        if known is None:
+            raise NotSupported(
+                "the runner of this node does not know this question",
+                given=question,
+                hint="It is older than the client: deploy the fleet again.",
+            )
+        return {"answer": known(**arguments)}
+
+    def _doctor(self) -> object:
+        from skyinfra.runner.doctor import examine
+
+        return [finding.to_json() for finding in examine(self._config)]
+
+    def _log(self, source: str, task: str = "", offset: int | None = None, lines: int = 100) -> object:
+        return logs.read(self._directory, source, task=task, offset=offset, lines=lines)
+
+    def _metrics(self) -> object:
+        from skyinfra.runner import metrics
+
+        return [reading.to_json() for reading in metrics.read(self._config)]

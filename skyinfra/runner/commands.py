@@ -1,0 +1,152 @@
+"""Programs that a client runs on this node, as the runner's user and outside of the slots: `skyinfra exec`.
+
+A client starts one, asks for its output again and again, and so learns of its end. One that nobody asks for any more is
+ended, with everything that it started.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+from skyinfra._errors import InvalidField, NodeFailed
+
+# A client that has not asked for that long is gone.
+_ABANDONED_S = 60.0
+# Not more than that many at once.
+_MOST = 16
+# Characters that wait to be fetched: who prints more waits.
+_BUFFER = 2**20
+_PART = 256 * 1024
+_GRACE_S = 5.0
+
+
+class Commands:
+    """The programs that run in *folder*."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._running: dict[str, _Command] = {}
+
+    def start(self, arguments: list[str]) -> str:
+        """Starts a program; the id to ask for it by. Raises `NodeFailed`, `InvalidField`."""
+        if not arguments or not all(isinstance(each, str) for each in arguments):
+            raise InvalidField("no command", field="CMD")
+        with self._lock:
+            if len(self._running) >= _MOST:
+                raise NodeFailed(f"{_MOST} commands run on this node already", hint="Wait until some have ended.")
+            identity = uuid.uuid4().hex
+            try:
+                self._running[identity] = _Command(arguments, self._folder)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise NodeFailed(f"cannot be run: {reason}", field=arguments[0]) from None
+        threading.Thread(target=self._watch, args=(identity,), name=f"command {identity}", daemon=True).start()
+        return identity
+
+    def output(self, identity: str, wait_s: float) -> dict[str, Any]:
+        """``parts``, each (stream, text), that came since the last time, and ``code`` once it has ended with them.
+
+        Waits for some, at most *wait_s* seconds. The code is negative for a signal. Raises `NodeFailed`.
+        """
+        return self._find(identity).take(wait_s)
+
+    def end(self, identity: str) -> None:
+        """Ends it: SIGTERM, and SIGKILL 5 s later. One that has ended already is forgotten."""
+        with contextlib.suppress(NodeFailed):
+            self._find(identity).end()
+
+    def _find(self, identity: str) -> _Command:
+        with self._lock:
+            found = self._running.get(identity)
+        if found is None:
+            raise NodeFailed("this node does not run that command any more", hint="Its runner was started again.")
+        return found
+
+    def _watch(self, identity: str) -> None:
+        command = self._running[identity]
+        while not command.fetched:
+            if time.monotonic() - command.asked > _ABANDONED_S:
+                command.end()
+                break
+            time.sleep(0.2)
+        with self._lock:
+            del self._running[identity]
+
+
+class _Command:
+    """One program, in a session of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.asked = time.monotonic()
+        self.fetched = False
+        self._changed = threading.Condition()
+        self._parts: deque[tuple[str, str]] = deque()
+        self._waiting = 0
+        self._open = 2
+        self._process = subprocess.Popen(
+            arguments,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for name, stream in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            threading.Thread(target=self._read, args=(name, stream), daemon=True).start()
+
+    def take(self, wait_s: float) -> dict[str, Any]:
+        self.asked = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._parts or not self._open, wait_s)
+            parts, size = [], 0
+            while self._parts and size < _PART:
+                parts.append(self._parts.popleft())
+                size += len(parts[-1][1])
+            self._waiting -= size
+            self._changed.notify_all()
+            ended = not self._open and not self._parts
+        self.asked = time.monotonic()
+        code = self._process.wait() if ended else None
+        self.fetched = ended
+        return {"parts": parts, "code": code}
+
+    def end(self) -> None:
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        # What it started may go on without it.
+        self._signal(signal.SIGKILL)
+        with self._changed:
+            self._waiting = -(2**62)  # nobody fetches what is still to come
+            self._changed.notify_all()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _read(self, name: str, stream: IO[bytes]) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        with stream:
+            while data := os.read(stream.fileno(), 65536):
+                self._put(name, decoder.decode(data))
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def _put(self, name: str, text: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting < _BUFFER)
+            self._parts.append((name, text))
+            self._waiting += len(text)
+            self._changed.notify_all()

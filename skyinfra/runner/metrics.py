@@ -1,0 +1,147 @@
+"""What the slots of this node use now: utilization, memory, temperature and power, from NVML.
+
+NVML tells no utilization of MIG devices: `nvmlDeviceGetUtilizationRates` is refused on them and on their GPU. GPM does,
+on Hopper and later, from two samples of a GPU instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from skyinfra._errors import AcceleratorMissing
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.readings import SlotReading
+from skyinfra.runner.hardware import Hardware
+from skyinfra.runner.nvml import Gpu, Nvml
+from skyinfra.runner.nvml_readings import MigDevice
+from skyinfra.runner.state import NodeDirectory
+
+# Between two samples of GPM; NVIDIA asks for at least 100 ms.
+_SAMPLE_S = 0.15
+
+
+def read(config: Path) -> list[SlotReading]:
+    """Of each slot that the node *config* has now. Raises `InvalidNodeConfig`.
+
+    What cannot be measured is None: the slots of other vendors have no figures, and a driver may refuse some.
+    """
+    directory = NodeDirectory(config.absolute().parent)
+    status = directory.status()
+    slots = status.slots if status is not None and directory.holder() is not None else ()
+    node = NodeConfig.load(config)
+    accelerator = node.accelerator
+    if not slots or accelerator is None or accelerator.vendor != "nvidia":
+        return [SlotReading(slot) for slot in slots]
+    with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
+        return _of_gpus(nvml, slots)
+    return [SlotReading(slot) for slot in slots]
+
+
+def _of_gpus(nvml: Nvml, slots: Sequence[InstanceInfo]) -> list[SlotReading]:
+    gpus = {gpu.index: gpu for gpu in nvml.gpus()}
+    readings = {}
+    parts = {}
+    for slot in slots:
+        gpu = gpus.get(slot.gpu) if slot.gpu is not None else None
+        device = nvml.mig_device(slot.uuid) if slot.kind == "partition" and slot.uuid else None
+        readings[slot.slot] = _reading(slot, gpu, device)
+        if gpu is not None and device is not None:
+            parts[slot.slot] = gpu, device
+    for name, busy in _busy(parts).items():
+        readings[name] = replace(readings[name], utilization=busy)
+    return list(readings.values())
+
+
+def _reading(slot: InstanceInfo, gpu: Gpu | None, device: MigDevice | None) -> SlotReading:
+    if gpu is None:
+        return SlotReading(slot)
+    whole = slot.kind == "gpu"
+    memory = gpu.ask("nvmlDeviceGetMemoryInfo") if whole else device.memory() if device is not None else None
+    rates = gpu.ask("nvmlDeviceGetUtilizationRates") if whole else None
+    power = gpu.ask("nvmlDeviceGetPowerUsage")
+    return SlotReading(
+        slot,
+        utilization=float(rates.gpu) if rates is not None else None,
+        memory_used=int(memory.used) if memory is not None else None,
+        memory_total=int(memory.total) if memory is not None else None,
+        temperature=gpu.temperature(),
+        power=power / 1000 if power is not None else None,
+    )
+
+
+def _busy(parts: dict[str, tuple[Gpu, MigDevice]]) -> dict[str, float]:
+    """Percent of the multiprocessors of each partition that were busy within the last moment."""
+    able = {name: part for name, part in parts.items() if part[0].has_gpm()}
+    with contextlib.ExitStack() as stack:
+        first = {name: sample for name, part in able.items() if (sample := _sample(part, stack)) is not None}
+        if not first:
+            return {}
+        time.sleep(_SAMPLE_S)
+        second = {name: sample for name in first if (sample := _sample(able[name], stack)) is not None}
+        values = {name: able[name][0].busy_multiprocessors(first[name], sample) for name, sample in second.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _sample(part: tuple[Gpu, MigDevice], stack: contextlib.ExitStack) -> Any:
+    gpu, device = part
+    return stack.enter_context(gpu.gpm_sample(device.instance)) if device.instance is not None else None
+
+
+# Prometheus ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Family:
+    """One metric of the text format: its help, and its samples by labels."""
+
+    name: str
+    text: str
+    samples: list[tuple[str, float]] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        if self.samples:
+            yield f"# HELP {self.name} {self.text}"
+            yield f"# TYPE {self.name} gauge"
+            yield from (f"{self.name}{{{labels}}} {value!r}" for labels, value in self.samples)
+
+
+def prometheus(readings: Iterable[SlotReading]) -> str:
+    """The figures in Prometheus's text format. What is not known is left out."""
+    there = _Family("skyinfra_slot_info", "A slot that has a worker; always 1.")
+    families = {
+        "utilization": _Family("skyinfra_slot_utilization_ratio", "Share of the time, or multiprocessors, in use."),
+        "memory_used": _Family("skyinfra_slot_memory_used_bytes", "Device memory of the slot in use."),
+        "memory_total": _Family("skyinfra_slot_memory_bytes", "Device memory of the slot."),
+        "temperature": _Family("skyinfra_slot_accelerator_celsius", "Temperature of the slot's whole accelerator."),
+        "power": _Family("skyinfra_slot_accelerator_watts", "Power of the slot's whole accelerator."),
+    }
+    for reading in readings:
+        slot = reading.slot
+        name = _labels(
+            fleet=slot.fleet, node=slot.node, slot=str(slot.worker), gpu="" if slot.gpu is None else str(slot.gpu)
+        )
+        kind = _labels(
+            kind=slot.kind, accelerator=slot.accelerator or "", profile=slot.profile or "", uuid=slot.uuid or ""
+        )
+        there.samples.append((f"{name},{kind}", 1.0))
+        for key, family in families.items():
+            value = getattr(reading, key)
+            if value is not None:
+                family.samples.append((name, value / 100 if key == "utilization" else float(value)))
+    return "".join(f"{line}\n" for family in (there, *families.values()) for line in family.lines())
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

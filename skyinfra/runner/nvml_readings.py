@@ -1,0 +1,99 @@
+"""What NVML measures: the figures of GPUs and MIG devices, of which each driver and each GPU tells some."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pynvml
+
+_UNTOLD = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_DATA,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+)
+
+
+def told(api: Any, function: str, *arguments: Any) -> Any:
+    """What *function* of NVML gives; None where the driver, or the device, has no such thing to say."""
+    call = getattr(api, function, None)
+    if call is None:  # the simulated driver has what a partitioner needs
+        return None
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in _UNTOLD:
+            return None
+        raise
+
+
+class MigDevice:
+    """A MIG device. ``instance`` is the id of its GPU instance; None where that is not told."""
+
+    def __init__(self, api: Any, handle: Any) -> None:
+        self._api = api
+        self._handle = handle
+        self.instance: int | None = told(api, "nvmlDeviceGetGpuInstanceId", handle)
+
+    def memory(self) -> Any:
+        """Its memory, with ``total`` and ``used`` in bytes; None where it is not told."""
+        return told(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
+
+
+class Readings:
+    """The part of a GPU that measures. A subclass sets ``_api`` and ``_handle``."""
+
+    _api: Any
+    _handle: Any
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """What NVML's *function* says of this GPU; None where it, or its driver, has no such thing to say."""
+        return told(self._api, function, self._handle, *arguments)
+
+    def temperature(self) -> int | None:
+        """In degrees Celsius; None where it is not told."""
+        for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
+            now = self.ask(function, pynvml.NVML_TEMPERATURE_GPU)
+            if now is not None:
+                return int(now)
+        return None
+
+    def has_gpm(self) -> bool:
+        """Whether it measures its performance (GPM): Hopper and later."""
+        support = self.ask("nvmlGpmQueryDeviceSupport")
+        return support is not None and bool(support.isSupportedDevice)
+
+    @contextlib.contextmanager
+    def gpm_sample(self, instance: int) -> Iterator[Any]:
+        """A sample of the GPU instance *instance* now; None where the driver refuses, as it may but for root."""
+        sample = self._api.nvmlGpmSampleAlloc()
+        try:
+            yield self.ask("nvmlGpmMigSampleGet", instance, sample)
+        finally:
+            self._api.nvmlGpmSampleFree(sample)
+
+    def busy_multiprocessors(self, first: Any, second: Any) -> float | None:
+        """Percent of the multiprocessors that were busy between two samples; None where it is not told."""
+        asked = pynvml.c_nvmlGpmMetricsGet_t()
+        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = 1
+        asked.sample1, asked.sample2 = first, second
+        asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        given = told(self._api, "nvmlGpmMetricsGet", asked)
+        if given is None or given.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS or math.isnan(given.metrics[0].value):
+            return None
+        return float(given.metrics[0].value)
+
+    def fabric_state(self) -> int | None:
+        """How far it is in the fabric of NVSwitch, as NVML counts it (3: completed); None where it is not told."""
+        info = pynvml.c_nvmlGpuFabricInfoV_t()
+        # The structure has to say its version; pynvml leaves that to its caller.
+        info.version = pynvml.nvmlGpuFabricInfo_v2
+        given = self.ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
+        return None if given is None else int(info.state)

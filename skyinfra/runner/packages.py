@@ -1,0 +1,96 @@
+"""Which CUDA, ROCm or Neuron the installed Python packages were made for, from what they left on the disk.
+
+Nothing is imported: importing torch takes seconds and opens devices.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+# Those that bring CUDA's runtime along, or are made for one: name, and the version in it where it has one.
+_RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
+_MADE_FOR = re.compile(r"(?:cupy-cuda|jax-cuda|numba-cuda-cu|onnxruntime-gpu-cuda|cudf-cu|cuml-cu)(\d+)x?(?:-plugin)?")
+
+
+@dataclass(frozen=True)
+class Need:
+    """The *package*, with its version, needs *version* of CUDA (or ROCm): ``(12, 8)``, or ``(12,)`` for any 12."""
+
+    package: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+def search_path(packages: Path | None) -> list[str]:
+    """Where tasks import from: the folder of what the node installed for them, then this Python's own."""
+    return [*([str(packages)] if packages is not None and packages.is_dir() else []), *sys.path]
+
+
+def cuda(path: list[str]) -> list[Need]:
+    """What needs CUDA among the packages on the import path *path*, by name."""
+    found: dict[str, Need] = {}
+    for name, need in _cuda(path):
+        found.setdefault(name, need)  # the first one on the path is imported
+    return [found[name] for name in sorted(found)]
+
+
+def _cuda(path: list[str]) -> Iterator[tuple[str, Need]]:
+    for distribution in metadata.distributions(path=path):
+        try:
+            name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        except (ImportError, OSError):  # an interrupted installation leaves folders without a name
+            continue
+        shown = f"{name} {distribution.version}"
+        if name == "torch":
+            built = torch_version(distribution, "cuda")
+            if built is not None:
+                yield name, Need(shown, built)
+        elif form := _RUNTIME.fullmatch(name):
+            numbers = _numbers(distribution.version)
+            yield name, Need(shown, numbers[:2] if form[1] is None or numbers[0] == int(form[1]) else (int(form[1]),))
+        elif form := _MADE_FOR.fullmatch(name):
+            yield name, Need(shown, (int(form[1]),))
+
+
+def torch_version(distribution: metadata.Distribution, what: str) -> tuple[int, ...] | None:
+    """What torch was built for: its ``torch.version.cuda`` (or ``hip``), read from ``torch/version.py``."""
+    file = Path(str(distribution.locate_file("torch/version.py")))
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return None
+    for node in tree.body:
+        target = (
+            node.target
+            if isinstance(node, ast.AnnAssign)
+            else node.targets[0]
+            if isinstance(node, ast.Assign)
+            else None
+        )
+        value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == what and isinstance(value, ast.Constant):
+            return _numbers(value.value)[:2] if isinstance(value.value, str) else None
+    return None
+
+
+def torch(path: list[str]) -> metadata.Distribution | None:
+    """The torch that tasks would import."""
+    return next(iter(metadata.distributions(path=path, name="torch")), None)
+
+
+def version_of(name: str, path: list[str]) -> str | None:
+    """The version of the package *name*; None where it is not installed."""
+    found = next(iter(metadata.distributions(path=path, name=name)), None)
+    return found.version if found is not None else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)) or (0,)

@@ -1,0 +1,179 @@
+"""What slots use, as the node measures it: on the fake driver, and as Prometheus reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from fake_nvml.fake_machine import FakeMachine
+from hypothesis import given
+from hypothesis import strategies as st
+from running_node import RunningNode, h100
+
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.readings import SlotReading
+from skyinfra.runner import metrics
+from skyinfra.runner.metrics_cli import _cannot_listen
+
+Machine = Callable[..., FakeMachine]
+MakeNode = Callable[..., RunningNode]
+
+BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
+MIB = 2**20
+
+# Reads the figures of the slots that partitions of the machine would be, without a runner.
+READ = """
+import json, sys
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.runner import metrics
+from skyinfra.runner.nvml import Nvml
+from skyinfra.runner.hardware import session
+with session(Nvml()) as nvml:
+    slots = []
+    for gpu in nvml.gpus():
+        mode = gpu.mig_mode()
+        found = gpu.instances() if mode and mode[0] else [None]
+        for instance in found:
+            kind = "partition" if instance else "gpu"
+            uuid = instance.uuid if instance else gpu.uuid
+            slots.append(InstanceInfo("n1", len(slots), f"n1/{len(slots)}", kind, "s/p", gpu=gpu.index, uuid=uuid))
+    slots.append(InstanceInfo("n1", 99, "n1/99", "partition", "s/p", gpu=0, uuid="MIG-gone"))
+    print(json.dumps([reading.to_json() for reading in metrics._of_gpus(nvml, slots)]))
+"""
+
+
+def read(machine: FakeMachine, **settings: str) -> list[SlotReading]:
+    done = machine.python("-c", READ, **settings)
+    assert done.returncode == 0, done.stderr
+    return [SlotReading.read(each) for each in json.loads(done.stdout)]
+
+
+def figures(reading: SlotReading) -> tuple[object, ...]:
+    used = None if reading.memory_used is None else reading.memory_used // MIB
+    return reading.utilization, used, reading.temperature, reading.power
+
+
+def test_whole_gpus_and_partitions(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb,t4")
+    layout = ("-m", "skyinfra.runner", "partition", "--layout", "3g.40gb*2", "--gpu", "1")
+    assert machine.python(*layout).returncode == 0
+    found = read(
+        machine,
+        READINGS="0.utilization=73,0.used=1000,0.temperature=66,0.power=412500,"
+        "1.temperature=55,1.power=300000,1/0.used=20000,1/0.sm=87,1/4.used=7,2.utilization=5",
+    )
+    assert [figures(reading) for reading in found] == [
+        (73.0, 1000, 66, 412.5),
+        (87.0, 20000, 55, 300.0),
+        (0.0, 7, 55, 300.0),
+        (5.0, 0, 31, 70.0),
+        # A partition that has just gone has no figures of its own.
+        (None, None, 66, 412.5),
+    ]
+    assert found[1].memory_total is not None
+    assert 39_000 * MIB < found[1].memory_total < 41_000 * MIB
+
+
+def test_what_a_gpu_or_its_driver_does_not_tell(fake_machine: Machine) -> None:
+    machine = fake_machine("a100_80gb")
+    layout = ("-m", "skyinfra.runner", "partition", "--layout", "3g.40gb*2", "--force", "--reboot")
+    assert machine.python(*layout).returncode == 0
+    # Ampere has no GPM.
+    assert [figures(reading)[0] for reading in read(machine)] == [None, None, None]
+    # Hopper's is for root only where the machine says so.
+    hopper = fake_machine("h100_80gb")
+    assert read(hopper)[0].utilization == 0
+    assert hopper.python("-m", "skyinfra.runner", "partition", "--layout", "7g.80gb").returncode == 0
+    assert read(hopper, FAIL="nvmlGpmMigSampleGet:4")[0].utilization is None
+
+
+def test_an_old_driver(fake_machine: Machine) -> None:
+    (reading, _) = read(fake_machine("t4", old=True), READINGS="0.utilization=5")
+    assert figures(reading) == (5.0, 0, 31, 70.0)
+
+
+def slot(**fields: object) -> InstanceInfo:
+    return InstanceInfo(
+        **{"node": "n1", "worker": 0, "slot": "n1/0", "kind": "gpu", "fleet": "s/p", "gpu": 3, **fields}
+    )  # type: ignore[arg-type]
+
+
+def test_the_text_that_prometheus_reads() -> None:
+    text = metrics.prometheus(
+        [SlotReading(slot(accelerator="H100", uuid="GPU-1"), 50.0, 2, 4, 60, 300.5), SlotReading(slot(worker=1))]
+    )
+    assert text.splitlines() == [
+        "# HELP skyinfra_slot_info A slot that has a worker; always 1.",
+        "# TYPE skyinfra_slot_info gauge",
+        'skyinfra_slot_info{fleet="s/p",node="n1",slot="0",gpu="3",kind="gpu",accelerator="H100",profile="",'
+        'uuid="GPU-1"} 1.0',
+        'skyinfra_slot_info{fleet="s/p",node="n1",slot="1",gpu="3",kind="gpu",accelerator="",profile="",uuid=""} 1.0',
+        "# HELP skyinfra_slot_utilization_ratio Share of the time, or multiprocessors, in use.",
+        "# TYPE skyinfra_slot_utilization_ratio gauge",
+        'skyinfra_slot_utilization_ratio{fleet="s/p",node="n1",slot="0",gpu="3"} 0.5',
+        "# HELP skyinfra_slot_memory_used_bytes Device memory of the slot in use.",
+        "# TYPE skyinfra_slot_memory_used_bytes gauge",
+        'skyinfra_slot_memory_used_bytes{fleet="s/p",node="n1",slot="0",gpu="3"} 2.0',
+        "# HELP skyinfra_slot_memory_bytes Device memory of the slot.",
+        "# TYPE skyinfra_slot_memory_bytes gauge",
+        'skyinfra_slot_memory_bytes{fleet="s/p",node="n1",slot="0",gpu="3"} 4.0',
+        "# HELP skyinfra_slot_accelerator_celsius Temperature of the slot's whole accelerator.",
+        "# TYPE skyinfra_slot_accelerator_celsius gauge",
+        'skyinfra_slot_accelerator_celsius{fleet="s/p",node="n1",slot="0",gpu="3"} 60.0',
+        "# HELP skyinfra_slot_accelerator_watts Power of the slot's whole accelerator.",
+        "# TYPE skyinfra_slot_accelerator_watts gauge",
+        'skyinfra_slot_accelerator_watts{fleet="s/p",node="n1",slot="0",gpu="3"} 300.5',
+    ]
+    assert metrics.prometheus([]) == ""
+
+
+@given(st.text())
+def test_a_label_holds_anything(name: str) -> None:
+    text = metrics.prometheus([SlotReading(slot(accelerator=name))])
+    lines = text.split("\n")
+    assert len(lines) == 4
+    label = lines[2].partition('accelerator="')[2].partition('",profile=')[0]
+    assert re.sub(r"\\(.)", lambda match: {"n": "\n"}.get(match[1], match[1]), label) == name
+
+
+def test_a_node_serves_its_figures(make_node: MakeNode) -> None:
+    node = make_node(accelerator=h100(BIG))
+    assert node.run("metrics", "--once").stdout == "", "no runner, no slots"
+    node.boot()
+    assert node.run("metrics", "--once").stdout.count("skyinfra_slot_info{") == 2
+    command = [
+        sys.executable,
+        "-m",
+        "skyinfra.runner",
+        "metrics",
+        "--config",
+        str(node.file),
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = process.stderr.readline().split()[1]
+            with urllib.request.urlopen(url) as answer:
+                assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+                assert b'slot="1"' in answer.read()
+            with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+                urllib.request.urlopen(url.removesuffix("metrics"))
+            refused.value.close()
+            node.file.write_text("{")
+            with pytest.raises(urllib.error.HTTPError, match="500") as broken:
+                urllib.request.urlopen(url)
+            broken.value.close()
+        finally:
+            process.terminate()
+    node.configure()
+    refused_port = node.run("metrics", "--listen", "nowhere", check=False)
+    assert (refused_port.returncode, "expected HOST:PORT" in refused_port.stderr) == (2, True)
+    assert "cannot listen" in str(_cannot_listen("1.2.3.4:1", OSError(99, "no such address")))

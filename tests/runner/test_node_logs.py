@@ -1,0 +1,200 @@
+"""Logs of a node in parts, programs that nobody asks for any more, and how a shell on a node is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from running_node import until
+from typer.testing import CliRunner
+
+from skyinfra import InvalidField, NodeFailed
+from skyinfra.cli import execute
+from skyinfra.cli.app import app
+from skyinfra.protocol import output
+from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
+from skyinfra.runner import commands, logs
+from skyinfra.runner.commands import Commands
+from skyinfra.runner.state import NodeDirectory
+
+
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n\r", codec="utf-8")), min_size=1),
+    most=st.integers(40, 90),
+)
+def test_a_log_is_read_on_without_a_gap(tmp_path_factory: pytest.TempPathFactory, lines: list[str], most: int) -> None:
+    directory = NodeDirectory(tmp_path_factory.mktemp("node"))
+    text = "".join(f"{line[:8]}\n" for line in lines)
+    directory.log_file.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "_MOST", most)
+        found, offset = "", 0
+        while (part := logs.read(directory, "runner", offset=offset)) and part["text"]:
+            found, offset = found + part["text"], part["offset"]
+    assert found == text
+
+
+def test_the_last_lines_and_what_comes_then(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path)
+    log = directory.log_file
+    log.write_text("a\nb\nc\n")
+    first = logs.read(directory, "runner", lines=2)
+    assert first is not None
+    assert first["text"] == "b\nc\n"
+    with log.open("a") as stream:
+        stream.write("d\nhalf")
+    second = logs.read(directory, "runner", offset=first["offset"])
+    assert second is not None
+    assert second["text"] == "d\n"
+    # Begun anew, after a rotation for instance.
+    log.write_text("e\n")
+    third = logs.read(directory, "runner", offset=second["offset"])
+    assert third is not None
+    assert third["text"] == "e\n"
+
+
+def test_the_log_of_the_boot(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path)
+    with pytest.raises(NodeFailed, match="it has no log of one"):
+        logs.read(directory, "boot", root=tmp_path)
+    (tmp_path / "var/log/skyinfra").mkdir(parents=True)
+    (tmp_path / "var/log/cloud-init-output.log").write_text("cloud-init\n")
+    (tmp_path / "var/log/skyinfra/boot.jsonl").write_text("{}\n")
+    found = logs.read(directory, "boot", root=tmp_path)
+    assert found is not None
+    assert found["text"] == "{}\n"
+    with pytest.raises(InvalidField, match="no such log"):
+        logs.read(directory, "kernel")
+
+
+def test_the_journal_where_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = NodeDirectory(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NodeFailed, match="no log file, and the system no journal"):
+        logs.read(directory, "runner")
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    found = logs.read(directory, "runner", lines=7)
+    assert found is not None
+    assert found["text"] == "--no-pager -o short-iso -u skyinfra-runner.service -n 7\n"
+    program.write_text("#!/bin/sh\necho no permission >&2; exit 1\n")
+    with pytest.raises(NodeFailed, match="no permission"):
+        logs.read(directory, "runner")
+
+
+def test_output_that_is_kept_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"""
+from pathlib import Path
+from skyinfra.protocol import output
+output._KEPT_FILES, output._PRUNE_EVERY = 3, 1
+for number in range(6):
+    with output.captured(f"task-{{number}}", Path({str(tmp_path)!r})):
+        print(number)
+with output.captured("silent", Path({str(tmp_path)!r})):
+    pass
+with output.captured("nowhere", Path({str(tmp_path)!r}, "no", "such")):
+    print("seen")
+print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "seen\nafter\n"
+    # The oldest go when the next one begins.
+    assert sorted(file.name for file in (tmp_path / "tasks").iterdir()) == [f"task-{n}.log" for n in (3, 4, 5)]
+    assert output.find(tmp_path, "task-4") == tmp_path / "tasks/task-4.log"
+    assert output.find(tmp_path, "task") is not None
+    assert output.find(tmp_path, "other") is None
+    assert output.find(tmp_path / "no", "task") is None
+
+
+def test_a_program_that_nobody_asks_for_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_ABANDONED_S", 0.3)
+    found = Commands(tmp_path)
+    script = "sleep 300 & echo $! > child; echo $$ > self; while :; do echo much; done"
+    identity = found.start(["sh", "-c", script])
+    until(lambda: (tmp_path / "self").exists() and (tmp_path / "self").read_text().strip(), "it runs")
+    pids = [int((tmp_path / name).read_text()) for name in ("self", "child")]
+    until(lambda: not any(_runs(pid) for pid in pids), "it has ended, with what it started", seconds=30)
+    with pytest.raises(NodeFailed, match="does not run that command"):
+        until(lambda: found.output(identity, 0)["code"] is not None and None, "it is forgotten", seconds=30)
+
+
+def test_no_more_programs_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_MOST", 1)
+    found = Commands(tmp_path)
+    identity = found.start(["sleep", "300"])
+    with pytest.raises(NodeFailed, match="1 commands run on this node already"):
+        found.start(["true"])
+    found.end(identity)
+    assert found.output(identity, 10)["code"] == -15
+    until(lambda: threading.active_count() and not found._running, "it is forgotten")
+    with pytest.raises(InvalidField, match="no command"):
+        found.start([])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# Shells -------------------------------------------------------------------------------------------------------------
+
+
+def manifest(provider: str = "aws", **fields: str) -> Manifest:
+    head = ManifestNode("p-0", "i-0", "10.0.0.1", fields.get("public"), "us-east-1a", head=True)
+    other = ManifestNode("p-1", "i-1", "10.0.0.2", None, "us-east-1a")
+    return Manifest(1, "s", "p", provider, Endpoint("10.0.0.1", 8786), (head, other), (), "x" * 32)
+
+
+def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = manifest(public="203.0.113.1")
+    head, other = fleet.nodes
+    reached = {"203.0.113.1"}
+    monkeypatch.setattr(execute, "_answers", lambda address: address in reached)
+    assert execute.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "ubuntu@203.0.113.1"]
+    assert execute.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
+        *("ssh", "-J", "me@203.0.113.1", "me@10.0.0.2", "--", "ls 'a b'")
+    ]
+    reached.clear()
+    assert execute.ssh_line(fleet, other, (), user="ubuntu") is None
+    start = ["aws", "ssm", "start-session", "--target", "i-1", "--region", "us-east-1"]
+    assert execute.session_line(fleet, other, ()) == start
+    assert execute.session_line(fleet, other, ("ls", "a b")) == [
+        *(*start, "--document-name", "AWS-StartInteractiveCommand", "--parameters", "command=ls 'a b'")
+    ]
+    assert execute.session_line(manifest("vastai"), other, ()) is None
+
+
+def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "fleet.json"
+    fleet = manifest(public="203.0.113.1").to_json()
+    file.write_text(json.dumps(fleet))
+    became: list[list[str]] = []
+    monkeypatch.setattr(execute, "_answers", lambda address: False)
+    monkeypatch.setattr(os, "execvp", lambda program, line: became.append(line))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def ssh(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["ssh", str(file), *arguments])
+
+    assert "aws is not installed" in str(ssh("p-1").exception)
+    (tmp_path / "aws").touch(mode=0o755)
+    assert ssh("p-1", "--", "nvidia-smi", "-L").exit_code == 0
+    assert became[0][4:] == [
+        *("i-1", "--region", "us-east-1", "--document-name", "AWS-StartInteractiveCommand"),
+        *("--parameters", "command=nvidia-smi -L"),
+    ]
+    assert "Did you mean p-1 or p-0?" in str(ssh("p-2").exception)
+    file.write_text(json.dumps({**fleet, "provider": "vastai"}))
+    assert "nothing answers at port 22 of 203.0.113.1" in str(ssh().exception)
+    assert len(became) == 1
