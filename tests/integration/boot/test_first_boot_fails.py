@@ -1,0 +1,85 @@
+"""Booted nodes whose first boot fails: who hears of it, and that they go on by themselves once they can."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from bed_fleet import Bed, Fleet
+from bed_machine import Machine
+from fleet import until
+
+import skyinfra as sky
+
+pytestmark = pytest.mark.slow
+
+MakeFleet = Callable[..., Fleet]
+# What stands on a node; Python's own caches may grow.
+LOOK = (
+    "find /opt/skyinfra /etc/skyinfra /etc/systemd -not -path '*/__pycache__*' -printf '%p %T@ %m %u\\n' | sort; "
+    "systemctl show -p MainPID skyinfra-runner"
+)
+
+
+def without_runner(bed: Bed, machine: Machine) -> None:
+    """Lets *machine* look for its runner where there is none."""
+    text = gzip.decompress(machine.metadata.user_data).decode()
+    assert bed.runner in text
+    machine.metadata.user_data = gzip.compress(text.replace(bed.runner, f"{bed.runner}.missing").encode())
+
+
+def give_runner(machine: Machine) -> None:
+    """Lets it look in the right place from now on."""
+    machine.execute("sed", "-i", "s/[.]missing//", "/opt/skyinfra/steps.json")
+
+
+def log(machine: Machine) -> list[dict[str, Any]]:
+    text = machine.execute("cat", "/var/log/skyinfra/boot.jsonl").stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_client_is_told_which_step_of_the_head_failed(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet()
+    without_runner(bed, made.head)
+    made.boot(ready=False)
+    status = made.wait(made.head, "failed")
+    assert status["error"]["class"] == "BootFailed"
+    assert "step runner: " in status["error"]["message"] and "HTTP status 404" in status["error"]["message"]
+
+    def refusal() -> sky.BootFailed | None:
+        with pytest.raises(sky.FleetUnreachable) as caught:
+            made.connect()
+        return caught.value if isinstance(caught.value, sky.BootFailed) else None
+
+    error = until(refusal, seconds=120)
+    assert "mig-0 of bed/mig was not set up: step runner: " in str(error) and "HTTP status 404" in str(error)
+    give_runner(made.head)
+    made.wait(made.head)
+    with made.connect() as pool:
+        assert len(pool.slots()) == 4
+
+
+def test_the_head_is_told_of_other_nodes_and_a_second_run_changes_nothing(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet(bed.declare(2))
+    head, worker = made.nodes
+    without_runner(bed, worker)
+    made.boot(ready=False)
+    made.wait(head)
+    made.wait(worker, "failed")
+    with made.connect() as pool:
+        state = until(lambda: (s := pool.look().state) and s.failed and s, seconds=120)
+        assert state is not None and state.failed["mig-1"].step == "runner"
+        give_runner(worker)
+        made.wait(worker)
+        assert len(pool.slots()) == 8
+        state = pool.look().state
+        assert state is not None and state.failed == {}
+
+    before, lines = head.execute("sh", "-c", LOOK).stdout, len(log(head))
+    head.execute("systemctl", "restart", "skyinfra-boot")
+    assert head.execute("sh", "-c", LOOK).stdout == before
+    again = [line["state"] for line in log(head)[lines:]]
+    assert set(again) == {"started", "skipped"} and again.count("started") == again.count("skipped")
