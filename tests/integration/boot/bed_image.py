@@ -62,6 +62,7 @@ resize_rootfs: false
 ssh_genkeytypes: []
 ssh_deletekeys: false
 manage_etc_hosts: false
+locale: false
 apt: {preserve_sources_list: true}
 """
 # cloud-init asks for tokens where it takes the machine for one of AWS's. It tells by DMI, which no container has, or by
