@@ -3,21 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
+# On two cores, since most tests wait for a program. What shares an expensive fixture stays together.
+PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup
 export PYTHON
 
-.PHONY: quickstart test test-all test-aws lint bench update-golden fake-nvml gcc clean
+.PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml gcc clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
 test: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+	$(PYTEST)
 
 test-aws: $(VENV)/.dev
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/aws
+	$(PYTEST) tests/integration/aws
+
+# Nodes that boot: needs root and Debian packages; installs what it lacks, and keeps what it builds in build/boot.
+test-boot: $(VENV)/.dev gcc
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/boot
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -40,7 +46,7 @@ gcc:
 	  { apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } >&2 || true
 
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

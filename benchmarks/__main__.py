@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import imports, packing, partition, placement, synth
+from benchmarks import boot, imports, packing, partition, placement, synth
 from benchmarks.measure import Result
 
 ALL = {
@@ -13,6 +13,7 @@ ALL = {
     "placement": placement.run,
     "packing": packing.run,
     "partition": partition.run,
+    "boot": boot.run,
 }
 
 

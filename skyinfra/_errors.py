@@ -29,6 +29,7 @@
     ├── TerraformError
     │   ├── TerraformNotFound         no terraform program
     │   ├── TerraformFailed           terraform ended with an error
+    │   │   ├── StateLocked           another run holds the state
     │   │   └── CloudRefused          the cloud refused a step; nothing is lost from the state
     │   │       ├── CapacityUnavailable       it has no such machine now
     │   │       ├── CloudCredentialsRefused   credentials that are missing, expired or not accepted
@@ -40,6 +41,7 @@
     ├── FleetError
     │   ├── FleetNotDeployed          nothing deployed under that name
     │   ├── FleetUnreachable          deployed, but its head does not answer
+    │   │   └── BootFailed            its first boot failed; carries the step and the end of its output
     │   ├── CredentialsRefused        the head does not accept this fleet secret
     │   ├── VersionMismatch           the fleet runs another Python or Dask than the client
     │   └── InvalidManifest           a manifest that cannot be read
@@ -250,6 +252,10 @@ class TerraformFailed(TerraformError):
     diagnostics: tuple[tuple[str, str], ...] = ()
 
 
+class StateLocked(TerraformFailed):
+    """Another run of Terraform holds the state, so this one has changed nothing."""
+
+
 class CloudRefused(TerraformFailed):
     """The cloud refused a step. What was created before is in Terraform's state, and the same command goes on."""
 
@@ -294,6 +300,10 @@ class FleetNotDeployed(FleetError):
 
 class FleetUnreachable(FleetError):
     """The fleet is deployed, but its head does not answer."""
+
+
+class BootFailed(FleetUnreachable):
+    """A step of the head's first boot failed; the message carries the step and the end of its output."""
 
 
 class CredentialsRefused(FleetError):
@@ -373,6 +383,7 @@ class NotInTask(TaskError):
 __all__ = [
     "AcceleratorMissing",
     "AppFailed",
+    "BootFailed",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",
@@ -419,6 +430,7 @@ __all__ = [
     "SpotPriceTooLow",
     "StackNotFound",
     "StateDirectoryError",
+    "StateLocked",
     "TaskAttemptsExceeded",
     "TaskError",
     "TaskFailed",

@@ -13,6 +13,7 @@ from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
+    RUNNER_PLACEHOLDER,
     SECRET_PLACEHOLDER,
     VERSION,
     NodeAccelerator,
@@ -20,6 +21,7 @@ from skyinfra.protocol.nodeconfig import (
     PlacedPartition,
     Vendor,
 )
+from skyinfra.protocol.packages import PackageSource
 from skyinfra.providers import Request, Selection
 
 
@@ -113,9 +115,11 @@ def _check_placeholders(pool: ComputePool) -> None:
     values.update({f"image.pip[{i}]": value for i, value in enumerate(image.pip)})
     values.update({f"image.run[{i}]": value for i, value in enumerate(image.run)})
     values.update({f"image.apt[{i}]": value for i, value in enumerate(image.apt)})
-    values.update({"image.runner": image.runner or ""})
+    values.update({f"image.extra_indexes[{i}]": value for i, value in enumerate(image.extra_indexes)})
+    single = ("runner", "index", "wheelhouse", "proxy", "ca_certificate")
+    values.update({f"image.{name}": getattr(image, name) or "" for name in single})
     for field, value in values.items():
-        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER):
+        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER, RUNNER_PLACEHOLDER):
             if placeholder in value:
                 raise InvalidField(
                     f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."
@@ -140,7 +144,16 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         run=tuple(pool.image.run),
         drain_seconds=pool.worker.drain_seconds,
         secret_file=selection.secret_file,
+        packages=_package_source(pool),
     )
+
+
+def _package_source(pool: ComputePool) -> PackageSource | None:
+    image = pool.image
+    extra = tuple(image.extra_indexes)
+    certificate = image.ca_certificate.strip() + "\n" if image.ca_certificate is not None else None
+    source = PackageSource(image.index, extra, image.wheelhouse, image.proxy, certificate)
+    return source if source != PackageSource() else None
 
 
 def _node_accelerator(accelerator: Accelerator, selection: Selection) -> NodeAccelerator:

@@ -33,13 +33,19 @@ class PoolCost:
     dearest: tuple[str, Price] | None
     note: str
     free: bool
+    head: str | None = None
+    head_price: Price | None = None
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all nodes; None where the price is not known."""
+        """Of all nodes, and of a head besides them; None where the price of the nodes is not known."""
         if self.free:
             return 0.0
-        return self.nodes * self.price.usd_per_hour if self.price else None
+        return self.of_nodes(self.price) if self.price else None
+
+    def of_nodes(self, price: Price) -> float:
+        """USD per hour where every node costs *price*, with a head besides them where its price is known."""
+        return self.nodes * price.usd_per_hour + (self.head_price.usd_per_hour if self.head_price else 0.0)
 
     @property
     def elsewhere(self) -> str | None:
@@ -54,7 +60,7 @@ class PoolCost:
         return self.price is not None and self.price.basis == "estimated"
 
     def to_json(self) -> dict[str, Any]:
-        """For a program. The price is of one node, the costs are of all."""
+        """For a program. The price is of one node, the costs are of all and of a head besides them."""
         usd = self.usd_per_hour
         return {
             "pool": self.pool,
@@ -62,7 +68,8 @@ class PoolCost:
             "nodes": self.nodes,
             "machine_type": self.machine,
             "free": self.free,
-            "price": asdict(self.price) if self.price else None,
+            **_price(self.price),
+            "head": {"machine_type": self.head, **_price(self.head_price)} if self.head else None,
             "dearest": {"machine_type": self.dearest[0], **asdict(self.dearest[1])} if self.dearest else None,
             "usd_per_hour": _rounded(usd),
             "usd_per_30_days": _rounded(usd and usd * HOURS),
@@ -122,7 +129,13 @@ def _pool(pool: Mapping[str, Any]) -> PoolCost:
         dearest=dearest if more else None,
         note=pool.get("price_note", ""),
         free=pool["provider"] in FREE,
+        head=pool.get("head"),
+        head_price=Price(**pool["head_price"]) if pool.get("head_price") else None,
     )
+
+
+def _price(price: Price | None) -> dict[str, Any]:
+    return {"price": asdict(price) if price else None}
 
 
 def _rounded(usd: float | None) -> float | None:

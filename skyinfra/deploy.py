@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from skyinfra._errors import CloudRefused, FleetError, ProjectError, SkyinfraError, TerraformError, TerraformFailed
+from skyinfra._errors import (
+    CloudRefused,
+    FleetError,
+    ProjectError,
+    SkyinfraError,
+    StateLocked,
+    TerraformError,
+    TerraformFailed,
+)
 from skyinfra.backends import LocalState
 from skyinfra.compiler import compile_pools
 from skyinfra.next_steps import next_steps
@@ -73,6 +81,8 @@ def carry_out(
         with Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
+            except StateLocked:
+                raise
             except TerraformFailed as error:
                 again = "" if destroy else f", or `skyinfra destroy {stack.name}`"
                 error.hint = _hint(

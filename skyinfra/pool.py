@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 _NAME = r"^[a-z][a-z0-9-]{0,39}$"
 STACK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# A user, or a token, in front of the host of an http or https address, as it may stand in a requirement.
+_CREDENTIALS = re.compile(r"https?://[^/\s?#]*@")
+_ADDRESS = re.compile(r"https?://[^\s/@?#,]+(/[^\s@,]*)?", re.ASCII)
+_PROXY = re.compile(r"https?://[^\s/@?#,]+/?", re.ASCII)
 
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
@@ -35,8 +41,13 @@ class Image(Declared):
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
     packages. env: variables of every worker. run: shell commands, once, before the first slot starts. runner: where
-    a bought node gets skyinfra itself, as pip takes it (a URL of a wheel, a version); None is this version from the
-    package index.
+    a bought node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the
+    code that compiles the stack, which travels with it.
+
+    index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
+    of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy:
+    for HTTP and HTTPS, for everything that is installed. ca_certificate: in PEM, of whoever signs for them; nodes trust
+    it. Addresses hold no credentials: they would stand in the plan and in the user data.
     """
 
     python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$")
@@ -45,6 +56,53 @@ class Image(Declared):
     env: Variables = Field(default_factory=dict)
     run: Strings = ()
     runner: str | None = None
+    index: str | None = None
+    extra_indexes: Strings = ()
+    wheelhouse: str | None = None
+    proxy: str | None = None
+    ca_certificate: str | None = None
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Image:
+        for field, value in self._addresses():
+            _check_no_credentials(field, value)
+            form = _PROXY if field == "Image.proxy" else _ADDRESS
+            if not form.fullmatch(value) and not (field == "Image.wheelhouse" and value.startswith("/")):
+                raise InvalidField("expected an address such as https://host/path", field=field, given=value)
+        for field, values in (("pip", self.pip), ("runner", [self.runner] if self.runner else [])):
+            for value in values:
+                _check_no_credentials(f"Image.{field}", value)
+        if self.ca_certificate is not None:
+            _check_certificate(self.ca_certificate)
+        return self
+
+    def _addresses(self) -> Iterator[tuple[str, str]]:
+        for name in ("index", "wheelhouse", "proxy"):
+            if (value := getattr(self, name)) is not None:
+                yield f"Image.{name}", value
+        for position, value in enumerate(self.extra_indexes):
+            yield f"Image.extra_indexes[{position}]", value
+
+
+def _check_no_credentials(field: str, value: str) -> None:
+    if _CREDENTIALS.search(value):
+        raise InvalidField(
+            "an address with credentials would stand in the plan and in the user data",
+            field=field,
+            hint="Leave them out of it. An index can let the nodes in by their network or their role, through a proxy "
+            "that knows the credentials, or with a netrc file in an image of your own.",
+        )
+
+
+def _check_certificate(text: str) -> None:
+    field = "Image.ca_certificate"
+    if "PRIVATE KEY" in text:
+        raise InvalidField("holds a private key", field=field, hint="Give the certificate alone.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        hint = 'It begins with "-----BEGIN CERTIFICATE-----": Path("ca.pem").read_text().'
+        raise InvalidField("no certificate in PEM", field=field, hint=hint) from None
 
 
 class Worker(Declared):

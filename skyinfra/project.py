@@ -27,6 +27,7 @@ from skyinfra._errors import (
     StackNotFound,
     did_you_mean,
 )
+from skyinfra.expressions import unfolded
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform import Terraform
 
@@ -217,7 +218,7 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
         name=name,
         folder=folder,
         pools=pools,
-        modules=document.get("module", {}),
+        modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
         providers=document.get("provider", {}),
     )
 

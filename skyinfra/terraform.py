@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from typing import IO, Any
 import python_terraform
 from python_terraform import IsFlagged
 
-from skyinfra._errors import DeployInterrupted, TerraformFailed, TerraformNotFound
+from skyinfra._errors import DeployInterrupted, StateLocked, TerraformFailed, TerraformNotFound
 from skyinfra.cloud_errors import explain
 
 PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
@@ -97,10 +98,13 @@ class _Run:
     errors: list[tuple[str, str]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
 
-    def failure(self, command: str) -> TerraformFailed:
-        """The error for this run: what a cloud is known to refuse, or else Terraform's own words."""
+    def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
+        """The error for this run: what a cloud is known to refuse, a locked state, or else Terraform's own words.
+
+        terraform: the words of a command line that runs Terraform in the same folder.
+        """
         reported = self.errors or [("", text) for text in _plain_errors("\n".join(self.plain))]
-        known = explain(command, reported)
+        known = explain(command, reported) or _locked(reported, terraform)
         if known is not None:
             known.message = _PROVISIONER.sub("", known.message)
             return known
@@ -193,7 +197,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if code != 0:
             if not run.plain:
                 run.plain.extend("".join(printed).splitlines())
-            raise run.failure(command)
+            raise run.failure(command, (*self.program, f"-chdir={self.working_dir}"))
         return "".join(printed)
 
 
@@ -318,6 +322,31 @@ def _event(message: dict[str, Any]) -> Event | None:
         seconds=float(hook.get("elapsed_seconds", 0)),
         text=hook.get("output", ""),
     )
+
+
+_LOCK = re.compile(r"^\s*(ID|Operation|Who|Created):\s+(?:OperationType)?(.+?)\s*$", re.MULTILINE)
+
+
+def _locked(errors: Sequence[tuple[str, str]], terraform: Sequence[str]) -> StateLocked | None:
+    """The error for a state that another run holds; None where it is something else."""
+    text = next((text for _, text in errors if text.startswith("Error acquiring the state lock")), "")
+    lock = {name: value for name, value in _LOCK.findall(text) if value}
+    if "ID" not in lock:
+        return None
+    whose = " ".join(
+        [
+            f"{lock['Operation'].lower()} of Terraform" if "Operation" in lock else "run of Terraform",
+            *([f"by {lock['Who']}"] if "Who" in lock else []),
+            *([f"since {lock['Created'][:19]} UTC"] if lock.get("Created", "").endswith("UTC") else []),
+        ]
+    )
+    error = StateLocked(
+        f"the state is locked: another {whose} is at work on it",
+        hint="Nothing was changed. Wait until it has ended, and run this again.\n"
+        f"If it has died and the lock is left over: {shlex.join((*terraform, 'force-unlock', lock['ID']))}",
+    )
+    error.diagnostics = tuple(errors)
+    return error
 
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")

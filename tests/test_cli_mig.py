@@ -142,6 +142,8 @@ def test_bad_input_is_named() -> None:
         run("show", "H100/3g.40gb", "3g.40gb")
     with pytest.raises(InvalidLayout, match="huge"):
         run("show", "H100", "huge")
+    with pytest.raises(InvalidLayout, match="not partitioned has no layout: leave it out"):
+        run("show", "H100", "off")
 
 
 def test_colour_only_where_a_person_watches() -> None:

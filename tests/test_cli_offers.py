@@ -73,5 +73,14 @@ def test_nothing_found_and_wrong_names() -> None:
     with pytest.raises(NotOffered, match=r"p5\.48xlarge") as caught:
         run("H100:3", "--provider", "aws")
     assert caught.value.exit_code == 2
-    with pytest.raises(InvalidField, match="Did you mean aws"):
+    for options, field in (
+        (("--memory", "-1"), "--memory"),
+        (("--ram", "0"), "--ram"),
+        (("--max-price", "0"), "--max-price"),
+    ):
+        with pytest.raises(InvalidField, match=f"^{field}: must be more than 0"):
+            run("H100", *options)
+    with pytest.raises(NotOffered, match=r"with --max-price=1\.0\n(.|\n)*Without --max-price: aws p5\.48xlarge"):
+        run("H100:8", "--provider", "aws", "--max-price", "1")
+    with pytest.raises(InvalidField, match=r"^--provider: (.|\n)*Did you mean aws"):
         run("H100", "--provider", "awss")

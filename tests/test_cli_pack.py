@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from skyinfra import DemandDoesNotFit, InvalidDemand, NotOffered, mig
+from skyinfra import DemandDoesNotFit, InvalidDemand, InvalidField, NotOffered, mig
 from skyinfra.cli.app import app
 
 
@@ -65,7 +65,7 @@ def test_exact_and_limits() -> None:
     assert {each["profile"] for each in exact["given"]} == {"1g.10gb"}
     assert "whole L4" in run(">=18GB*2", "--provider", "aws")
     assert "no declaration of verda" in run("1g.10gb", "--provider", "verda")
-    with pytest.raises(DemandDoesNotFit, match="At least 2 are needed"):
+    with pytest.raises(DemandDoesNotFit, match=r"--max-nodes: .*\nAt least 2 are needed"):
         run("1g.10gb*100", "--provider", "aws", "--max-nodes", "1")
 
 
@@ -73,6 +73,8 @@ def test_wrong_usage() -> None:
     with pytest.raises(InvalidDemand) as caught:
         run("1g.10gb+2g.20gb")
     assert caught.value.exit_code == 2
+    with pytest.raises(InvalidField, match=r"^--max-nodes: a number of machines from 1"):
+        run("1g.10gb", "--max-nodes", "0")
     with pytest.raises(NotOffered) as nobody:
         run(">=300GB")
     assert nobody.value.exit_code == 2

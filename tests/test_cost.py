@@ -35,10 +35,37 @@ def test_all_nodes_per_hour_and_per_30_days() -> None:
 
 def test_prices_that_are_not_known_are_not_in_the_sum() -> None:
     block = pool("H100:8", name="b", aws={"capacity": sky.CapacityBlock(id="cr-0123"), "zones": ["us-east-1a"]})
-    found = cost(pool("H100:8"), pool(name="cpu"), block)
+    found = cost(pool("H100:8"), pool(name="cpu", aws={"instance_types": ["c7i.large"]}), block)
     assert (found.usd_per_hour, found.unknown) == (55.04, ("cpu", "b"))
     assert found.to_json()["pools"][1]["usd_per_hour"] is None
     assert "paid for when it was bought" in found.pools[2].note
+
+
+def test_a_head_besides_the_nodes_is_in_the_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    named = pool("L4", name="named", spot=True, nodes=2, aws={"head_instance_type": "c7i.large"})
+    found = cost(pool("L4", spot=True, nodes=2), named, pool("L4", name="one", spot=True))
+    assert [each.head for each in found.pools] == ["m6i.large", "c7i.large", "m6i.large"]
+    first, unknown, _ = found.pools
+    assert first.usd_per_hour == pytest.approx(2 * 0.4104 + 0.096)
+    assert unknown.usd_per_hour == pytest.approx(2 * 0.4104)
+    assert first.to_json()["head"] == {
+        "machine_type": "m6i.large",
+        "price": {"usd_per_hour": 0.096, "region": "us-east-1", "date": "2026-07-20", "basis": "listed"},
+    }
+    assert cost(pool("L4")).pools[0].to_json()["head"] is None
+    show_cost("s", found)
+    out = capsys.readouterr().out
+    head = (
+        "p: its head, m6i.large on demand, a machine besides the nodes, is in the sum at $0.096/h in us-east-1, 2026-07"
+    )
+    assert head in out
+    assert "named: its head, c7i.large on demand, a machine besides the nodes, is not in the sum, for its price" in out
+
+
+def test_machines_without_accelerators_have_prices() -> None:
+    found = cost(pool(name="cpu", vcpus=8, nodes=2), pool(name="spot", spot=True))
+    assert (found.pools[0].machine, found.pools[0].usd_per_hour) == ("m7i.2xlarge", 0.8064)
+    assert found.unknown == ("spot",) and found.pools[1].note == "spot price not known"
 
 
 def test_this_machine_is_free() -> None:
@@ -59,19 +86,23 @@ def test_a_spot_pool_may_cost_what_its_dearest_machine_costs() -> None:
 
 def test_the_table_says_what_a_reader_must_know(capsys: pytest.CaptureFixture[str]) -> None:
     local = sky.ComputePool(name="here", provider=sky.Local(simulate=True), accelerator="H100")
-    show_cost("s", cost(pool("H100:8", nodes=2), pool("L4", name="spot", spot=True, nodes=3), pool(name="cpu"), local))
+    show_cost(
+        "s",
+        cost(pool("H100:8", nodes=2), pool("L4", name="spot", spot=True, nodes=3), pool(name="cpu", spot=True), local),
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["POOL", "NODES", "MACHINE", "PER", "HOUR", "PER", "30", "DAYS", "PRICE"]
     assert lines[1].split()[:5] == ["p", "2", "p5.48xlarge", "$110.08", "$79,257.60"]
     assert lines[1].rstrip().endswith("on-demand in us-east-1, 2026-07-20")
-    assert "g6.xlarge or 3 more" in lines[2] and "~$1.23" in lines[2] and "2025-07-28" in lines[2]
+    assert "g6.xlarge or 3 more" in lines[2] and "~$1.33" in lines[2] and "2025-07-28" in lines[2]
     assert "unknown" in lines[3] and "price not known" in lines[3]
     assert lines[4].count("free") == 2 and "this machine" in lines[4]
-    assert lines[5].split() == ["all", "~$111.31", "~$80,144.06"]
-    assert lines[6] == "spot: up to $1.99/h if all nodes are gr6.4xlarge."
-    assert lines[7] == "Not in the sum, for its price is not known: cpu."
-    assert lines[8] == "~ is an estimate, not a quote."
-    assert "disks" in lines[9]
+    assert lines[5].split() == ["all", "~$111.41", "~$80,213.18"]
+    assert lines[6] == "spot: up to $2.08/h if all nodes are gr6.4xlarge."
+    assert lines[7].startswith("spot: its head, m6i.large on demand")
+    assert lines[8] == "Not in the sum, for its price is not known: cpu."
+    assert lines[9] == "~ is an estimate, not a quote."
+    assert "disks" in lines[10]
 
 
 def test_a_price_of_another_region_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +112,7 @@ def test_a_price_of_another_region_says_so(capsys: pytest.CaptureFixture[str]) -
 
 def test_max_hourly_cost_is_of_one_node() -> None:
     assert cost(pool("H100:8", nodes=4, max_hourly_cost=55.04)).usd_per_hour == pytest.approx(4 * 55.04)
-    with pytest.raises(sky.NotOffered, match="max_price"):
+    with pytest.raises(sky.NotOffered, match=r"max_hourly_cost=55\.03"):
         cost(pool("H100:8", max_hourly_cost=55.03))
     # The price of the purchase that is asked for, and of every machine type that the pool falls back to.
     capped = cost(pool("L4", spot=True, nodes=3, max_hourly_cost=0.6)).pools[0]

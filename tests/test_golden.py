@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support import read, synth
+from support import ROOT, read, synth
 
 import skyinfra as sky
+from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
 
 GOLDEN = Path(__file__).parent / "golden"
+EXAMPLE = ROOT / "modules" / "aws" / "examples" / "mig"
 
 STACKS = {
     "quickstart": """
@@ -70,6 +75,15 @@ def compare(path: Path, text: str) -> None:
     assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; `make update-golden` writes it anew"
 
 
+def without_code(text: str) -> str:
+    """User data without what is made of the code that compiles: the program of the first boot, and the runner."""
+    place = r'("/opt/skyinfra/first_boot/\w+\.py"\n    permissions: "0644"\n    content: ).*'
+    text = re.sub(place, r'\1"PROGRAM"', text)
+    text = re.sub(r"skyinfra-[\w.+]+-py3-none-any\.whl", "WHEEL", text)
+    text = re.sub(r'(sha256\\":\\")[0-9a-f]{64}', r"\1HASH", text)
+    return re.sub(r'(\\"version\\":\\")3\.\d+(\\",\\"venv)', r"\1VERSION\2", text)
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     synth(tmp_path, STACKS[name])
@@ -77,10 +91,12 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     for module in document["module"].values():
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
+        if "runner_file" in module:
+            assert module["runner_file"].endswith(f"/{carrier.wheel().name}")
+            module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
-            module[key] = re.sub(r"(cloudpickle|distributed)==[^\s\\]+", r"\1==VERSION", module[key])
-            module[key] = re.sub(r"--python 3\.\d+", "--python VERSION", module[key])
+            module[key] = without_code(module[key])
         if "user_data_revision" in module:
             module["user_data_revision"] = "HASH"
     compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")
@@ -96,8 +112,38 @@ def test_user_data(name: str) -> None:
 @pytest.mark.parametrize("name", AWS)
 def test_user_data_of_aws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is installed here decides what the nodes install.
-    monkeypatch.setattr("skyinfra.bootstrap._pins", lambda: ["cloudpickle==1", "distributed==2"])
+    monkeypatch.setattr("skyinfra.bootstrap.steps.pins", lambda: ["cloudpickle==1", "distributed==2"])
     fields = {"provider": sky.AWS(), "name": "pool", "nodes": 2, "image": sky.Image(python="3.12"), **AWS[name]}
     data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
     for role, text in (("head", data.head), ("worker", data.worker)):
-        compare(GOLDEN / f"{name}.{role}.yaml", text)
+        compare(GOLDEN / f"{name}.{role}.yaml", without_code(text))
+
+
+def test_the_rendered_example(tmp_path: Path) -> None:
+    """What `skyinfra render` writes for people without Python is what the example carries."""
+    shutil.copytree(EXAMPLE / "declaration", tmp_path / "declaration", ignore=shutil.ignore_patterns("cdktf.out"))
+    command = [sys.executable, "-m", "skyinfra.cli", "render", "declaration", "--out", "rendered"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    rendered, kept = tmp_path / "rendered", EXAMPLE / "rendered"
+    if os.environ.get("UPDATE_GOLDEN"):
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(rendered, kept)
+    names = sorted(path.name for path in rendered.iterdir())
+    assert names == [f"examples-mig.{part}" for part in ("head.yaml", "tfvars.json", "worker.yaml")]
+    assert names == sorted(path.name for path in kept.iterdir())
+    for name in names:
+        texts = [_any_code((folder / name).read_text(encoding="utf-8")) for folder in (rendered, kept)]
+        assert texts[0] == texts[1], f"{name} differs; `make update-golden` writes it anew"
+    inputs = json.loads((kept / "examples-mig.tfvars.json").read_text(encoding="utf-8"))
+    for role in ("head", "worker"):
+        assert inputs[f"user_data_{role}"] == (kept / f"examples-mig.{role}.yaml").read_text(encoding="utf-8")
+
+
+def _any_code(text: str) -> str:
+    """Without the program of the first boot and what is installed here, which decides what the nodes install."""
+    if text.startswith("{"):
+        document = json.loads(text)
+        document |= {key: _any_code(value) for key, value in document.items() if key.startswith("user_data_")}
+        return json.dumps({**document, "user_data_revision": "HASH"}, indent=2)
+    return re.sub(r"([a-z-]+)==[^\s\\'\",]+", r"\1==VERSION", without_code(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -74,6 +75,40 @@ def test_variables_of_the_environment_are_honoured(stack: Terraform, monkeypatch
     with stack.planned(lambda e: None) as plan:
         stack.apply_plan(plan, lambda e: None)
     assert stack.outputs()["a"] == "two"
+
+
+def test_a_state_that_another_run_holds(stack: Terraform, tmp_path: Path) -> None:
+    """A destroy while another one drains, for instance."""
+    (tmp_path / "slow.tf").write_text(
+        'resource "terraform_data" "slow" {\n  provisioner "local-exec" {\n'
+        f'    command = "touch {tmp_path}/begun; while ! test -e {tmp_path}/go; do sleep 0.1; done"\n  }}\n}}\n'
+    )
+    other = subprocess.Popen(
+        [*stack.program, f"-chdir={tmp_path}", "apply", "-auto-approve", "-input=false"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not (tmp_path / "begun").exists():
+            assert other.poll() is None
+            time.sleep(0.1)
+        with pytest.raises(sky.StateLocked) as caught, stack.planned(lambda e: None, destroy=True):
+            pass
+    finally:
+        (tmp_path / "go").touch()
+        other.wait()
+    message, *hint = str(caught.value).splitlines()
+    assert re.fullmatch(
+        r"the state is locked: another apply of Terraform by \S+@\S+ since [\d-]{10} [\d:]{8} UTC is at work on it",
+        message,
+    )
+    assert hint[0] == "Nothing was changed. Wait until it has ended, and run this again."
+    assert re.search(r"-chdir=\S+ force-unlock [0-9a-f-]{36}$", hint[1])
+    assert caught.value.exit_code == 1 and caught.value.diagnostics
+    # The other one has ended, and with it the lock.
+    assert other.returncode == 0
+    with stack.planned(lambda e: None, destroy=True) as plan:
+        assert not plan.empty
 
 
 def test_a_failed_command_speaks_for_itself(tmp_path: Path, terraform_program: str) -> None:

@@ -149,12 +149,18 @@ def render(
     stack: Annotated[Optional[str], typer.Option(help="Only of this stack.")] = None,  # noqa: UP045
     out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Write the files there.")] = None,  # noqa: UP045
     sizes: Annotated[bool, typer.Option("--sizes", help="Show what takes the room in the user data.")] = False,
+    form: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--format", help="Of the user data: cloud-config, script or container, whatever the provider takes."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the nodes' user data, and the inputs of each pool's module as a tfvars file for plain Terraform."""
     from skyinfra.cli.render import show_render
 
-    show_render(project, stack=stack, out=out, sizes=sizes, as_json=as_json)
+    show_render(project, stack=stack, out=out, sizes=sizes, form=form, as_json=as_json)
 
 
 @app.command(
@@ -196,21 +202,23 @@ def offers(
 ) -> None:
     """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
     from skyinfra.cli.offers import show_offers
+    from skyinfra.cli.options import said_of_options
     from skyinfra.offers import ask
 
-    query = ask(
-        accelerator.split(",") if accelerator and "," in accelerator else accelerator,
-        provider=provider,
-        region=region,
-        spot=spot,
-        count=count,
-        memory_gb=memory,
-        fraction=fraction,
-        vcpus=vcpus,
-        ram_gib=ram,
-        max_price=max_price,
-        legacy=legacy,
-    )
+    with said_of_options():
+        query = ask(
+            accelerator.split(",") if accelerator and "," in accelerator else accelerator,
+            provider=provider,
+            region=region,
+            spot=spot,
+            count=count,
+            memory_gb=memory,
+            fraction=fraction,
+            vcpus=vcpus,
+            ram_gib=ram,
+            max_price=max_price,
+            legacy=legacy,
+        )
     show_offers(query, as_json=as_json)
 
 

@@ -42,6 +42,15 @@ def _amount(pool: PoolCost, hours: int) -> str:
     return "unknown" if amount is None else f"{'~' if pool.estimated else ''}{usd(amount * hours)}"
 
 
+def _head(pool: PoolCost) -> str:
+    what = f"its head, {pool.head} on demand, a machine besides the nodes,"
+    if pool.head_price is None:
+        return f"{what} is not in the sum, for its price is not known."
+    if pool.price is None:
+        return f"{what} costs {pool.head_price}."
+    return f"{what} is in the sum at {pool.head_price}."
+
+
 def remarks(cost: Cost) -> list[str]:
     """What a reader of the sums must know."""
     lines = []
@@ -50,7 +59,9 @@ def remarks(cost: Cost) -> list[str]:
             lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
         if pool.dearest is not None:
             machine, price = pool.dearest
-            lines.append(f"{pool.pool}: up to {usd(price.usd_per_hour * pool.nodes)}/h if all nodes are {machine}.")
+            lines.append(f"{pool.pool}: up to {usd(pool.of_nodes(price))}/h if all nodes are {machine}.")
+        if pool.head is not None:
+            lines.append(f"{pool.pool}: {_head(pool)}")
     if cost.unknown:
         which = "all" if len(cost.unknown) == len(cost.pools) else ", ".join(cost.unknown)
         lines.append(f"Not in the sum, for its price is not known: {which}.")

@@ -77,9 +77,13 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Find the cheapest machines and layouts that hold so many partitions, with the pools that declare them."""
+    from skyinfra.cli.options import said_of_options
     from skyinfra.cli.pack import show_packing
 
-    show_packing(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact, as_json=as_json)
+    with said_of_options():
+        show_packing(
+            demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact, as_json=as_json
+        )
 
 
 @app.command()

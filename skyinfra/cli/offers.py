@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from skyinfra import offers
 from skyinfra.cli import tables
+from skyinfra.cli.options import OPTIONS
 from skyinfra.offers import Offer, Price, Query
 
 CHOSEN = "->"
@@ -18,7 +19,7 @@ def show_offers(query: Query, *, as_json: bool) -> None:
     """Prints what matches, the one that would be chosen marked. Raises NotOffered where nothing does."""
     found = query.run(offers.load())
     if not found:
-        raise offers.not_offered(query)
+        raise offers.not_offered(query, called=OPTIONS)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is found[0]} for offer in found]
         tables.print_json({"offers": listed, "notes": remarks(query, found)})

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra._errors import InvalidField, ProjectError
-from skyinfra.bootstrap import LIMIT, sizes
+from skyinfra.bootstrap import FORMS, LIMIT, Form, converted, sizes
 from skyinfra.cli import tables
+from skyinfra.expressions import plain
 from skyinfra.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
@@ -16,8 +17,14 @@ _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 
-def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: bool, as_json: bool) -> None:
-    """Writes, or lists, the user data and variables of every pool of the project in *folder*."""
+def show_render(
+    folder: Path, *, stack: str | None, out: Path | None, sizes: bool, form: str | None, as_json: bool
+) -> None:
+    """Writes, or lists, the user data and variables of every pool of the project in *folder*.
+
+    form: of the user data, one of `FORMS`; None is what the provider takes.
+    """
+    wanted = _form(form)
     if out is None and not sizes:
         raise InvalidField(
             "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
@@ -25,7 +32,7 @@ def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: boo
     project = Project.find(folder)
     found = project.synth()
     chosen = (project.stack(stack, stacks=found),) if stack else found
-    rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out)]
+    rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
     if as_json:
         tables.print_json({"files": rows})
         return
@@ -39,21 +46,34 @@ def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: boo
         tables.console().print(f"AWS takes {LIMIT} bytes of user data, compressed.")
 
 
-def _pool(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
-    inputs = {key: _plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
-    texts = {f"{stack.name}-{pool}.tfvars.json": json.dumps(inputs, indent=2) + "\n"}
+def _form(name: str | None) -> Form | None:
+    found = next((form for form in FORMS if form == name), None)
+    if name is not None and found is None:
+        raise InvalidField("no such form", field="--format", given=name, hint=f"One of {', '.join(FORMS)}.")
+    return found
+
+
+def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
+    inputs = {key: plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    if inputs.get("runner_file"):
+        # It is written beside the variables.
+        inputs["runner_file"] = Path(inputs["runner_file"]).name
+    texts = {}
     for key, role in _USER_DATA.items():
         text = str(inputs.get(key) or "")
-        kind = "yaml" if text.startswith("#cloud-config") else "json"
+        if text and form is not None:
+            inputs[key] = text = _converted(text, form, f"{stack.name}/{pool}")
+        kind = "yaml" if text.startswith("#cloud-config") else "sh" if text.startswith("#!") else "json"
         if text:
             texts[f"{stack.name}-{pool}.{role}.{kind}"] = text
-    rows = []
+    texts[f"{stack.name}-{pool}.tfvars.json"] = json.dumps(inputs, indent=2) + "\n"
+    rows = _runner(stack, pool, out)
     for name, text in texts.items():
-        parts = sizes(text) if name.endswith(".yaml") else {}
+        parts = {} if name.endswith(".json") else sizes(text)
         total = parts.pop("total", None)
         file = out / name if out is not None else Path(name)
         if out is not None:
-            _write(file, text)
+            _write(file, text.encode())
         rows.append(
             {
                 "fleet": f"{stack.name}/{pool}",
@@ -66,20 +86,35 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str
     return rows
 
 
-def _write(file: Path, text: str) -> None:
+def _converted(text: str, form: Form, fleet: str) -> str:
+    try:
+        return converted(text, form)
+    except InvalidField as error:
+        raise error.at(fleet) from None
+
+
+def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
+    """Writes the runner that the module hands to the nodes, where there is one."""
+    if not (carried := stack.modules[pool].get("runner_file")):
+        return []
+    content = (stack.folder / carried).read_bytes()
+    file = (out or Path()) / Path(carried).name
+    if out is not None:
+        _write(file, content)
+    return [
+        {
+            "fleet": f"{stack.name}/{pool}",
+            "file": str(file),
+            "bytes": len(content),
+            "compressed": None,
+            "parts": {},
+        }
+    ]
+
+
+def _write(file: Path, content: bytes) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_bytes(content)
     except OSError as error:
         raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None
-
-
-def _plain(value: Any) -> Any:
-    """*value* as it is where Terraform reads no template in it, as in a file of variables."""
-    if isinstance(value, str):
-        return value.replace("$${", "${").replace("%%{", "%{")
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -74,7 +75,9 @@ def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
     """The nodes that the head knows and the manifest does not: those of a group come and go by themselves."""
     known = {node.name for node in manifest.nodes}
-    found = {slot.node for slot in (*now.slots, *now.draining)} - known if now is not None else set()
+    found = {slot.node for slot in (*now.slots, *now.draining)} if now is not None else set()
+    found |= set(now.state.failed) if now is not None and now.state is not None else set()
+    found -= known
     return [ManifestNode(name, "", "") for name in sorted(found)]
 
 
@@ -93,6 +96,9 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
     slots += [_missing(name, promised.get(name)) for name in wanted if name not in live and name not in draining]
     reached = bool(live) or (now is not None and node.head)
     state = "ready" if reached and set(wanted) <= set(live) else "missing slots" if live else "not reachable"
+    failed = told.failed.get(node.name) if told else None
+    if failed is not None and not live:
+        state = "failed"
     gpus = strips([*live.values(), *draining.values()], [slot for name, slot in promised.items() if name in wanted])
     return {
         "name": node.name,
@@ -101,6 +107,7 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
         "address": node.address,
         "machine_type": node.machine_type,
         "state": "draining" if draining else "drained" if leaving and not live else state,
+        "failed": asdict(failed) if failed is not None else None,
         "leaving": leaving,
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
@@ -130,6 +137,9 @@ def _print_stack(status: dict[str, Any]) -> None:
         out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {head}")
         if pool["problem"]:
             out.print(f"[red]{escape(pool['problem'])}[/]")
+        for node in pool["nodes"]:
+            if node["failed"]:
+                out.print(f"[red]{escape(_failure(node))}[/]")
         for line in lines((node["name"], node["gpus"]) for node in pool["nodes"]):
             out.print(line, soft_wrap=True)
         made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE")
@@ -148,6 +158,11 @@ def _print_stack(status: dict[str, Any]) -> None:
         for node in pool["nodes"]:
             if node["leaving"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
+
+
+def _failure(node: dict[str, Any]) -> str:
+    failed = node["failed"]
+    return "\n".join([f"{node['name']} was not set up: step {failed['step']}: {failed['error']}", *failed["lines"]])
 
 
 def _state(slot: dict[str, Any]) -> str:

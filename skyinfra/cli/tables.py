@@ -41,10 +41,13 @@ def table(*columns: str) -> Table:
 
 
 def price(pool: dict[str, Any]) -> str:
-    """Price of a pool per hour, all nodes, with its region and date."""
+    """Price of a pool per hour, all nodes and a head besides them, with its region and date."""
     if pool.get("hourly_cost") is None:
         return str(pool["price_note"])
-    return f"${pool['hourly_cost'] * pool['nodes']:.2f}/h ({pool['price_note']})"
+    head = pool.get("head_price")
+    amount = pool["hourly_cost"] * pool["nodes"] + (head["usd_per_hour"] if head else 0.0)
+    about = f"; with{'' if head else 'out'} its head" if pool.get("head") else ""
+    return f"${amount:.2f}/h ({pool['price_note']}{about})"
 
 
 def simulated_mark(simulated: bool) -> str:

@@ -20,11 +20,19 @@ from typing import Any
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra._errors import CredentialsRefused, FleetUnreachable, InvalidManifest, NodeError, VersionMismatch
+from skyinfra._errors import (
+    BootFailed,
+    CredentialsRefused,
+    FleetUnreachable,
+    InvalidManifest,
+    NodeError,
+    VersionMismatch,
+)
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.first_boot import report
 from skyinfra.protocol import calls
 from skyinfra.protocol.credentials import Credentials
-from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 
@@ -118,16 +126,21 @@ class Connection:
                     hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
                 ) from None
             if isinstance(reason, ssl.SSLError):
-                raise self._no_fleet(str(reason.reason)) from None
+                raise await self._no_fleet(str(reason.reason)) from None
             if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.protocol.connector`
-                raise self._no_fleet("it speaks or hangs up before the handshake") from None
+                raise await self._no_fleet("it speaks or hangs up before the handshake") from None
             why = await self._why_silent()
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
                 hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
             ) from None
 
-    def _no_fleet(self, why: str) -> FleetUnreachable:
+    async def _no_fleet(self, why: str) -> FleetUnreachable:
+        """Why no fleet answers there: a head whose first boot failed says so, to whoever has the fleet secret."""
+        head = self.manifest.head
+        failure = await asyncio.to_thread(report.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S)
+        if failure is not None:
+            return boot_failed(NodeFailure.of(failure), node=str(failure.get("node")), fleet=self.manifest.fleet)
         return FleetUnreachable(
             f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {why}",
             hint="Another program has the port now, or the manifest is an old one: read it again.",
@@ -227,6 +240,16 @@ class Connection:
                 if self.alive:
                     await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
                 await asyncio.wait_for(self._client.close(), _ANSWER_S)
+
+
+def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:
+    """What a person is told of a node that was not set up."""
+    lines = "\n".join(failure.lines)
+    hint = f"{node} goes on trying. On it, /var/log/skyinfra/boot.jsonl has all of it."
+    return BootFailed(
+        f"{node} of {fleet} was not set up: step {failure.step}: {failure.error}",
+        hint=f"{lines}\n{hint}" if lines else hint,
+    )
 
 
 def _minor(version: str) -> str:

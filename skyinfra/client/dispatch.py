@@ -250,13 +250,18 @@ class Dispatcher:
             elif waiting.missing_since is None:
                 waiting.missing_since = clock
             elif clock - waiting.missing_since > self.connection.patience:
-                self._wake(waiting, self._lost(waiting))
+                self._wake(waiting, self._lost(waiting, now))
 
-    def _lost(self, waiting: _Waiting) -> SlotLost:
+    def _lost(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
         return SlotLost(
             f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
-            hint="pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
+            hint="\n".join(
+                [
+                    *now.failures(waiting.target),
+                    "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
+                ]
+            ),
         )
 
     def _changed(self, waiting: _Waiting, now: Snapshot) -> SlotLost:

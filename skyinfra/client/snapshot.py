@@ -98,6 +98,16 @@ class Snapshot:
             return "gone"
         return "coming" if node in changing else "missing"
 
+    def failures(self, target: Target) -> list[str]:
+        """A sentence for each node of *target* that could not be set up."""
+        failed = self.state.failed if self.state is not None else {}
+        node = target.slot.rpartition("/")[0] if target.slot else target.node
+        return [
+            f"{name} was not set up: step {failure.step}: {failure.error}"
+            for name, failure in sorted(failed.items())
+            if node in (None, name)
+        ]
+
     def left(self, target: Target) -> str | None:
         """Why the node of *target*'s slot leaves, or has left; None where it does not."""
         node = (target.slot or "").rpartition("/")[0]

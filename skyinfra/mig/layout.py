@@ -22,6 +22,8 @@ _JOIN = re.compile(r"\+(?=\s*[\d>])")
 _PART = re.compile(r"(?P<name>[^*]+?)\s*(?:\*\s*(?P<count>\d{1,9}))?", re.A)
 _TIMES = re.compile(r"(?P<count>\d{1,9})\s*x\s*(?P<size>>.*)", re.A | re.I)
 _SIZE = re.compile(r">=\s*(?P<memory>\d{1,4})\s*GB", re.A | re.I)
+# What a person may write for "no MIG", as the driver and skyinfra-runner do.
+_NONE = ("off", "none", "no", "disabled", "all-disabled")
 _HINT = 'Write it like "3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2" or, by size, "2x>=20GB".'
 
 
@@ -154,7 +156,9 @@ def _name(name: object) -> str:
         return f">={int(size['memory'])}GB"
     if not isinstance(name, str) or not is_profile_name(name):
         hint = _HINT
-        if isinstance(name, str) and re.match(r"\s*\d+c\.", name):
+        if isinstance(name, str) and name.strip().lower() in _NONE:
+            hint = "A GPU that is not partitioned has no layout: leave it out."
+        elif isinstance(name, str) and re.match(r"\s*\d+c\.", name):
             hint = "Each GPU instance carries one compute instance of its whole size; leave the part before its g out."
         raise InvalidLayout("not the name of a profile", given=name, hint=hint)
     return name.strip().lower()

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from skyinfra._errors import NotOffered
 from skyinfra.offers.offer import Offer, load
 from skyinfra.offers.query import Query, is_it
 
 _SHOWN = 3
+_AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 
-def not_offered(query: Query) -> NotOffered:
-    """The error for a query that nothing matches: what was asked, and what comes nearest, with price and provider."""
+def not_offered(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> NotOffered:
+    """The error for a query that nothing matches: what was asked, and what comes nearest, with price and provider.
+
+    called: what the person who asked calls the fields of the query, where that is something else.
+    """
     wanted = " or ".join(map(str, query.accelerators)) or "accelerator"
     whose = " or ".join(query.providers) or "no provider"
-    asked = [f"{name}={value!r}" for name, value in query.constraints().items() if name != "providers"]
+    asked = [
+        f"{called.get(name, name)}={value!r}" for name, value in query.constraints().items() if name != "providers"
+    ]
     message = f"{whose} offers {'no ' if query.providers else ''}{wanted}"
     if asked:
         message += f" with {', '.join(asked)}"
     custom = [each.name for each in query.accelerators if each.custom]
     if custom:
         return NotOffered(message, hint=f"{' and '.join(custom)} is not in the catalog, so that no offer carries it.")
-    return NotOffered(message, hint=hint(query))
+    return NotOffered(message, hint=hint(query, called=called))
 
 
-def hint(query: Query) -> str:
+def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
     """Lines that say what there is instead."""
     asked = query.constraints()
-    lines = [_line(f"Without {name}", less.run(load()), query) for name, less in _less(query).items() if name in asked]
+    lines = [
+        _line(f"Without {called.get(name, name)}", less.run(load()), query)
+        for name, less in _less(query).items()
+        if name in asked
+    ]
     # A region is one provider's.
     anywhere = replace(query, providers=(), region=None if query.providers else query.region)
     lines += [_line("In other numbers", _other_counts(query), query), _line("Elsewhere", _elsewhere(anywhere), query)]

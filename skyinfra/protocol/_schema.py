@@ -52,6 +52,8 @@ def write(document: object) -> dict[str, Any]:
 
 
 def _write(value: object) -> object:
+    if value is None or isinstance(value, str | int | float):  # most of a document
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _write(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):

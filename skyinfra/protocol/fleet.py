@@ -56,17 +56,38 @@ class FleetLayout:
 
 
 @dataclass(frozen=True)
+class NodeFailure:
+    """Why a node was not set up: the step of its first boot, what is wrong, and the end of what it printed.
+
+    Where the runner could not start, the step is ``runner``.
+    """
+
+    step: str
+    error: str
+    lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, told: dict[str, object]) -> NodeFailure:
+        """From what a node tells, see `skyinfra.first_boot.report`; what it leaves out is empty."""
+        lines = told.get("lines")
+        shown = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
+        return cls(str(told.get("step", "")), str(told.get("error", "")), shown)
+
+
+@dataclass(frozen=True)
 class FleetState:
     """What the head tells clients, beside which slots are registered.
 
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have said so.
     ``draining``: the slots that are going, with the names of the tasks that still run there.
+    ``failed``: the nodes that have said that they could not be set up, until they say which slots they are to have.
     ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
     """
 
     version: int
     slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[str, NodeFailure] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
 
     @classmethod

@@ -14,6 +14,7 @@ from typing import Literal
 
 from skyinfra._errors import InvalidNodeConfig
 from skyinfra.protocol import _schema
+from skyinfra.protocol.packages import PackageSource
 
 VERSION = 1
 
@@ -21,6 +22,7 @@ VERSION = 1
 HEAD_PLACEHOLDER = "@SKYINFRA_HEAD@"
 NODE_PLACEHOLDER = "@SKYINFRA_NODE@"
 SECRET_PLACEHOLDER = "@SKYINFRA_SECRET@"  # noqa: S105 - what stands in its place
+RUNNER_PLACEHOLDER = "@SKYINFRA_RUNNER@"
 
 Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
@@ -65,7 +67,8 @@ class NodeConfig:
     ``accelerator`` is what they have, whose layout it hands on. ``simulate`` gives the node simulated accelerators.
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
     ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
-    ``secret_file`` is relative to the folder of the configuration file.
+    ``secret_file`` is relative to the folder of the configuration file. ``packages``: where ``pip`` gets them from,
+    None where nothing is declared of that.
     """
 
     version: int
@@ -84,6 +87,7 @@ class NodeConfig:
     run: tuple[str, ...] = ()
     drain_seconds: float = 600.0
     secret_file: str = "secret"  # noqa: S105 - the name of a file
+    packages: PackageSource | None = None
 
     @property
     def fleet(self) -> str:

@@ -24,6 +24,9 @@ _RETRIES = 8
 # Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
 _FALLBACK_PRICE = 2.0
 
+# What a pool calls what offers are asked for.
+_CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
+
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
@@ -109,17 +112,20 @@ class AWS(Provider):
         self._check_purchase(request)
         chosen = self._accelerated(request) if request.accelerators else self._plain(request)
         group = len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
+        head = self.head_instance_type or _data()["head_type"]
         return Selection(
             accelerator=chosen.accelerator,
             machine_types=chosen.machine_types,
             scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
-            secret_file="secret",  # noqa: S106 - the name of a file
+            # In a folder of root's; the runner's unit hands it over.
+            secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
             image=self.ami or chosen.image,
-            inputs=self._inputs(chosen, group),
+            inputs=self._inputs(chosen, head if group else None),
             prices=chosen.prices,
-            price_note=chosen.price_note + ("; the head, a machine besides the nodes, is not in it" if group else ""),
+            price_note=chosen.price_note,
             share=chosen.share,
-            separate_head=group,
+            head_machine=head if group else None,
+            head_price=_plain_price(head) if group else None,
         )
 
     # What is bought.
@@ -156,7 +162,11 @@ class AWS(Provider):
             image="" if self.ami else _image(accelerator, same),
             efa={o.machine_type: _interfaces(o) for o in same} if self.efa else {},
             share=first.fraction,
-            **self._cost(same, request),
+            **self._cost(
+                {o.machine_type: price for o in same if (price := o.price(spot=request.spot)) is not None},
+                first.machine_type,
+                request,
+            ),
         )
 
     def _query(self, request: Request, **changes: Any) -> offers.Query:
@@ -176,7 +186,7 @@ class AWS(Provider):
         query = self._query(request)
         found = query.run(offers.load())
         if not found:
-            raise offers.not_offered(query).at("accelerator")
+            raise offers.not_offered(query, called=_CALLED).at("accelerator")
         return list(found)
 
     def _of_types(self, request: Request) -> list[Offer]:
@@ -216,20 +226,17 @@ class AWS(Provider):
 
     def _plain(self, request: Request) -> _Chosen:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
-        if request.max_hourly_cost is not None:
-            raise NotSupported(
-                "the prices of machines without accelerators are not known here", field="max_hourly_cost"
-            )
         types = tuple(self.instance_types) or (_general(request),)
+        known = {} if request.spot else {name: price for name in types if (price := _plain_price(name)) is not None}
+        _check_cap(types, known, request)
         image = "" if self.ami else _plain_image(types)
-        return _Chosen(None, types, image, prices={}, price_note="price not known")
+        return _Chosen(None, types, image, **self._cost(known, types[0], request))
 
-    def _cost(self, chosen: list[Offer], request: Request) -> dict[str, Any]:
+    def _cost(self, known: dict[str, Price], first: str, request: Request) -> dict[str, Any]:
         if isinstance(self.capacity, CapacityBlock):
             return {"prices": {}, "price_note": "a capacity block, which was paid for when it was bought"}
-        known = {offer.machine_type: price for offer in chosen if (price := offer.price(spot=request.spot)) is not None}
         purchase = "spot" if request.spot else "on-demand"
-        price = known.get(chosen[0].machine_type)
+        price = known.get(first)
         if price is None:
             return {"prices": known, "price_note": f"{purchase} price not known"}
         about = "about, " if price.basis == "estimated" else ""
@@ -248,16 +255,15 @@ class AWS(Provider):
                     hint=f"With {offer.accelerator}: {', '.join(names) or 'no machine type has one'}.",
                 )
 
-    def _inputs(self, chosen: _Chosen, group: bool) -> dict[str, object]:
+    def _inputs(self, chosen: _Chosen, head: str | None) -> dict[str, object]:
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
-        head = self.head_instance_type or _data()["head_type"]
         optional = {
             "vpc_id": self.vpc_id,
             "ssh_public_key": self.ssh_public_key,
             "iam_instance_profile": self.iam_instance_profile,
-            "head_machine_type": head if group else None,
-            "head_image": _plain_image((head,)) if group else None,
+            "head_machine_type": head,
+            "head_image": _plain_image((head,)) if head else None,
             "spot_max_price": self.spot_max_price,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
@@ -342,6 +348,30 @@ def _plain_image(machine_types: tuple[str, ...]) -> str:
     """An image without drivers, for the architecture of these machines."""
     arm = any(_is_arm(name) for name in machine_types)
     return str(_data()["images"]["cpu"]["arm64" if arm else "x86_64"])
+
+
+def _plain_price(machine_type: str) -> Price | None:
+    """The on-demand price of a machine without accelerators; None where it is not known."""
+    known = _data()["prices"]
+    usd = known["usd_per_hour"].get(machine_type)
+    return None if usd is None else Price(usd, known["region"], known["date"])
+
+
+def _check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request: Request) -> None:
+    cap = request.max_hourly_cost
+    if cap is None:
+        return
+    for name in machine_types:
+        if name not in known:
+            purchase = "spot" if request.spot else "on-demand"
+            raise NotSupported(f"the {purchase} price of {name} is not known here", field="max_hourly_cost")
+        if known[name].usd_per_hour > cap:
+            raise NotOffered(
+                f"{name} costs {known[name]}",
+                field="max_hourly_cost",
+                given=cap,
+                hint="Declare fewer vCPUs or less memory, or raise it.",
+            )
 
 
 def _general(request: Request) -> str:

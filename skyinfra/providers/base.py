@@ -71,7 +71,8 @@ class Selection:
     date. scheduler: where the head's scheduler listens.
     secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
     simulated: whether the accelerators are simulated. share: of each accelerator that a node has, less than 1 for
-    fractional machines. separate_head: whether the head is a machine besides the nodes, without slots.
+    fractional machines. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
+    head_price: of that, None where it is not known.
     """
 
     accelerator: Accelerator | None
@@ -85,12 +86,18 @@ class Selection:
     price_note: str = ""
     simulated: bool = False
     share: float = 1.0
-    separate_head: bool = False
+    head_machine: str | None = None
+    head_price: Price | None = None
 
     @property
     def count(self) -> int:
         """Accelerators on one node."""
         return (self.accelerator.count or 1) if self.accelerator else 0
+
+    @property
+    def separate_head(self) -> bool:
+        """Whether the head is a machine besides the nodes."""
+        return self.head_machine is not None
 
     @property
     def hourly_cost(self) -> float | None:

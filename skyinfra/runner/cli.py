@@ -20,6 +20,8 @@ from skyinfra._errors import SkyinfraError
 from skyinfra.runner import doctor_cli, drain_cli, metrics_cli, partition_cli
 from skyinfra.runner.state import NodeDirectory, Status, appending
 
+# For how long a service that could not start tells why, before it ends and its supervisor starts it again.
+_TELL_S = 15.0
 _LOG_BYTES = 5 * 2**20
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
@@ -96,6 +98,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
     directory = NodeDirectory(config.absolute().parent)
+    supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
         from skyinfra.runner.serve import Service
 
@@ -104,7 +107,15 @@ def _run_service(config: Path, *, partitions: bool) -> int:
         async def serve() -> None:
             await Service(directory.path / config.name, directory, partitions=partitions).run()
 
-        asyncio.run(serve())
+        try:
+            asyncio.run(serve())
+        except SkyinfraError as error:
+            if supervised:
+                from skyinfra.runner import reports
+
+                # It is started again then.
+                reports.tell(directory.path / config.name, error, seconds=_TELL_S)
+            raise
     return 0
 
 

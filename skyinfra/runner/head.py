@@ -41,6 +41,8 @@ _CONFIG = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "2s",
+    # Every process would keep NVML open, which holds the GPUs, and not start where users are told less than root.
+    "distributed.diagnostics.nvml": False,
     # Returns the memory that a task gave back to the system; has to be set before a process starts.
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }

@@ -18,6 +18,7 @@ from skyinfra.runner.nvml import error_name
 # what `nvidia-smi --gpu-reset` names when it refuses (NVIDIA/mig-parted deployments/systemd/hooks.sh, and
 # NVIDIA/gpu-operator issue 118 for persistenced). A display server is left alone: somebody may sit there.
 CLIENTS = (
+    "skyinfra-metrics.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
     "nvsm.service",

@@ -17,6 +17,7 @@ from skyinfra.runner import follow, head
 from skyinfra.runner.desk import Desk, Respond
 from skyinfra.runner.follow import Follower
 from skyinfra.runner.node import Node
+from skyinfra.runner.reports import BootReports
 from skyinfra.runner.scheduler import FleetScheduler
 from skyinfra.runner.state import NodeDirectory
 from skyinfra.runner.supervisor import pause
@@ -45,6 +46,7 @@ class Membership:
         self._respond = respond
         self._scheduler: FleetScheduler | None = None
         self._scheduler_made_from: tuple[Endpoint, str] | None = None
+        self._reports: BootReports | None = None
         self._follower: Follower | None = None
         self._follows: tuple[Endpoint, str, str] | None = None
         self._sha256 = ""
@@ -151,10 +153,17 @@ class Membership:
                 declared, directory=self._directory, security=security, layout=layout, desk=desk
             )
             self._scheduler_made_from = made_from
+            if node.config.provider != "local":
+                # A local node has no first boot.
+                self._reports = BootReports(declared, node.secret, self._scheduler.fail)
+                await self._reports.start()
         self.endpoint = head.reached_at(self._scheduler)
         return self.endpoint
 
     async def _stop_scheduler(self) -> None:
+        if self._reports is not None:
+            await self._reports.close()
+            self._reports = None
         if self._scheduler is not None:
             # A closing scheduler ends its workers; they are to start anew against the next one.
             await self._workers.stop(self._workers)

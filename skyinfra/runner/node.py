@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def file_sha256(path: Path) -> str:
 
 
 def _secret(path: Path, config: NodeConfig) -> str:
-    file = path.parent / config.secret_file
+    # As a systemd unit hands it over where the file itself is root's.
+    handed = Path(os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent"), "secret")
+    file = handed if handed.exists() else path.parent / config.secret_file
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except OSError as error:

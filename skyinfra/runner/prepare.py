@@ -10,13 +10,17 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import shutil
+import ssl
 import sys
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from skyinfra._errors import NodeFailed
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.packages import PackageSource
 from skyinfra.runner.state import NodeDirectory
 
 logger = logging.getLogger("skyinfra.runner")
@@ -28,20 +32,38 @@ _LINE_LIMIT = 2**20
 async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
     """Installs ``config.pip`` and executes ``config.run``, each unless it is done already. Raises `NodeFailed`."""
     done = _done(directory)
+    variables = _variables(config.packages, directory) if config.packages is not None else {}
     if config.pip:
-        await _once("pip", [sys.version.split()[0], *config.pip], done, directory, _pip_commands(config, directory))
+        commands = _pip_commands(config, directory, only=["--no-index"] if "PIP_NO_INDEX" in variables else [])
+        await _once("pip", [sys.version.split()[0], *config.pip], done, directory, commands, variables)
     if config.run:
-        await _once("run", config.run, done, directory, [["/bin/sh", "-c", command] for command in config.run])
+        commands = [["/bin/sh", "-c", command] for command in config.run]
+        await _once("run", config.run, done, directory, commands, variables)
+
+
+def _variables(source: PackageSource, directory: NodeDirectory) -> dict[str, str]:
+    """What tells pip, uv and the image's commands where packages come from."""
+    bundle = directory.path / "ca.pem"
+    if source.ca_certificate is not None:
+        known = ssl.get_default_verify_paths().cafile
+        system = Path(known).read_text(encoding="utf-8") if known is not None else ""
+        directory.write(bundle, f"{system.rstrip()}\n{source.ca_certificate}")
+    return source.environment(bundle=str(bundle))
 
 
 async def _once(
-    key: str, asked: Sequence[str], done: dict[str, str], directory: NodeDirectory, commands: Sequence[Sequence[str]]
+    key: str,
+    asked: Sequence[str],
+    done: dict[str, str],
+    directory: NodeDirectory,
+    commands: Sequence[Sequence[str]],
+    variables: dict[str, str],
 ) -> None:
     digest = hashlib.sha256(json.dumps(list(asked)).encode()).hexdigest()
     if done.get(key) == digest:
         return
     for command in commands:
-        await _execute(command, directory)
+        await _execute(command, directory, variables)
     done[key] = digest
     directory.write(directory.prepared_file, json.dumps(done) + "\n")
 
@@ -52,8 +74,8 @@ def _done(directory: NodeDirectory) -> dict[str, str]:
     return {str(k): str(v) for k, v in json.loads(directory.prepared_file.read_text(encoding="utf-8")).items()}
 
 
-def _pip_commands(config: NodeConfig, directory: NodeDirectory) -> list[list[str]]:
-    target = ["--target", str(directory.packages), "--upgrade", *config.pip]
+def _pip_commands(config: NodeConfig, directory: NodeDirectory, *, only: list[str]) -> list[list[str]]:
+    target = [*only, "--target", str(directory.packages), "--upgrade", *config.pip]
     if importlib.util.find_spec("pip") is not None:
         return [[sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *target]]
     uv = shutil.which("uv")
@@ -67,13 +89,14 @@ def _pip_commands(config: NodeConfig, directory: NodeDirectory) -> list[list[str
     )
 
 
-async def _execute(command: Sequence[str], directory: NodeDirectory) -> None:
+async def _execute(command: Sequence[str], directory: NodeDirectory, variables: dict[str, str]) -> None:
     """Runs *command* in the node's directory. Its output goes to the log; the last lines into the error."""
     shown = command[-1] if command[0] == "/bin/sh" else " ".join(command)
     logger.info("running: %s", shown)
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory.path,
+        env={**os.environ, **variables},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -11,7 +11,7 @@ from distributed import Scheduler
 from distributed.core import Status
 
 from skyinfra.protocol import fleet, questions
-from skyinfra.protocol.fleet import FleetLayout, FleetState
+from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.runner.desk import Desk
 
@@ -38,6 +38,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
+        self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
         self.handlers[fleet.LAYOUT_CALL] = self._hand_on
@@ -54,8 +55,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Takes the names of the slots that *node* is to have; one that has some does not leave."""
         self._promised[node] = tuple(slots)
+        self._boot_failures.pop(node, None)
         if slots:
             self._leaving.pop(node, None)
+
+    def fail(self, node: str, failure: NodeFailure) -> None:
+        """Takes that *node* could not be set up."""
+        self._boot_failures[node] = failure
 
     def leave(self, node: str, why: str, if_others: bool = False) -> bool:
         """Takes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays.
@@ -84,7 +90,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """What Dask says about itself and its workers, with the `FleetState`."""
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), leaving)
+        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:

@@ -23,6 +23,7 @@ from skyinfra.runner.desired import Desired
 from skyinfra.runner.leaving import Leaving
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.node import Node
+from skyinfra.runner.notify import Notifier
 from skyinfra.runner.prepare import prepare
 from skyinfra.runner.reconcile import Reconciler
 from skyinfra.runner.state import NodeDirectory, State, Status
@@ -67,6 +68,7 @@ class Service:
         self._published: Status | None = None
         self._unwritten: Status | None = None
         self._was_ready = False
+        self._systemd = Notifier()
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start.
@@ -91,8 +93,12 @@ class Service:
                 self._workers.check()
                 self._membership.check()
                 self._publish()
+                if self._published is not None:
+                    # The node's configuration and secret are read, and the loop turns: from here on it is watched.
+                    self._systemd.alive(_line(self._published))
                 await pause(self._stop, _POLL_S)
         finally:
+            self._systemd.stopping()
             await self._end(applying)
 
     def _handle_signals(self) -> None:
@@ -247,3 +253,8 @@ class Service:
         if state == "serving" and self._workers.problems:
             return "NodeFailed", "; ".join(self._workers.problems)
         return None
+
+
+def _line(status: Status) -> str:
+    """What systemctl shows."""
+    return f"{status.state}: {': '.join(status.error)}" if status.error else status.state

@@ -46,7 +46,42 @@ DECLARATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DECLARATIONS)
+def aws(fields: str, **provider: object) -> str:
+    given = ", ".join(f"{name}={value}" for name, value in provider.items())
+    return f"sky.ComputePool(provider=sky.AWS({given}), {fields})"
+
+
+# Refused before AWS is asked for anything.
+ON_AWS = {
+    "a count without a machine": (
+        aws("accelerator='H100:4'"),
+        ["aws offers no H100:4", "p5.4xlarge (H100:1) at $6.88/h"],
+    ),
+    "an accelerator it lacks": (aws("accelerator='MI300X'"), ["aws offers no MI300X", "Elsewhere: digitalocean"]),
+    "a price": (aws("accelerator='H100:8', max_hourly_cost=10.0"), ["Without max_hourly_cost: aws p5.48xlarge"]),
+    "user data that are too long": (
+        aws("image=sky.Image(run=[__import__('random').Random(1).randbytes(30_000).hex()])"),
+        ["bytes compressed, of 16384 that are taken", "The most of it: /var/lib/skyinfra/node.json"],
+    ),
+    "a capacity block with spot": (
+        aws("accelerator='H100:8', spot=True", capacity="sky.CapacityBlock(id='cr-1')"),
+        ["pools[0].provider.capacity", "Leave out spot=True, or capacity."],
+    ),
+    "EFA on a machine without": (
+        aws("accelerator='L4'", efa=True),
+        ["g6.xlarge has no Elastic Fabric", "With L4: g6."],
+    ),
+    "a VPC without subnets": (
+        aws("accelerator='L4'", vpc_id="'vpc-1'"),
+        ["AWS.subnet_ids", "Give subnet_ids of vpc-1"],
+    ),
+}
+DECLARATIONS |= ON_AWS
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ON_AWS else ()) for name in DECLARATIONS]
+)
 def test_a_declaration_that_cannot_be(name: str, tmp_path: Path) -> None:
     pools, words = DECLARATIONS[name]
     project = project_with(tmp_path, stack_of(pools))
@@ -55,6 +90,7 @@ def test_a_declaration_that_cannot_be(name: str, tmp_path: Path) -> None:
     assert result.stderr.startswith("error: ")
     for word in words:
         assert word in result.stderr
+    assert len(result.stderr) < 3000  # what is too long is not shown
     assert not list((project / "cdktf.out").rglob("*.json"))
     assert not (project / ".skyinfra").exists()
 

@@ -9,15 +9,16 @@ It runs in a process of its own: ``python -m moto_ext --port N``. Patched there,
   keys the metadata service cannot show, a placement group that is not there.
 - Auto Scaling groups follow their mixed instances policy: the types in their order, the launch template of each, spot.
 - Placement groups exist. The Deep Learning images and their SSM parameters exist.
-- A test says where capacity or an offer is missing; see `moto_ext.world`.
+- An account has quotas and spot scores.
+- A test says where capacity or an offer is missing, and what AWS refuses; see `moto_ext.world`.
 """
 
 from __future__ import annotations
 
-from moto_ext import details, groups, images, interfaces, launch, placement, world
+from moto_ext import account, answers, details, groups, images, interfaces, launch, placement, world
 
 
 def install() -> None:
     """Patches moto in this process."""
-    for part in (details, world, images, interfaces, placement, launch, groups):
+    for part in (details, world, images, interfaces, placement, launch, groups, account, answers):
         part.install()

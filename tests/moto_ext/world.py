@@ -2,6 +2,9 @@
 
 ``no_capacity``: machine types that EC2 has no capacity for: ``TYPE``, ``TYPE/spot`` or ``TYPE/REGION``.
 ``not_offered``: [machine type, zone] that are not offered, though moto lists them.
+``refuse``: actions that AWS refuses, each ``{"action", "code", "message", "status"}``; ``after``: calls that it lets
+through before, ``times``: how many it refuses then, all where it is left out.
+``quotas``: the value of a quota by its code.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 FILE = "MOTO_EXT_WORLD"
 
 
-def told(what: str) -> list[Any]:
+def told(what: str) -> Any:
+    """What the test says of *what*; an empty list where it says nothing."""
     path = Path(os.environ.get(FILE, os.devnull))
     return json.loads(path.read_text()).get(what, []) if path.is_file() else []
 

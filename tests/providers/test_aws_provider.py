@@ -60,7 +60,8 @@ def test_a_spot_pool_falls_back_to_what_costs_not_much_more() -> None:
     assert chosen.machine_types == ("g6.xlarge", "g6.2xlarge", "g6.4xlarge", "gr6.4xlarge")
     assert chosen.separate_head
     assert chosen.hourly_cost == 0.4104
-    assert chosen.price_note.startswith("about, spot in us-east-1, 2025-07-28; the head")
+    assert chosen.price_note == "about, spot in us-east-1, 2025-07-28"
+    assert (chosen.head_machine, chosen.head_price.usd_per_hour) == ("m6i.large", 0.096)
     assert chosen.inputs["head_image"].startswith("/aws/service/canonical/ubuntu/")  # type: ignore[attr-defined]
 
 
@@ -150,7 +151,7 @@ def test_refusals_say_what_would_work() -> None:
     assert "p5.4xlarge (H100:1) at $6.88/h in us-east-1, 2026-07-20" in str(none)
     assert "Elsewhere: digitalocean gpu-mi300x1-192gb" in str(refused(sky.NotOffered, "MI300X"))
     capped = refused(sky.NotOffered, "H100:8", max_hourly_cost=10.0)
-    assert "Without max_price: aws p5.48xlarge (H100:8) at $55.04/h" in str(capped)
+    assert "Without max_hourly_cost: aws p5.48xlarge (H100:8) at $55.04/h" in str(capped)
     assert refused(sky.NotSupported, "Gaudi:8").field == "provider.ami"
     efa = refused(sky.InvalidField, "L4", aws={"efa": True})
     assert "With L4: g6.12xlarge" in str(efa)
@@ -164,7 +165,9 @@ def test_refusals_say_what_would_work() -> None:
         (sky.InvalidField, "L4", {"instance_types": ["g6.xlarge", "g6f.xlarge"]}, {}, "provider.instance_types"),
         (sky.InvalidField, "H100:8", {"capacity": sky.CapacityBlock(id="cr-1")}, {"spot": True}, "provider.capacity"),
         (sky.InvalidField, "H100:8", {"spot_max_price": 9.0}, {}, "provider.spot_max_price"),
-        (sky.NotSupported, None, {}, {"max_hourly_cost": 1.0}, "max_hourly_cost"),
+        (sky.NotSupported, None, {}, {"max_hourly_cost": 1.0, "spot": True}, "max_hourly_cost"),
+        (sky.NotSupported, None, {"instance_types": ["c7i.large"]}, {"max_hourly_cost": 1.0}, "max_hourly_cost"),
+        (sky.NotOffered, None, {}, {"max_hourly_cost": 0.2, "vcpus": 8}, "max_hourly_cost"),
     ],
 )
 def test_what_cannot_be(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cloud import Cloud
-from roots import MODULE, Root
+from roots import MODULE, Root, plan_changes
 
 from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, NodeConfig
 
@@ -56,6 +56,9 @@ def test_everything_that_takes_tags_has_them() -> None:
         "aws_route",
         "aws_route_table_association",
         "aws_autoscaling_group",  # has them as blocks
+        "aws_s3_bucket_policy",
+        "aws_s3_bucket_public_access_block",
+        "aws_s3_object",  # takes ten at most
         "terraform_data",
     }
     for kind, name, body in re.findall(r'^resource "(\w+)" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL):
@@ -104,11 +107,14 @@ def test_the_small_user_data_of_an_example_are_what_a_runner_reads() -> None:
 
 
 @pytest.mark.slow
-def test_an_example_plans_as_it_stands(root: Root, cloud: Cloud) -> None:
-    """The one without rendered user data needs no more than it has."""
+@pytest.mark.parametrize(("example", "nodes"), [("single", 1), ("mig", 2)])
+def test_an_example_plans_as_it_stands(root: Root, cloud: Cloud, example: str, nodes: int) -> None:
+    """With its own user data, or those that are rendered, it needs no more than it has."""
     copy = root.folder.parent / "modules" / "aws"
     shutil.copytree(MODULE, copy)
-    root.folder = copy / "examples" / "single"
+    root.folder = copy / "examples" / example
     root.init()
-    planned = root.plan("-var", 'allow_cidrs=["203.0.113.7/32"]')
-    assert "Plan: " in planned and " 0 to change, 0 to destroy" in planned
+    planned = root.plan()
+    created = plan_changes(planned)
+    assert set(created.values()) == {"create"}
+    assert sum(".aws_instance." in address for address in created) == nodes

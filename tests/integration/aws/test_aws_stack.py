@@ -3,77 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from cloud import Cloud, tags
-from support import provider_configuration
+from projects import Project
 
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 pytestmark = pytest.mark.slow
 
-APP = """
-import os
-from cdktf import App
-import skyinfra as sky
-
-app = App()
-sky.FleetStack(app, "fleet", pools=[
-    sky.ComputePool(
+POOLS = (
+    """sky.ComputePool(
         name="mig", nodes=2, provider=sky.AWS(efa=True), labels={{"team": "research"}},
         accelerator=sky.accelerators.A100(count=8, memory="40GB", mig={layout!r}),
-        image=sky.Image(pip=["torch"], env={{"A": "${{x}}"}}),
-    ),
-    sky.ComputePool(name="chips", provider=sky.AWS(), accelerator="Trainium1:16"),
-    sky.ComputePool(name="share", provider=sky.AWS(instance_types=["g6f.xlarge"]), accelerator="L4"),
-    sky.ComputePool(name="west", nodes=2, spot=True, provider=sky.AWS(region="us-west-2"), accelerator="L4"),
-])
-app.synth()
-"""
+        image=sky.Image(pip=["torch"], env={{"A": "${{x}}"}}))""",
+    """sky.ComputePool(name="chips", provider=sky.AWS(), accelerator="Trainium1:16")""",
+    """sky.ComputePool(name="share", provider=sky.AWS(instance_types=["g6f.xlarge"]), accelerator="L4")""",
+    """sky.ComputePool(name="west", nodes=2, spot=True, provider=sky.AWS(region="us-west-2"), accelerator="L4")""",
+)
 BEFORE, AFTER = {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}, "1g.5gb"
 
 
-class Project:
-    """A project folder whose commands see the tests' AWS."""
-
-    def __init__(self, folder: Path, cloud: Cloud) -> None:
-        self.folder = folder
-        self.printed: list[str] = []
-        (folder / "cdktf.json").write_text('{"language": "python", "app": "python main.py"}')
-        self.environment = {**cloud.environment(), "CHECKPOINT_DISABLE": "1"}
-        configuration = provider_configuration(folder)
-        if configuration:
-            self.environment["TF_CLI_CONFIG_FILE"] = str(configuration)
-        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-    def declare(self, layout: Any) -> None:
-        (self.folder / "main.py").write_text(APP.format(layout=layout))
-
-    def run(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "skyinfra.cli", *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        self.printed += [done.stdout, done.stderr]
-        return done.stdout
-
-    def secrets(self) -> list[str]:
-        state = json.loads((self.folder / "terraform.fleet.tfstate").read_text())
-        found = [r for r in state["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
-        values = [instance["attributes"]["triggers_replace"] for r in found for instance in r["instances"]]
-        return [value["value"] if isinstance(value, dict) else value for value in values]
+def declare(project: Project, layout: Any) -> None:
+    project.declare(*(pool.format(layout=layout) for pool in POOLS))
 
 
 def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east-1") -> NodeConfig:
@@ -87,7 +42,7 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
 def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path) -> None:
     before = cloud.standing()
     project = Project(tmp_path, cloud)
-    project.declare(BEFORE)
+    declare(project, BEFORE)
     project.run("deploy", "--auto-approve")
     secrets = project.secrets()
     assert len(secrets) == len(set(secrets)) == 4
@@ -95,7 +50,7 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     assert json.loads(project.run("plan", "--json"))["changes"] == []
 
     running = {i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()}
-    project.declare(AFTER)
+    declare(project, AFTER)
     planned = json.loads(project.run("plan", "--json"))
     assert [change["action"] for change in planned["changes"]] == ["update"]
     project.run("deploy", "--auto-approve")

@@ -1,8 +1,8 @@
-# Two nodes of eight H100, each GPU with its MIG layout. What the nodes need to know is rendered from a declaration: user
-# data, slots, layout and revision.
+# Two nodes of eight H100, each GPU with its MIG layout. Nothing of it is Python: what the nodes need to know was rendered
+# from declaration/ and stands in rendered/.
 #
-#   skyinfra render STACK --out .
-#   terraform apply -var-file=STACK-POOL.tfvars.json     # warns of the values that this root does not take from it
+#   skyinfra render declaration --out rendered
+#   terraform init && terraform apply
 #
 # A changed layout is rendered again and applied: one tag of the head changes, and the nodes repartition in place.
 
@@ -28,64 +28,28 @@ variable "region" {
   default     = "us-east-1"
 }
 
-variable "user_data_head" {
-  description = "User data of the head, as rendered."
-  type        = string
-}
-
-variable "user_data_worker" {
-  description = "User data of the other node, as rendered."
-  type        = string
-}
-
-variable "user_data_revision" {
-  description = "What the nodes are replaced for, as rendered: everything in the user data but the layout."
-  type        = string
-}
-
-variable "layout" {
-  description = "The layout as a tag, as rendered."
-  type        = string
-}
-
-variable "slots" {
-  description = "The slots of each node, as rendered."
-  type = list(object({
-    index       = number
-    kind        = string
-    accelerator = optional(string)
-    profile     = optional(string)
-    gpu         = optional(number)
-  }))
+locals {
+  # The inputs of the module, as rendered; a root of its own could take them with -var-file in the same way.
+  pool = jsondecode(file("${path.module}/rendered/examples-mig.tfvars.json"))
 }
 
 module "mig" {
   source = "../.."
 
-  name               = "mig"
-  stack              = "examples"
-  node_count         = 2
-  machine_types      = ["p5.48xlarge"]
-  user_data_head     = var.user_data_head
-  user_data_worker   = var.user_data_worker
-  user_data_revision = var.user_data_revision
-  layout             = var.layout
-  slots              = var.slots
-  disk_gb            = 500
-
-  # One interface of EFA on each of the 32 cards; on every fourth also with an address.
-  placement_group = true
-  efa_interfaces = {
-    "p5.48xlarge" = [
-      for card in range(32) : {
-        network_card   = card
-        device_index   = card == 0 ? 0 : 1
-        interface_type = card % 4 == 0 ? "efa" : "efa-only"
-      }
-    ]
-  }
-
-  labels = { example = "mig" }
+  name               = local.pool.name
+  stack              = local.pool.stack
+  node_count         = local.pool.node_count
+  machine_types      = local.pool.machine_types
+  image              = local.pool.image
+  disk_gb            = local.pool.disk_gb
+  user_data_head     = file("${path.module}/rendered/examples-mig.head.yaml")
+  user_data_worker   = file("${path.module}/rendered/examples-mig.worker.yaml")
+  user_data_revision = local.pool.user_data_revision
+  layout             = local.pool.layout
+  slots              = local.pool.slots
+  efa_interfaces     = local.pool.efa_interfaces
+  placement_group    = local.pool.placement_group
+  labels             = local.pool.labels
 }
 
 output "fleet" {

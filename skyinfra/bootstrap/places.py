@@ -1,0 +1,25 @@
+"""Where things stand on a bought node."""
+
+from __future__ import annotations
+
+FOLDER = "/var/lib/skyinfra"
+CONFIG = f"{FOLDER}/node.json"
+STATUS = f"{FOLDER}/status.json"
+# Not in the folder of the runner's user, who could put a link in its place.
+SECRET = "/etc/skyinfra/secret"  # noqa: S105 - the name of a file
+OPT = "/opt/skyinfra"
+STEPS = f"{OPT}/steps.json"
+PROGRAM = f"{OPT}/first_boot"
+VENV = f"{OPT}/venv"
+TOOLS = f"{OPT}/tools"
+BUNDLE = f"{OPT}/ca.pem"
+APT_STAMP = f"{OPT}/packages.json"
+LOG = "/var/log/skyinfra/boot.jsonl"
+# What the next boot is not to find.
+RUN = "/run/skyinfra"
+FAILURE = f"{RUN}/failure.json"
+MARKER = f"{RUN}/booted"
+UNITS = "/etc/systemd/system"
+SCRATCH = "/mnt/scratch"
+INSTANCE_ID = "/var/lib/cloud/data/instance-id"
+USER = "skyinfra"

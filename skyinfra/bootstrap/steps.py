@@ -1,0 +1,161 @@
+"""The steps of a node's first boot, put together from what is declared.
+
+`skyinfra.first_boot.operations` says what each operation does and how it finds out that there is nothing to do; the
+node reads the steps from one JSON file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+from skyinfra import carrier, mig
+from skyinfra.bootstrap import places
+from skyinfra.compiler import Deployment
+from skyinfra.first_boot import operations
+from skyinfra.mig import drivers
+from skyinfra.protocol.nodeconfig import RUNNER_PLACEHOLDER, NodeAccelerator, NodeConfig
+
+VERSION = 1
+_MINUTE = 60.0
+# Not read by client and workers from each other, but what the runner was tested with.
+_TESTED = ("cryptography", "nvidia-ml-py")
+_GROUPS = ("video", "render", "neuron")
+_INSTANCE_STORE = "/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*"
+_NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
+# Where Pythons and caches stand does not depend on whose home it is; nobody answers questions.
+_ENVIRONMENT = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_ROOT_USER_ACTION": "ignore",
+    "UV_CACHE_DIR": "/var/cache/skyinfra",
+    "UV_NO_PROGRESS": "1",
+    "UV_PYTHON_INSTALL_DIR": f"{places.OPT}/python",
+}
+
+Operation = (
+    operations.NodeName
+    | operations.User
+    | operations.Trust
+    | operations.Scratch
+    | operations.Packages
+    | operations.Driver
+    | operations.Python
+    | operations.Runner
+    | operations.Units
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. name: as people read it. operation: what is done, and the check whether it is done already.
+
+    timeout_s: for all attempts together, with the pauses between them; what runs then is ended. attempts: more than
+    one where trying again may help.
+    """
+
+    name: str
+    operation: Operation
+    timeout_s: float
+    attempts: int = 1
+
+    def to_json(self) -> dict[str, object]:
+        """As the node reads it."""
+        return {
+            "name": self.name,
+            "timeout_s": self.timeout_s,
+            "attempts": self.attempts,
+            "operation": _NAMES[type(self.operation)],
+            "arguments": dataclasses.asdict(self.operation),
+        }
+
+
+def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | None) -> str:
+    """The text of ``steps.json``. *report_unit*: what is started when a step has failed."""
+    packages = config.packages
+    environment = {**_ENVIRONMENT, **(packages.environment(bundle=places.BUNDLE) if packages else {})}
+    content = {
+        "version": VERSION,
+        "node": places.CONFIG,
+        "secret": places.SECRET,
+        "log": places.LOG,
+        "status": places.STATUS,
+        "failure": places.FAILURE,
+        "report_unit": report_unit,
+        "environment": environment,
+        "steps": [step.to_json() for step in steps],
+    }
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...]) -> tuple[Step, ...]:
+    """The steps of the node *config* of *deployment*, in order. *units*: what is started in the end; none without."""
+    return tuple(_steps(deployment, config, units))
+
+
+def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
+    image, pool = deployment.pool.image, deployment.pool.name
+    if deployment.selection.separate_head and not config.head:
+        name = operations.NodeName(places.CONFIG, f"{pool}-asg", f"{pool}-", places.INSTANCE_ID)
+        yield Step("name of the node", name, 30)
+    yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)
+    if config.packages is not None and config.packages.ca_certificate:
+        yield Step("CA certificate", operations.Trust(places.CONFIG, places.BUNDLE), 2 * _MINUTE)
+    if deployment.pool.provider.kind == "aws":
+        scratch = operations.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
+        yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)
+    if image.apt:
+        packages = operations.Packages(list(image.apt), places.APT_STAMP)
+        yield Step("packages of the system", packages, 15 * _MINUTE, attempts=3)
+    accelerator = None if config.scheduler_only or config.simulate else config.accelerator
+    if accelerator is not None and (accelerator.vendor == "nvidia" or accelerator.vendor in operations.Driver.DEVICES):
+        driver = operations.Driver(accelerator.vendor, accelerator.name, _oldest_driver(accelerator))
+        yield Step("driver", driver, 2 * _MINUTE, attempts=4)
+    version = image.python or ".".join(platform.python_version_tuple()[:2])
+    yield Step("Python", operations.Python(version, places.VENV, places.TOOLS), 10 * _MINUTE, attempts=3)
+    yield Step("runner", _runner(deployment), 10 * _MINUTE, attempts=4)
+    if units:
+        services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER)
+        yield Step("services", services, _MINUTE, attempts=2)
+
+
+def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
+    """What `compose` makes of the declaration, as text: of the runner only the versions that it goes with."""
+    for step in _steps(deployment, config, ()):
+        operation = step.operation
+        if isinstance(operation, operations.Runner) and operation.wheel is not None:
+            operation = dataclasses.replace(operation, wheel=None, requirements=pins())
+        yield json.dumps({_NAMES[type(operation)]: dataclasses.asdict(operation)})
+
+
+def carries_runner(deployment: Deployment) -> bool:
+    """Whether the runner travels with the stack, as a wheel of the code that compiles it."""
+    return deployment.pool.provider.boots != "node.json" and deployment.pool.image.runner is None
+
+
+def _runner(deployment: Deployment) -> operations.Runner:
+    own = deployment.pool.image.runner
+    if own is None:
+        wheel = carrier.wheel()
+        found = {"url": RUNNER_PLACEHOLDER, "name": wheel.name, "sha256": wheel.sha256}
+        # The wheel says itself what it needs, in which versions.
+        return operations.Runner(places.VENV, places.TOOLS, [], found)
+    return operations.Runner(places.VENV, places.TOOLS, [own, *pins()], None)
+
+
+def pins() -> list[str]:
+    """What the runner needs, in the versions of this machine: client and workers pickle for each other."""
+    return [*carrier.pins(), *(f"{name}=={metadata.version(name)}" for name in _TESTED)]
+
+
+def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
+    """The oldest driver that offers every layout of the node; None where no source says."""
+    if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
+        return None
+    geometry = mig.geometry(accelerator.mig_model)
+    found = [mig.required_driver([p.profile for p in layout], geometry) for layout in accelerator.layouts if layout]
+    return max((driver for driver in found if driver), key=drivers.version, default=None)

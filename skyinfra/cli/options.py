@@ -1,0 +1,30 @@
+"""Errors of functions that the command line calls, said of the options that a person gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skyinfra._errors import DeclarationError
+
+OPTIONS = {
+    "count": "--count",
+    "fraction": "--fraction",
+    "max_nodes": "--max-nodes",
+    "max_price": "--max-price",
+    "memory_gb": "--memory",
+    "provider": "--provider",
+    "ram_gib": "--ram",
+    "region": "--region",
+    "vcpus": "--vcpus",
+}
+
+
+@contextmanager
+def said_of_options() -> Iterator[None]:
+    """A `DeclarationError` about an argument names the option in its place."""
+    try:
+        yield
+    except DeclarationError as error:
+        error.field = OPTIONS.get(error.field or "", error.field)
+        raise

@@ -1,0 +1,126 @@
+"""Fetching the runner: over HTTP, or from a bucket that only the nodes may read."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import json
+import os
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from .programs import Failed
+
+_LARGEST = 2**28
+_EMPTY = hashlib.sha256(b"").hexdigest()
+_TIMEOUT_S = 60.0
+_METADATA_S = 5.0
+
+
+def fetch(url: str, path: Path, sha256: str) -> None:
+    """Keeps what stands at *url* (https, http, or s3://BUCKET/KEY) at *path*, if it has that hash. Raises `Failed`."""
+    if urllib.parse.urlsplit(url).scheme not in ("https", "http", "s3"):
+        raise Failed(f"the address of the runner is no https://, http:// or s3:// address: {url[:100]!r}")
+    request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310
+    part = path.with_name(path.name + ".part")
+    try:
+        with _opened(request, _TIMEOUT_S) as answer:
+            found = _keep(answer, part)
+    except urllib.error.HTTPError as error:
+        code = re.search(rb"<Code>(\w+)</Code>", error.read(2000))
+        why = code.group(1).decode() if code else error.reason
+        raise Failed(f"{url} cannot be fetched: HTTP status {error.code}, {why}") from None
+    except (OSError, ValueError) as error:
+        raise Failed(f"{url} cannot be fetched: {getattr(error, 'reason', error)}") from None
+    if found != sha256:
+        part.unlink()
+        raise Failed(
+            f"what {url} gives is not the runner that the stack was compiled with: its SHA-256 is {found}, not {sha256}"
+        )
+    part.replace(path)
+
+
+def _keep(answer: Any, part: Path) -> str:
+    """The SHA-256 of what is written to *part*."""
+    digest = hashlib.sha256()
+    with part.open("wb") as file:
+        for data in iter(lambda: answer.read(2**16), b""):
+            digest.update(data)
+            file.write(data)
+            if file.tell() > _LARGEST:
+                raise Failed(f"the runner has more than {_LARGEST} bytes")
+    return digest.hexdigest()
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A signature is for one address: it is sent nowhere else."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def _opened(request: urllib.request.Request, timeout: float, *, proxied: bool = True) -> Any:
+    # Made anew each time: the certificates may have changed since this program began.
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+    ]
+    if not proxied:
+        handlers.append(urllib.request.ProxyHandler({}))
+    if not proxied or request.has_header("Authorization"):
+        handlers.append(_Stay())
+    return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
+
+
+def _metadata(path: str, token: str | None = None) -> str:
+    # The variable that AWS's own tools have for another address.
+    base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
+    headers = {"X-aws-ec2-metadata-token": token} if token else {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
+    request = urllib.request.Request(base + path, headers=headers, method="GET" if token else "PUT")  # noqa: S310
+    with _opened(request, _METADATA_S, proxied=False) as answer:
+        return str(answer.read().decode())
+
+
+def _s3_request(url: str) -> urllib.request.Request:
+    """A signed request, with the credentials of the instance's role."""
+    bucket, _, key = url[len("s3://") :].partition("/")
+    try:
+        token = _metadata("/latest/api/token")
+        roles = "/latest/meta-data/iam/security-credentials/"
+        role = _metadata(roles, token).split()[0]
+        credentials = json.loads(_metadata(roles + role, token))
+        region = _metadata("/latest/meta-data/placement/region", token).strip()
+        domain = _metadata("/latest/meta-data/services/domain", token).strip()
+    except (OSError, ValueError, IndexError) as error:
+        raise Failed(f"{url} needs the credentials of the instance's role, and there are none: {error}") from None
+    own = os.environ.get("AWS_ENDPOINT_URL_S3")
+    address = f"{own.rstrip('/')}/{bucket}" if own else f"https://{bucket}.s3.{region}.{domain}"
+    address += "/" + urllib.parse.quote(key, safe="/~")
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    headers = signed(address, region=region, service="s3", credentials=credentials, now=now)
+    return urllib.request.Request(address, headers=headers)  # noqa: S310
+
+
+def signed(url: str, *, region: str, service: str, credentials: dict[str, str], now: str) -> dict[str, str]:
+    """The headers of a GET of *url*, which has no query, by AWS Signature Version 4. *now*: ``20260102T030405Z``."""
+    parts = urllib.parse.urlsplit(url)
+    headers = {"host": parts.netloc, "x-amz-content-sha256": _EMPTY, "x-amz-date": now}
+    if credentials.get("Token"):
+        headers["x-amz-security-token"] = credentials["Token"]
+    names = ";".join(sorted(headers))
+    lines = [f"{name}:{headers[name]}" for name in sorted(headers)]
+    canonical = "\n".join(["GET", parts.path or "/", "", *lines, "", names, _EMPTY])
+    scope = f"{now[:8]}/{region}/{service}/aws4_request"
+    text = "\n".join(["AWS4-HMAC-SHA256", now, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    key = ("AWS4" + credentials["SecretAccessKey"]).encode()
+    for part in scope.split("/"):
+        key = hmac.new(key, part.encode(), "sha256").digest()
+    signature = hmac.new(key, text.encode(), "sha256").hexdigest()
+    credential = f"AWS4-HMAC-SHA256 Credential={credentials['AccessKeyId']}/{scope}"
+    headers["Authorization"] = f"{credential}, SignedHeaders={names}, Signature={signature}"
+    return headers

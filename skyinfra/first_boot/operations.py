@@ -1,0 +1,365 @@
+"""The operations that steps are made of.
+
+Each has `done`, which looks whether there is something to do and changes nothing, and `do`, which may be called again
+after it has failed, and raises `Failed` or an OSError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import grp
+import json
+import os
+import pwd
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from .fetch import fetch
+from .programs import Failed, apt_get, command, numbers, on_volumes, output, read, read_json, replace
+
+# Where systems keep the certificates that they trust.
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+# The programs that take a certificate over, and where they look for it.
+_ANCHORS = (
+    ("update-ca-certificates", "/usr/local/share/ca-certificates/skyinfra.crt"),
+    ("update-ca-trust", "/etc/pki/ca-trust/source/anchors/skyinfra.crt"),
+)
+_VERSION = ("-c", "import sys; print(sys.version.split()[0])")
+
+
+@dataclass(frozen=True)
+class NodeName:
+    """The nodes of a group have one configuration between them: *stands_for* becomes *prefix* and the instance's id."""
+
+    node: str
+    stands_for: str
+    prefix: str
+    instance_id: str
+
+    def done(self) -> bool:
+        return bool(read_json(self.node)["node"] != self.stands_for)
+
+    def do(self) -> None:
+        name = self.prefix + read(self.instance_id).strip()
+        key = '"node":'
+        text = read(self.node).replace(key + json.dumps(self.stands_for), key + json.dumps(name), 1)
+        replace(self.node, text)
+
+
+@dataclass(frozen=True)
+class User:
+    """The user that the runner and its tasks run as, in those of *groups* that there are, and its *folder*."""
+
+    user: str
+    groups: list[str]
+    folder: str
+
+    def _groups(self) -> set[str]:
+        return set(self.groups) & {group.gr_name for group in grp.getgrall()}
+
+    def done(self) -> bool:
+        found = [user.pw_uid for user in pwd.getpwall() if user.pw_name == self.user]
+        inside = {group.gr_name for group in grp.getgrall() if self.user in group.gr_mem}
+        folder = Path(self.folder)
+        return bool(found) and folder.is_dir() and folder.stat().st_uid == found[0] and self._groups() <= inside
+
+    def do(self) -> None:
+        if self.user not in [user.pw_name for user in pwd.getpwall()]:
+            command("useradd", "--system", "--home-dir", self.folder, "--shell", "/usr/sbin/nologin", self.user)
+        for group in sorted(self._groups()):
+            command("usermod", "-aG", group, self.user)
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        shutil.chown(self.folder, self.user)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The CA certificate of the node configuration, for the system and, in *bundle*, for pip and uv."""
+
+    node: str
+    bundle: str
+
+    def _certificate(self) -> str:
+        return str(read_json(self.node)["packages"]["ca_certificate"])
+
+    def done(self) -> bool:
+        certificate = self._certificate()
+        anchors = [path for program, path in _ANCHORS if shutil.which(program)]
+        if not all(Path(path).exists() and read(path) == certificate for path in anchors):
+            return False
+        return Path(self.bundle).exists() and read(self.bundle).endswith(certificate)
+
+    def do(self) -> None:
+        certificate = self._certificate()
+        system = next((read(path) for path in _BUNDLES if Path(path).exists()), "")
+        for program, path in _ANCHORS:
+            if shutil.which(program):
+                replace(path, certificate)
+                command(program)
+        replace(self.bundle, f"{system.rstrip()}\n{certificate}")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The volumes of the instance store as one file system at *mount*. A machine that was stopped has empty ones."""
+
+    devices: str
+    mount: str
+    label: str
+    user: str
+
+    def _volumes(self) -> list[str]:
+        return sorted({os.path.realpath(path) for path in glob.glob(self.devices) if "-part" not in path})  # noqa: PTH207
+
+    def done(self) -> bool:
+        return not self._volumes() or os.path.ismount(self.mount)
+
+    def do(self) -> None:
+        volumes = self._volumes()
+        Path(self.mount).mkdir(parents=True, exist_ok=True)
+        mounted = [path for path in on_volumes("MOUNTPOINT", volumes) if path.startswith("/")]
+        if mounted:
+            # AWS's Deep Learning images have joined and mounted them already.
+            folder = Path(mounted[0], "skyinfra")
+            folder.mkdir(exist_ok=True)
+            command("mount", "--bind", str(folder), self.mount)
+        else:
+            command("mount", "-o", "noatime,nosuid,nodev", self._found(volumes) or self._made(volumes), self.mount)
+        shutil.chown(self.mount, self.user)
+
+    def _found(self, volumes: list[str]) -> str:
+        """What was made at an earlier boot."""
+        if len(volumes) > 1:
+            output("vgchange", "-ay", self.label)
+            output("mdadm", "--assemble", "--scan")
+        return output("blkid", "-L", self.label)
+
+    def _made(self, volumes: list[str]) -> str:
+        held = on_volumes("FSTYPE", volumes)
+        if held:
+            raise Failed(f"{', '.join(volumes)} hold {', '.join(held)} that is not mounted: nothing is overwritten")
+        device = volumes[0] if len(volumes) == 1 else self._joined(volumes)
+        command("mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-m", "0", "-L", self.label, device)
+        return device
+
+    def _joined(self, volumes: list[str]) -> str:
+        count = str(len(volumes))
+        if shutil.which("vgcreate"):
+            command("vgcreate", "-q", self.label, *volumes)
+            stripes = ("-i", count, "-I", "256k", "-l", "100%FREE")
+            command("lvcreate", "-q", "-y", "-n", "scratch", *stripes, self.label)
+            return f"/dev/{self.label}/scratch"
+        if shutil.which("mdadm"):
+            device = f"/dev/md/{self.label}"
+            command("mdadm", "--create", device, "--run", "--level=0", "--raid-devices", count, *volumes)
+            return device
+        raise Failed(f"{count} volumes have to be joined, and this machine has neither lvm2 nor mdadm")
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Packages of the system. *stamp*: a file that says which were installed."""
+
+    apt: list[str]
+    stamp: str
+
+    def done(self) -> bool:
+        return Path(self.stamp).exists() and bool(read_json(self.stamp) == self.apt)
+
+    def do(self) -> None:
+        if not shutil.which("apt-get"):
+            raise Failed("image.apt is for Debian and Ubuntu: this machine has no apt-get")
+        # What an earlier attempt has left half done.
+        output("dpkg", "--configure", "-a")
+        apt_get("update")
+        apt_get("install", "-y", "--no-install-recommends", *self.apt)
+        replace(self.stamp, json.dumps(self.apt))
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver of *accelerator*, which nothing installs here. minimum: of NVIDIA's, such as ``525``."""
+
+    vendor: str
+    accelerator: str
+    minimum: str | None
+
+    # What is there when the driver of a vendor is.
+    DEVICES: ClassVar[dict[str, str]] = {"aws": "/dev/neuron[0-9]*", "amd": "/dev/kfd"}
+
+    def done(self) -> bool:
+        return self._problem() is None
+
+    def do(self) -> None:
+        problem = self._problem()
+        if problem is not None:
+            raise Failed(problem)
+
+    def _problem(self) -> str | None:
+        choose = "Choose an image that has it, or install it with image.apt."
+        if self.vendor != "nvidia":
+            pattern = self.DEVICES[self.vendor]
+            there = glob.glob(pattern)  # noqa: PTH207
+            return None if there else f"the driver of {self.accelerator} is missing: there is no {pattern}. {choose}"
+        try:
+            found = nvidia_driver()
+        except OSError as error:
+            return f"the driver of {self.accelerator} is missing: {error}. {choose}"
+        if self.minimum is None or numbers(found) >= numbers(self.minimum):
+            return None
+        return f"the driver is {found}, and {self.accelerator} as declared needs {self.minimum} or later. {choose}"
+
+
+def nvidia_driver() -> str:
+    """The version of NVIDIA's driver. NVML loads its kernel module where nothing has. Raises OSError."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    text = ctypes.create_string_buffer(96)
+    code = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+    if code:
+        raise OSError(f"NVML answers with code {code}")
+    return text.value.decode()
+
+
+@dataclass(frozen=True)
+class Python:
+    """A virtual environment with the declared Python: by uv, which fetches that Python if need be, or else by venv.
+
+    tools: a folder whose ``bin/uv`` is uv afterwards, where it can be had.
+    """
+
+    version: str
+    venv: str
+    tools: str
+
+    def done(self) -> bool:
+        return self._is(f"{self.venv}/bin/python")
+
+    def _is(self, python: str) -> bool:
+        wanted, found = self.version.split("."), output(python, *_VERSION).split(".")
+        return found[: len(wanted)] == wanted
+
+    def do(self) -> None:
+        shutil.rmtree(self.venv, ignore_errors=True)
+        uv = self._uv()
+        if uv is not None:
+            command(uv, "venv", "-q", "--python", self.version, self.venv)
+            return
+        minor = ".".join(self.version.split(".")[:2])
+        python = shutil.which(f"python{minor}") or sys.executable
+        if not self._is(python):
+            raise Failed(f"Python {self.version} is not on this machine, and uv, which fetches it, cannot be had")
+        command(python, "-m", "venv", self.venv)
+
+    def _uv(self) -> str | None:
+        uv = Path(self.tools, "bin", "uv")
+        if not os.access(uv, os.X_OK):
+            found = shutil.which("uv")
+            if found:
+                # It may stand in root's home, where the runner's user cannot look.
+                uv.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(found, uv)
+            else:
+                self._install_uv()
+        return str(uv) if os.access(uv, os.X_OK) else None
+
+    def _install_uv(self) -> None:
+        try:
+            pip = self._pip()
+            if pip is None and shutil.which("apt-get"):
+                # Ubuntu's images have a Python that cannot make virtual environments.
+                apt_get("update")
+                apt_get("install", "-y", "--no-install-recommends", "python3-venv")
+                pip = self._pip()
+            if pip is not None:
+                command(sys.executable, *pip, "install", "-q", "--upgrade", "--target", self.tools, "uv")
+        except Failed as error:
+            print(error, flush=True)
+
+    def _pip(self) -> list[str] | None:
+        """What Python runs as pip: the system's, or the one for virtual environments, from its wheel."""
+        if output(sys.executable, "-m", "pip", "--version"):
+            return ["-m", "pip"]
+        bundled = Path(os.__file__).parent / "ensurepip" / "_bundled"
+        wheels = [*bundled.glob("pip-*.whl"), *Path("/usr/share/python-wheels").glob("pip-*.whl")]
+        return [f"{wheels[0]}/pip"] if wheels else None
+
+
+@dataclass(frozen=True)
+class Runner:
+    """The runner, in the virtual environment *venv*: *requirements*, and the wheel where one travels with the stack.
+
+    wheel: ``url``, ``name`` and ``sha256``.
+    """
+
+    venv: str
+    tools: str
+    requirements: list[str]
+    wheel: dict[str, str] | None
+
+    @property
+    def _stamp(self) -> str:
+        return f"{self.venv}/skyinfra.json"
+
+    def _asked(self) -> str:
+        return json.dumps([self.requirements, self.wheel and self.wheel["sha256"]])
+
+    def done(self) -> bool:
+        there = Path(self.venv, "bin", "skyinfra-runner").exists() and Path(self._stamp).exists()
+        return there and read(self._stamp) == self._asked()
+
+    def do(self) -> None:
+        asked = list(self.requirements)
+        if self.wheel is not None:
+            wheel = Path(self.venv).with_name(self.wheel["name"])
+            fetch(self.wheel["url"], wheel, self.wheel["sha256"])
+            asked.append(str(wheel))
+        uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
+        pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
+        only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
+        command(*pip, "-q", *only, *asked)
+        replace(self._stamp, self._asked())
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units that stay: enabled, and started. marker: the file that they wait for; running: those that never end."""
+
+    units: list[str]
+    running: list[str]
+    marker: str
+
+    def done(self) -> bool:
+        enabled = output("systemctl", "is-enabled", *self.units).split()
+        active = output("systemctl", "is-active", *self.running).split()
+        wanted = ["enabled"] * len(self.units), ["active"] * len(self.running)
+        return Path(self.marker).exists() and (enabled, active) == wanted
+
+    def do(self) -> None:
+        # Below /run: the next boot has to get as far as this again.
+        replace(self.marker, "")
+        command("systemctl", "daemon-reload")
+        command("systemctl", "enable", "-q", *self.units)
+        # They come after the unit that this is: waiting for them would be for ever.
+        command("systemctl", "start", "--no-block", *self.units)
+
+
+OPERATIONS = {
+    "node_name": NodeName,
+    "user": User,
+    "trust": Trust,
+    "scratch": Scratch,
+    "packages": Packages,
+    "driver": Driver,
+    "python": Python,
+    "runner": Runner,
+    "units": Units,
+}

@@ -1,0 +1,50 @@
+"""Where a node gets its packages from, as it was declared. No credentials stand in it. Travels to nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+# What a proxy is not asked for: the machine itself, and what clouds tell it.
+_NO_PROXY = "localhost,127.0.0.1,::1,169.254.169.254"
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """What pip and uv ask for packages, and how they get there.
+
+    index: URL of the package index; None is the default one. extra_indexes: asked besides. wheelhouse: a page or folder
+    of wheels; where no index is declared with it, nothing else is asked. proxy: for HTTP and HTTPS. ca_certificate: in
+    PEM, trusted besides those of the system.
+    """
+
+    index: str | None = None
+    extra_indexes: tuple[str, ...] = ()
+    wheelhouse: str | None = None
+    proxy: str | None = None
+    ca_certificate: str | None = None
+
+    def environment(self, *, bundle: str) -> dict[str, str]:
+        """The variables that pip, uv and other programs take. *bundle*: the file of certificates to trust."""
+        variables: dict[str, str] = {}
+        if self.index:
+            variables.update(PIP_INDEX_URL=self.index, UV_DEFAULT_INDEX=self.index)
+        if self.extra_indexes:
+            variables.update(PIP_EXTRA_INDEX_URL=" ".join(self.extra_indexes), UV_INDEX=" ".join(self.extra_indexes))
+        if self.wheelhouse:
+            variables.update(PIP_FIND_LINKS=self.wheelhouse, UV_FIND_LINKS=self.wheelhouse)
+            if not self.index:
+                # uv has no such variable in all of its versions; whoever calls it looks for this one.
+                variables["PIP_NO_INDEX"] = "1"
+        plain = [url for url in (self.index, *self.extra_indexes, self.wheelhouse) if url and url.startswith("http://")]
+        if plain:
+            # pip leaves out what is not encrypted, unless it is told so.
+            variables["PIP_TRUSTED_HOST"] = " ".join(dict.fromkeys(urlsplit(url).netloc for url in plain))
+        if self.proxy:
+            for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+                variables[name] = self.proxy
+            variables.update(no_proxy=_NO_PROXY, NO_PROXY=_NO_PROXY)
+        if self.ca_certificate:
+            for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+                variables[name] = bundle
+        return dict(sorted(variables.items()))

@@ -1,0 +1,60 @@
+"""Telling systemd how the service is: sd_notify(3), over the socket that ``NOTIFY_SOCKET`` names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+# A watchdog is told that often in the time it waits.
+_BEATS = 4
+
+
+class Notifier:
+    """Tells systemd; does nothing where nobody listens. Whatever cannot be told is not an error of the service."""
+
+    def __init__(self) -> None:
+        # Taken out of the environment: tasks speak for themselves, not for the service.
+        self._address = os.environ.pop("NOTIFY_SOCKET", "")
+        patience = os.environ.pop("WATCHDOG_USEC", "")
+        self._beat_s = int(patience) / 1e6 / _BEATS if patience.isdigit() and self._address else None
+        self._next = 0.0
+        self._ready = False
+        self._status = ""
+
+    @property
+    def listened_to(self) -> bool:
+        """Whether a service manager listens."""
+        return bool(self._address)
+
+    def alive(self, status: str) -> None:
+        """The service goes on, and *status* is what there is to say of it, in one line. To be called often.
+
+        The first call says that it has started: from then on the watchdog counts.
+        """
+        changes = []
+        if not self._ready:
+            self._ready = True
+            changes.append("READY=1")
+        if status != self._status:
+            self._status = status
+            changes.append(f"STATUS={' '.join(status.split())[:500]}")
+        if self._beat_s is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._beat_s
+            changes.append("WATCHDOG=1")
+        if changes:
+            self._send("\n".join(changes))
+
+    def stopping(self) -> None:
+        """The service ends."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        # An abstract address begins with a null byte, which systemd writes as @.
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            line.connect(address)
+            line.sendall(text.encode())

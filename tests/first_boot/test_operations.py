@@ -1,0 +1,296 @@
+"""The operations of a first boot, each with the real programs where this machine has them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from ctypes.util import find_library
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from boots import FirstBoot, program, step
+from fake_nvml.fake_machine import FakeMachine
+from support import missing
+
+from skyinfra.first_boot.operations import Driver, Packages, Scratch, Trust, Units, User
+from skyinfra.first_boot.programs import Failed, numbers
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def wheel(folder: Path) -> Path:
+    """A runner that needs nothing and says hello."""
+    info = "skyinfra-0.1.dist-info"
+    files = {
+        "greeting.py": b"def main() -> None:\n    print('hello')\n",
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: skyinfra\nVersion: 0.1\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": b"[console_scripts]\nskyinfra-runner = greeting:main\n",
+    }
+    rows = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(data)}\n")
+    files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"]).encode()
+    folder.mkdir()
+    path = folder / "skyinfra-0.1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def only(folder: Path, *names: str) -> str:
+    """A search path with these programs of the machine, and those of *folder*."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        found = next(p for p in (Path(d, name) for d in os.environ["PATH"].split(":")) if p.exists())
+        with contextlib.suppress(FileExistsError):
+            (folder / name).symlink_to(found)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_python_and_runner_without_uv_and_without_an_index(tmp_path: Path) -> None:
+    made = wheel(tmp_path / "served")
+    boot = FirstBoot(tmp_path / "node")
+    venv, tools = tmp_path / "opt" / "venv", tmp_path / "opt" / "tools"
+    version = ".".join(map(str, sys.version_info[:2]))
+    sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
+    with served(made.parent) as url:
+        carried = {"url": f"{url}/{made.name}", "name": made.name, "sha256": sha256}
+        steps = [
+            step("python", timeout_s=120, version=version, venv=str(venv), tools=str(tools)),
+            step("runner", timeout_s=120, venv=str(venv), tools=str(tools), requirements=[], wheel=carried),
+        ]
+        boot.write(*steps, environment={"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+        path = only(tmp_path / "bin", "sh")
+        assert boot.run(path=path).returncode == 0, boot.log.read_text()
+        done = subprocess.run([venv / "bin" / "skyinfra-runner"], capture_output=True, text=True, check=True)
+        assert done.stdout == "hello\n"
+        before = {file: file.stat().st_mtime_ns for file in venv.rglob("*") if "__pycache__" not in file.parts}
+    # Nothing is served any more, and nothing is needed.
+    assert boot.run(path=path).returncode == 0
+    assert [state for _, state in boot.states()] == ["started", "done"] * 2 + ["started", "skipped"] * 2
+    assert before == {file: file.stat().st_mtime_ns for file in venv.rglob("*") if "__pycache__" not in file.parts}
+
+
+def test_a_python_that_is_not_there_fails_by_its_version(tmp_path: Path) -> None:
+    boot = FirstBoot(tmp_path / "node")
+    boot.write(
+        step("python", timeout_s=60, version="3.99", venv=str(tmp_path / "v"), tools=str(tmp_path / "t")),
+        environment={"PIP_NO_INDEX": "1"},
+    )
+    assert boot.run(path=only(tmp_path / "bin", "sh")).returncode == 1
+    assert boot.lines()[-1]["error"].startswith("Python 3.99 is not on this machine, and uv")
+
+
+def test_uv_is_taken_where_the_machine_has_it(tmp_path: Path) -> None:
+    boot = FirstBoot(tmp_path / "node")
+    venv, tools = tmp_path / "v", tmp_path / "t"
+    boot.write(step("python", version="3.12", venv=str(venv), tools=str(tools)))
+    program(
+        tmp_path / "bin",
+        "uv",
+        f'echo "$@" >>{tmp_path}/calls; mkdir -p {venv}/bin; '
+        f"printf '#!/bin/sh\\necho 3.12.7\\n' >{venv}/bin/python; chmod +x {venv}/bin/python",
+    )
+    path = only(tmp_path / "bin", "sh", "mkdir", "chmod", "printf")
+    assert boot.run(path=path).returncode == 0
+    assert boot.run(path=path).returncode == 0
+    assert (tmp_path / "calls").read_text() == f"venv -q --python 3.12 {venv}\n"
+    # The runner's user finds it there.
+    assert os.access(tools / "bin" / "uv", os.X_OK)
+
+
+def test_a_runner_of_another_hash_is_not_installed(tmp_path: Path) -> None:
+    made = wheel(tmp_path / "served")
+    boot = FirstBoot(tmp_path / "node")
+    with served(made.parent) as url:
+        carried = {"url": f"{url}/{made.name}", "name": made.name, "sha256": "0" * 64}
+        venv = str(tmp_path / "opt" / "venv")
+        (tmp_path / "opt").mkdir()
+        boot.write(step("runner", venv=venv, tools=str(tmp_path / "t"), requirements=[], wheel=carried))
+        assert boot.run().returncode == 1
+    assert "is not the runner that the stack was compiled with" in boot.lines()[-1]["error"]
+    assert not list((tmp_path / "opt").iterdir())
+
+
+def test_a_certificate_is_trusted_beside_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    node, bundle = tmp_path / "node.json", tmp_path / "opt" / "ca.pem"
+    node.write_text(json.dumps({"packages": {"ca_certificate": "THE CERTIFICATE\n"}}))
+    trust = Trust(str(node), str(bundle))
+    assert not trust.done()
+    trust.do()
+    assert trust.done()
+    text = bundle.read_text()
+    assert text.endswith("\nTHE CERTIFICATE\n")
+    node.write_text(json.dumps({"packages": {"ca_certificate": "ANOTHER\n"}}))
+    assert not trust.done()
+    trust.do()
+    assert trust.done() and bundle.read_text() == text.replace("THE CERTIFICATE", "ANOTHER")
+
+
+def test_packages_where_there_is_no_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Failed, match="this machine has no apt-get"):
+        Packages(["git"], str(tmp_path / "stamp")).do()
+
+
+@pytest.mark.parametrize(("there", "state"), [(["/dev/null"], True), ([], False)])
+def test_the_driver_of_other_vendors(there: list[str], state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Driver.DEVICES, "aws", there[0] if there else "/dev/no-such*")
+    driver = Driver("aws", "Trainium1", None)
+    assert driver.done() is state
+    if not state:
+        with pytest.raises(Failed, match="the driver of Trainium1 is missing: there is no /dev/no-such"):
+            driver.do()
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert numbers("535.9.1") < numbers("535.104.05") < numbers("1000")
+    assert numbers("525") <= numbers("525.60.13")
+
+
+def test_nvidias_driver(tmp_path: Path, fake_machine: Callable[..., FakeMachine]) -> None:
+    """The real operation with a fake library; without one, the driver is missing."""
+    machine = fake_machine("h100_80gb")
+    boot = FirstBoot(tmp_path)
+    good = step("driver", name="new enough", vendor="nvidia", accelerator="H100", minimum="525")
+    old = step("driver", name="too old", vendor="nvidia", accelerator="H100", minimum="100000.1")
+    boot.write(good, old)
+    assert boot.run(**machine.environment()).returncode == 1
+    assert boot.states()[1::2] == [("new enough", "skipped"), ("too old", "failed")]
+    error = boot.lines()[-1]["error"]
+    assert error.startswith("the driver is ") and "H100 as declared needs 100000.1 or later. Choose an image" in error
+    if not find_library("nvidia-ml"):
+        boot.write(good)
+        assert boot.run().returncode == 1
+        assert boot.lines()[-1]["error"].startswith("the driver of H100 is missing: libnvidia-ml.so.1")
+
+
+def test_units_are_enabled_once_and_started_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    program(
+        tmp_path / "bin",
+        "systemctl",
+        f'echo "$@" >>{calls}; '
+        f'case "$1" in is-enabled) [ -e {tmp_path}/on ] && shift && for u; do echo enabled; done;; '
+        f"is-active) [ -e {tmp_path}/on ] && echo active;; start) touch {tmp_path}/on;; esac; true",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    units = Units(["a.service", "b.path"], ["a.service"], str(tmp_path / "run" / "booted"))
+    assert not units.done()
+    units.do()
+    assert units.done()
+    assert "start --no-block a.service b.path" in calls.read_text()
+    # After the next start of the machine it is to say again that all is set up.
+    Path(units.marker).unlink()
+    assert not units.done()
+
+
+def test_the_user_is_there_once(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        missing("root")
+    import grp
+    import pwd
+
+    me = pwd.getpwuid(0).pw_name
+    user = User(me, ["no-such-group"], str(tmp_path / "folder"))
+    assert not user.done()
+    user.do()
+    assert user.done()
+    assert me in [found.pw_name for found in pwd.getpwall()] and grp.getgrgid(0)
+
+
+def scratch_of(tmp_path: Path, count: int) -> tuple[Scratch, Path]:
+    """Volumes that are files, and programs that write down what they are called with."""
+    devices = tmp_path / "by-id"
+    devices.mkdir()
+    for index in range(count):
+        volume = tmp_path / f"nvme{index}"
+        volume.touch()
+        for name in (f"store_{index}", f"store_{index}_1", f"store_{index}-part1"):
+            (devices / name).symlink_to(volume)
+    calls = tmp_path / "calls"
+    for name in ("vgcreate", "lvcreate", "mkfs.ext4", "mount", "vgchange"):
+        program(tmp_path / "bin", name, f'echo {name} "$@" >>{calls}')
+    for name in ("lsblk", "blkid"):
+        program(tmp_path / "bin", name, f'echo {name} "$@" >>{calls}; cat {tmp_path}/{name} 2>/dev/null; true')
+    return Scratch(f"{devices}/store_*", str(tmp_path / "scratch"), "skyinfra", "root"), calls
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_instance_stores_become_one_file_system(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, calls = scratch_of(tmp_path, count)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert scratch.done() is (count == 0)
+    if count == 0:
+        return
+    scratch.do()
+    made = [line for line in calls.read_text().splitlines() if not line.startswith(("lsblk", "blkid", "vgchange"))]
+    volumes = [f"{tmp_path}/nvme{index}" for index in range(count)]
+    device = volumes[0] if count == 1 else "/dev/skyinfra/scratch"
+    joined = [
+        f"vgcreate -q skyinfra {' '.join(volumes)}",
+        "lvcreate -q -y -n scratch -i 3 -I 256k -l 100%FREE skyinfra",
+    ]
+    assert made == [
+        *(joined if count > 1 else []),
+        f"mkfs.ext4 -q -F -E nodiscard -m 0 -L skyinfra {device}",
+        f"mount -o noatime,nosuid,nodev {device} {scratch.mount}",
+    ]
+
+
+def test_what_holds_something_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, calls = scratch_of(tmp_path, 1)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    program(tmp_path / "bin", "lsblk", 'case "$*" in *FSTYPE*) echo xfs;; esac')
+    with pytest.raises(Failed, match=r"hold xfs that is not mounted: nothing is overwritten"):
+        scratch.do()
+    assert "mkfs" not in calls.read_text()
+
+
+def test_what_the_image_has_mounted_is_used_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, calls = scratch_of(tmp_path, 2)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "image").mkdir()
+    program(tmp_path / "bin", "lsblk", f'case "$*" in *MOUNTPOINT*) echo; echo {tmp_path}/image;; esac')
+    scratch.do()
+    assert calls.read_text().splitlines() == [f"mount --bind {tmp_path}/image/skyinfra {scratch.mount}"]
+
+
+def test_what_was_made_before_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, calls = scratch_of(tmp_path, 2)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "blkid").write_text("/dev/dm-0\n")
+    scratch.do()
+    lines = calls.read_text().splitlines()
+    assert "vgchange -ay skyinfra" in lines and not [line for line in lines if line.startswith(("mkfs", "vgcreate"))]
+    assert lines[-1] == f"mount -o noatime,nosuid,nodev /dev/dm-0 {scratch.mount}"

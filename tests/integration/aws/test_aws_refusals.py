@@ -1,0 +1,223 @@
+"""What AWS refuses to a deploy, through the command line: one message, an intact state, and the next deploy goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud import Cloud
+from projects import Project
+from roots import words
+
+QUOTA = {
+    "action": "RunInstances",
+    "code": "VcpuLimitExceeded",
+    "message": "You have requested more vCPU capacity than your current vCPU limit of 16 allows for the instance "
+    "bucket that the specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to "
+    "request an adjustment to this limit.",
+    "status": 400,
+}
+CAPACITY = {
+    "action": "RunInstances",
+    "code": "InsufficientInstanceCapacity",
+    "message": "We currently do not have sufficient p5.4xlarge capacity in the Availability Zone you requested "
+    "(us-east-1b). Our system will be working on provisioning additional capacity. You can currently get p5.4xlarge "
+    "capacity by not specifying an Availability Zone in your request or choosing us-east-1c, us-east-1d.",
+    "status": 500,
+}
+DENIED = {
+    "action": "RunInstances",
+    "code": "UnauthorizedOperation",
+    "message": "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/ci is not "
+    "authorized to perform: ec2:RunInstances on resource: arn:aws:ec2:us-east-1:123456789012:instance/* because no "
+    "identity-based policy allows the ec2:RunInstances action. Encoded authorization failure message: AbCd_ef-123",
+    "status": 403,
+}
+THROTTLED = {
+    "action": "RunInstances",
+    "code": "RequestLimitExceeded",
+    "message": "Request limit exceeded.",
+    "status": 503,
+}
+EXPIRED = {
+    "action": "GetCallerIdentity",
+    "code": "ExpiredToken",
+    "message": "The security token included in the request is expired",
+    "status": 403,
+}
+EXPIRED_MEANWHILE = {
+    "action": "RunInstances",
+    "code": "RequestExpired",
+    "message": "Request has expired.",
+    "status": 400,
+}
+SPOT_COUNT = {
+    "action": "RunInstances",
+    "code": "MaxSpotInstanceCountExceeded",
+    "message": "Max spot instance count exceeded",
+    "status": 400,
+}
+SPOT_PRICE = {
+    "action": "RunInstances",
+    "code": "SpotMaxPriceTooLow",
+    "message": "Your Spot request price of 0.2 is lower than the minimum required Spot request fulfillment price of "
+    "0.2517.",
+    "status": 400,
+}
+
+
+def subnets(cloud: Cloud) -> list[str]:
+    """Two of the account's own subnets: a pool in them makes no network."""
+    found = cloud.client("ec2").describe_subnets()["Subnets"]
+    return [each["SubnetId"] for each in found if each["AvailabilityZone"] in ("us-east-1b", "us-east-1c")]
+
+
+def on_demand(cloud: Cloud, nodes: int) -> str:
+    return (
+        f"sky.ComputePool(name='mig', nodes={nodes}, accelerator='H100/3g.40gb', "
+        f"provider=sky.AWS(subnet_ids={subnets(cloud)!r}))"
+    )
+
+
+def spot(cloud: Cloud, name: str) -> str:
+    return (
+        f"sky.ComputePool(name={name!r}, accelerator='L4', spot=True, "
+        f"provider=sky.AWS(subnet_ids={subnets(cloud)!r}, spot_max_price=0.2))"
+    )
+
+
+def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
+    """From nothing: one of two nodes comes, the other is refused, and the next deploy makes that one alone."""
+    project = Project(tmp_path, cloud)
+    project.declare(on_demand(cloud, 2))
+    cloud.tell(refuse=[{**QUOTA, "after": 1}])
+    said = project.refused("deploy", "--auto-approve")
+    lines = said.splitlines()
+    assert lines[0] == "error: terraform apply failed"
+    assert lines[1].startswith("pool mig (aws_instance.")
+    assert "the account's quota of vCPUs does not allow it (VcpuLimitExceeded). It says: You have req" in lines[1]
+    assert "pool mig alone needs 32 vCPUs of Running On-Demand P instances" in said
+    assert "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code L-417A185B" in said
+    assert lines[-1].startswith("The state is intact, and what exists is in it.")
+    assert lines[-1].endswith("run `skyinfra deploy fleet` again, or `skyinfra destroy fleet`.")
+
+    [first] = project.instances()
+    assert [each["InstanceId"] for each in cloud.instances("mig")] == [first]
+    cloud.tell()
+    project.run("deploy", "--auto-approve")
+    running = {each["InstanceId"] for each in cloud.instances("mig")}
+    assert first in running and len(running) == 2 and project.instances() == running
+
+
+@dataclass
+class Fleet:
+    """A deployed stack that grows with every test, so that each sees a refusal beside nodes that run."""
+
+    cloud: Cloud
+    project: Project
+    nodes: int = 1
+    spots: list[str] = field(default_factory=list)
+
+    def declare(self) -> None:
+        self.project.declare(on_demand(self.cloud, self.nodes), *(spot(self.cloud, name) for name in self.spots))
+
+    def running(self) -> set[str]:
+        return {each["InstanceId"] for each in self.cloud.instances()}
+
+
+@pytest.fixture(scope="module")
+def fleet(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    _server.reset()
+    before = _server.standing()
+    made = Fleet(_server, Project(tmp_path_factory.mktemp("refusals"), _server))
+    made.declare()
+    made.project.run("deploy", "--auto-approve")
+    yield made
+    made.project.run("destroy", "--auto-approve")
+    assert _server.standing() == before
+
+
+AT_APPLY: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "capacity": (
+        CAPACITY,
+        [
+            "AWS has no capacity for it now (InsufficientInstanceCapacity). It says: We currently do not have",
+            "zones that have it now: us-east-1c, us-east-1d. Declare one: sky.AWS(zones=[...])",
+            "p5.4xlarge is also offered in",
+        ],
+    ),
+    "permission": (
+        DENIED,
+        ["the credentials may not do it: ec2:RunInstances (UnauthorizedOperation)", "Have the IAM action allowed"],
+    ),
+    "throttling": (THROTTLED, ["AWS throttles the requests of this account (RequestLimitExceeded)", "Wait a minute"]),
+    "expired meanwhile": (EXPIRED_MEANWHILE, ["the AWS credentials have expired (RequestExpired)", "aws sso login"]),
+    "spot instances": (
+        SPOT_COUNT,
+        ["quota of vCPUs does not allow it (MaxSpotInstanceCountExceeded)", "All G and VT Spot Instance Requests"],
+    ),
+    "spot price": (SPOT_PRICE, ["the spot price is above spot_max_price (SpotMaxPriceTooLow)", "Raise spot_max_price"]),
+}
+_numbers = itertools.count(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", AT_APPLY)
+def test_refused_at_apply(fleet: Fleet, case: str) -> None:
+    refusal, expected = AT_APPLY[case]
+    before = fleet.running()
+    if "spot" in case:
+        fleet.spots.append(f"spot{next(_numbers)}")
+    else:
+        fleet.nodes += 1
+    fleet.declare()
+    fleet.cloud.tell(refuse=[refusal])
+    said = fleet.project.refused("deploy", "--auto-approve")
+    assert not [each for each in expected if each not in words(said)], said
+    assert said.count(refusal["code"]) == 1, said
+    assert "RequestID" not in said and "AbCd_ef-123" not in said
+    assert "The state is intact" in said.splitlines()[-1] and "`skyinfra deploy fleet` again" in said.splitlines()[-1]
+    assert fleet.running() == before and fleet.project.instances() == before
+
+    fleet.cloud.tell()
+    fleet.project.run("deploy", "--auto-approve")
+    after = fleet.running()
+    assert before < after and len(after) == len(before) + 1 and fleet.project.instances() == after
+
+
+@pytest.mark.slow
+def test_a_moment_of_throttling_is_waited_for(fleet: Fleet) -> None:
+    before = fleet.running()
+    fleet.nodes += 1
+    fleet.declare()
+    fleet.cloud.tell(refuse=[{**THROTTLED, "times": 2}])
+    fleet.project.run("deploy", "--auto-approve")
+    assert len(fleet.running()) == len(before) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (EXPIRED, ["the AWS credentials have expired (ExpiredToken). It says: The security token", "aws sso login"]),
+        (
+            {**DENIED, "action": "DescribeSubnets"},
+            ["the credentials may not do it: ec2:", "(UnauthorizedOperation)", "Have the IAM action allowed"],
+        ),
+    ],
+    ids=["expired credentials", "permission"],
+)
+@pytest.mark.parametrize("command", [("deploy", "--auto-approve"), ("plan",), ("destroy", "--auto-approve")])
+def test_refused_at_plan(fleet: Fleet, refusal: dict[str, Any], expected: list[str], command: tuple[str, ...]) -> None:
+    before = fleet.project.state()
+    fleet.declare()
+    fleet.cloud.tell(refuse=[refusal])
+    said = fleet.project.refused(*command)
+    assert not [each for each in expected if each not in words(said)], said
+    assert said.splitlines()[-1] == "Nothing was changed."
+    assert fleet.project.state() == before
+    fleet.cloud.tell()

@@ -1,0 +1,30 @@
+"""One node, from power-on to a task on every slot, with nothing between cloud-init and the client that is not real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bed_fleet import Fleet
+from bed_tasks import look
+
+PROFILES = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
+
+
+def test_a_node_boots_and_runs_a_task_on_every_slot(fleet: Callable[..., Fleet]) -> None:
+    made = fleet().boot()
+    node = made.head
+    status = node.status()
+    partitions = {slot["slot"]: slot["uuid"] for slot in status["slots"]}
+    assert sorted(partitions) == [f"mig-0/{index}" for index in range(4)]
+    assert sorted(slot["profile"] for slot in status["slots"]) == PROFILES
+    with made.connect() as pool:
+        seen = look() @ pool
+    nodes, slots, users, devices = zip(*seen, strict=True)
+    assert dict(zip(slots, devices, strict=True)) == partitions
+    assert len(set(devices)) == 4 and all(device.startswith("MIG-") for device in devices)
+    assert set(nodes) == {"mig-0"} and 0 not in users
+    [gpu] = node.gpus()
+    assert sorted(instance["profile"] for instance in gpu["instances"]) == PROFILES
+    # Everything that asks the metadata service has a token: AWS answers nobody else.
+    assert node.metadata.refused == 0
+    assert node.boots == 1
