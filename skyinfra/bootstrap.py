@@ -13,7 +13,7 @@ import platform
 import re
 import shlex
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ _CONFIG = f"{_FOLDER}/node.json"
 _OPT = "/opt/skyinfra"
 _SETUP = f"{_OPT}/setup"
 _UNITS = "/etc/systemd/system"
+_PLACES = {"folder": _FOLDER, "config": _CONFIG, "venv": f"{_OPT}/venv", "tools": f"{_OPT}/tools"}
 # Terraform puts a fleet secret of that length in the place of the placeholder.
 _SECRET_LENGTH = 72
 _HALVES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
@@ -94,30 +95,28 @@ def _files(deployment: Deployment, config: NodeConfig) -> list[dict[str, str]]:
     units = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     if config.head:
         units.append("skyinfra-watch.service")
-    image = deployment.pool.image
-    values = {
-        "folder": _FOLDER,
-        "config": _CONFIG,
-        "venv": f"{_OPT}/venv",
-        "tools": f"{_OPT}/tools",
-        "units": units,
-        "pool": deployment.pool.name,
-        "group": deployment.selection.separate_head and not config.head,
-        "apt": list(image.apt),
-        "python": image.python or ".".join(platform.python_version_tuple()[:2]),
-        "requirements": [image.runner or f"skyinfra=={skyinfra.__version__}", *_pins()],
-    }
-    environment = _environment()
-
-    def rendered(name: str) -> str:
-        return environment.get_template(f"{name}.j2").render(values)
-
+    image, group = deployment.pool.image, deployment.selection.separate_head and not config.head
+    setup = _rendered(
+        "setup.sh",
+        units=tuple(units),
+        pool=deployment.pool.name if group else "",
+        group=group,
+        apt=tuple(image.apt),
+        python=image.python or ".".join(platform.python_version_tuple()[:2]),
+        requirements=(image.runner or f"skyinfra=={skyinfra.__version__}", *_pins()),
+    )
     return [
         {"path": _CONFIG, "mode": "0644", "content": config.dumps() + "\n"},
         {"path": f"{_FOLDER}/{config.secret_file}", "mode": "0600", "content": f"{SECRET_PLACEHOLDER}\n"},
-        {"path": _SETUP, "mode": "0755", "content": rendered("setup.sh")},
-        *({"path": f"{_UNITS}/{unit}", "mode": "0644", "content": rendered(unit)} for unit in units),
+        {"path": _SETUP, "mode": "0755", "content": setup},
+        *({"path": f"{_UNITS}/{unit}", "mode": "0644", "content": _rendered(unit)} for unit in units),
     ]
+
+
+@lru_cache(maxsize=64)
+def _rendered(name: str, **values: str | bool | tuple[str, ...]) -> str:
+    """A file of a node from its template; the nodes of many pools have most files in common."""
+    return _environment().get_template(f"{name}.j2").render(**_PLACES, **values)
 
 
 @cache
@@ -160,12 +159,14 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,
     )
     environment.filters["yaml"] = quoted
     environment.filters["sh"] = shlex.quote
     return environment
 
 
+@lru_cache(maxsize=64)
 def quoted(value: str) -> str:
     """*value* as a YAML string in double quotes, on one line, whatever it holds."""
     # As JSON, which YAML reads, but for characters that JSON writes in two halves.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cloud import Cloud
+from cloud_config import problems, schema
 from projects import Project
 from roots import words
 
@@ -111,6 +112,8 @@ def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
     project.run("deploy", "--auto-approve")
     running = {each["InstanceId"] for each in cloud.instances("mig")}
     assert first in running and len(running) == 2 and project.instances() == running
+    for instance in running:
+        assert problems(cloud.user_data(instance), schema()) == []
 
 
 @dataclass
