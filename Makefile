@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
+# On two cores, since most tests wait for a program. What shares an expensive fixture stays together.
+PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup
 export PYTHON
 
 .PHONY: quickstart test test-all test-aws lint bench update-golden fake-nvml gcc clean
@@ -11,13 +13,13 @@ quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
 test: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+	$(PYTEST)
 
 test-aws: $(VENV)/.dev
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/aws
+	$(PYTEST) tests/integration/aws
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

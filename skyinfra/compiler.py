@@ -13,6 +13,7 @@ from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
+    RUNNER_PLACEHOLDER,
     SECRET_PLACEHOLDER,
     VERSION,
     NodeAccelerator,
@@ -115,7 +116,7 @@ def _check_placeholders(pool: ComputePool) -> None:
     values.update({f"image.apt[{i}]": value for i, value in enumerate(image.apt)})
     values.update({"image.runner": image.runner or ""})
     for field, value in values.items():
-        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER):
+        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER, RUNNER_PLACEHOLDER):
             if placeholder in value:
                 raise InvalidField(
                     f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."

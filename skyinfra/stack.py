@@ -6,16 +6,20 @@ class serves both and neither is a hard dependency.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from skyinfra import bundled
+from skyinfra import bundled, carrier
 from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.bootstrap import user_data
@@ -101,7 +105,8 @@ class FleetStack(metaclass=_BindingMeta):
         _add_backend(library, self, id, backend or LocalState(), project)
         kinds = dict.fromkeys(d.pool.provider.kind for d in self.deployments)
         sources = {kind: _module_source(library, self, kind) for kind in kinds}
-        for section, content in _sections(id, self.deployments, sources, project).items():
+        runner = _runner_source(library, self) if any(map(carries_runner, self.deployments)) else ""
+        for section, content in _sections(id, self.deployments, sources, project, runner).items():
             self.add_override(section, content)  # type: ignore[attr-defined]
 
 
@@ -117,8 +122,30 @@ def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
     return f"./{asset.path}"
 
 
+def carries_runner(deployment: Deployment) -> bool:
+    """Whether the nodes get the runner that compiled the stack, through the module."""
+    return deployment.pool.provider.boots == "cloud-init" and deployment.pool.image.runner is None
+
+
+def _runner_source(library: ModuleType, stack: Any) -> str:
+    """Carries the runner into the stack, for the modules that hand it on."""
+    asset = library.TerraformAsset(stack, "runner", path=str(_runner_file()), type=library.AssetType.FILE)
+    return f"./{asset.path}"
+
+
+@cache
+def _runner_file() -> Path:
+    """The runner's wheel in a file, which the library copies at the end of the synthesis."""
+    folder = tempfile.mkdtemp(prefix="skyinfra-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    wheel = carrier.wheel()
+    file = Path(folder) / wheel.name
+    file.write_bytes(wheel.content)
+    return file
+
+
 def _sections(
-    stack: str, deployments: Sequence[Deployment], sources: dict[str, str], project: str
+    stack: str, deployments: Sequence[Deployment], sources: dict[str, str], project: str, runner: str
 ) -> dict[str, dict[str, Any]]:
     """What the pools add to the stack's JSON, by its top-level sections.
 
@@ -129,6 +156,8 @@ def _sections(
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
         modules[name] = {"source": source, **folded(literal(module_inputs(deployment, project)))}
+        if carries_runner(deployment):
+            modules[name]["runner_file"] = runner
         if (provider := deployment.pool.provider.terraform()) is not None:
             modules[name]["providers"] = {provider.name: f"{provider.name}.{provider.alias}"}
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}

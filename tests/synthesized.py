@@ -22,7 +22,9 @@ def document_of(name: str, pools: Sequence[sky.ComputePool]) -> dict[str, Any]:
     deployments = compile_pools(pools, name)
     kinds = {deployment.pool.provider.kind for deployment in deployments}
     document: dict[str, Any] = {}
-    for section, content in _sections(name, deployments, {kind: f"./{kind}" for kind in kinds}, "../../..").items():
+    for section, content in _sections(
+        name, deployments, {kind: f"./{kind}" for kind in kinds}, "../../..", "./runner.whl"
+    ).items():
         place = document
         *path, last = section.split(".")
         for key in path:

@@ -14,6 +14,7 @@ import pytest
 from support import ROOT, read, synth
 
 import skyinfra as sky
+from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
 
@@ -81,6 +82,9 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
     for module in document["module"].values():
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
+        if "runner_file" in module:
+            assert module["runner_file"].endswith(f"/{carrier.wheel().name}")
+            module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
             module[key] = re.sub(r"(cloudpickle|distributed)==[^\s\\]+", r"\1==VERSION", module[key])

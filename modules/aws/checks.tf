@@ -4,9 +4,11 @@ locals {
   # Stand-ins of the same length and as hard to compress as the real values, which no plan knows.
   sample_secret    = "${uuidv5("dns", "skyinfra")}${uuidv5("dns", "skyinfra.fleet")}"
   sample_scheduler = "198.51.100.247:${var.scheduler_port}"
+  # A bucket's prefix is continued with 26 digits.
+  sample_runner = "s3://skyinfra-${var.name}-20261122004911123456789012/${basename(var.runner_file)}"
   sample_sizes = {
     for which, text in { user_data_head = var.user_data_head, user_data_worker = var.user_data_worker } : which => length(base64gzip(
-      replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100")
+      replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner)
     )) * 3 / 4
   }
   # The real values may compress a little worse.

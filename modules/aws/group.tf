@@ -152,5 +152,6 @@ resource "aws_autoscaling_group" "workers" {
     aws_route_table_association.private,
     aws_route.nat,
     aws_vpc_security_group_egress_rule.nodes,
+    aws_s3_bucket_policy.runner,
   ]
 }

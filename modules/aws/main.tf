@@ -70,8 +70,8 @@ locals {
   scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
   secret    = terraform_data.secret.triggers_replace
 
-  user_data_head   = replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret)
-  user_data_worker = replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret)
+  user_data_head   = replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
+  user_data_worker = replace(replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
 }
 
 resource "aws_instance" "head" {
@@ -142,8 +142,13 @@ resource "aws_instance" "head" {
     replace_triggered_by = [terraform_data.identity["head"]]
   }
 
-  # Its first boot installs packages, so the way out is there before it is.
-  depends_on = [aws_eip.head, aws_route_table_association.public, aws_vpc_security_group_egress_rule.nodes]
+  # Its first boot fetches the runner and packages, so the way to them is there before it is.
+  depends_on = [
+    aws_eip.head,
+    aws_route_table_association.public,
+    aws_vpc_security_group_egress_rule.nodes,
+    aws_s3_bucket_policy.runner,
+  ]
 }
 
 resource "aws_instance" "worker" {
@@ -206,6 +211,7 @@ resource "aws_instance" "worker" {
     aws_route_table_association.private,
     aws_route.nat,
     aws_vpc_security_group_egress_rule.nodes,
+    aws_s3_bucket_policy.runner,
   ]
 }
 

@@ -76,7 +76,7 @@ variable "spot" {
 }
 
 variable "user_data_head" {
-  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_SECRET@ the fleet secret."
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_SECRET@ the fleet secret, @SKYINFRA_RUNNER@ where the runner is."
   type        = string
 }
 
@@ -306,6 +306,17 @@ variable "layout" {
   validation {
     condition     = can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", var.layout))
     error_message = "layout: letters, digits, spaces and + - = . _ : / @, at most 256 characters, which is what a tag takes."
+  }
+}
+
+variable "runner_file" {
+  description = "A file that the nodes fetch at their first boot: the runner as a wheel. It is put into a bucket that only they read, and @SKYINFRA_RUNNER@ in the user data becomes its s3:// address. Empty where the user data need none."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.runner_file == "" || try(fileexists(var.runner_file), false)
+    error_message = "runner_file: there is no such file; the path counts from where Terraform runs."
   }
 }
 

@@ -42,19 +42,22 @@ def show_render(folder: Path, *, stack: str | None, out: Path | None, sizes: boo
 
 def _pool(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
     inputs = {key: plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    if inputs.get("runner_file"):
+        # It is written beside the variables.
+        inputs["runner_file"] = Path(inputs["runner_file"]).name
     texts = {f"{stack.name}-{pool}.tfvars.json": json.dumps(inputs, indent=2) + "\n"}
     for key, role in _USER_DATA.items():
         text = str(inputs.get(key) or "")
         kind = "yaml" if text.startswith("#cloud-config") else "json"
         if text:
             texts[f"{stack.name}-{pool}.{role}.{kind}"] = text
-    rows = []
+    rows = _runner(stack, pool, out)
     for name, text in texts.items():
         parts = sizes(text) if name.endswith(".yaml") else {}
         total = parts.pop("total", None)
         file = out / name if out is not None else Path(name)
         if out is not None:
-            _write(file, text)
+            _write(file, text.encode())
         rows.append(
             {
                 "fleet": f"{stack.name}/{pool}",
@@ -67,9 +70,28 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str
     return rows
 
 
-def _write(file: Path, text: str) -> None:
+def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
+    """Writes the runner that the module hands to the nodes, where there is one."""
+    if not (carried := stack.modules[pool].get("runner_file")):
+        return []
+    content = (stack.folder / carried).read_bytes()
+    file = (out or Path()) / Path(carried).name
+    if out is not None:
+        _write(file, content)
+    return [
+        {
+            "fleet": f"{stack.name}/{pool}",
+            "file": str(file),
+            "bytes": len(content),
+            "compressed": None,
+            "parts": {},
+        }
+    ]
+
+
+def _write(file: Path, content: bytes) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_bytes(content)
     except OSError as error:
         raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None

@@ -1,7 +1,8 @@
 """How TLS connections between nodes and clients are opened.
 
 Where the peer hangs up, or speaks, before the handshake, Tornado raises a ValueError, which `distributed` takes for a
-malformed address: what was to connect again once the head is back ends with it. It is a closed connection.
+malformed address: what was to connect again once the head is back ends with it. It is a closed connection; one that
+is told at once, since what speaks there may be no fleet at all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from distributed.comm import registry
-from distributed.comm.core import CommClosedError
+from distributed.comm.core import FatalCommClosedError
 from distributed.comm.tcp import TLSBackend, TLSConnector
 
 
@@ -20,7 +21,7 @@ class _Connector(TLSConnector):  # type: ignore[misc]
         except ValueError as error:
             if "convert to SSL" not in str(error):
                 raise
-            raise CommClosedError(f"{address} speaks or hangs up before the handshake") from error
+            raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
 
 
 class _Backend(TLSBackend):  # type: ignore[misc]

@@ -21,6 +21,7 @@ VERSION = 1
 HEAD_PLACEHOLDER = "@SKYINFRA_HEAD@"
 NODE_PLACEHOLDER = "@SKYINFRA_NODE@"
 SECRET_PLACEHOLDER = "@SKYINFRA_SECRET@"  # noqa: S105 - what stands in its place
+RUNNER_PLACEHOLDER = "@SKYINFRA_RUNNER@"
 
 Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 

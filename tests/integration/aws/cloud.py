@@ -57,6 +57,7 @@ class Cloud:
         """Everything that exists and would cost money or be in the way: ids and names, in all regions used here."""
         found = {role["Arn"] for role in self.client("iam").list_roles()["Roles"]}
         found |= {profile["Arn"] for profile in self.client("iam").list_instance_profiles()["InstanceProfiles"]}
+        found |= {bucket["Name"] for bucket in self.client("s3").list_buckets()["Buckets"]}
         for region in REGIONS:
             found |= self._in_region(region)
         return found
@@ -91,6 +92,20 @@ class Cloud:
         ec2 = self.client("ec2", region)
         value = ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")["UserData"]["Value"]
         return decompressed(value)
+
+    def carried(self, address: str, region: str = "us-east-1") -> bytes:
+        """The file at the address ``s3://BUCKET/KEY``."""
+        bucket, _, key = address.removeprefix("s3://").partition("/")
+        content: bytes = self.client("s3", region).get_object(Bucket=bucket, Key=key)["Body"].read()
+        return content
+
+    def readers(self, bucket: str) -> list[dict[str, Any]]:
+        """What the policy of a bucket allows, and that nothing of it can be public."""
+        s3 = self.client("s3")
+        blocked = s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
+        assert set(blocked.values()) == {True}
+        statements: list[dict[str, Any]] = json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"])["Statement"]
+        return statements
 
     def volumes(self, instance: str, region: str = "us-east-1") -> list[dict[str, Any]]:
         chosen = [{"Name": "attachment.instance-id", "Values": [instance]}]

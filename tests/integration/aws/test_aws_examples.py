@@ -56,6 +56,9 @@ def test_everything_that_takes_tags_has_them() -> None:
         "aws_route",
         "aws_route_table_association",
         "aws_autoscaling_group",  # has them as blocks
+        "aws_s3_bucket_policy",
+        "aws_s3_bucket_public_access_block",
+        "aws_s3_object",  # takes ten at most
         "terraform_data",
     }
     for kind, name, body in re.findall(r'^resource "(\w+)" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL):

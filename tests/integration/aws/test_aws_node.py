@@ -16,14 +16,20 @@ POOL = {
     "stack": "inference",
     "layout": "3g.40gb+2g.20gb",
     "user_data_revision": "1",
+    "user_data_head": HEAD_DATA + "  - path: /etc/skyinfra/runner\n    content: '@SKYINFRA_RUNNER@'\n",
+    "runner_file": "./runner-1.whl",
     "labels": {"team": "ml", "cost:center": "42 / a"},
     "slots": SLOTS,
 }
 
 
+RUNNER = bytes(range(256)) * 100
+
+
 def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) -> None:
     before = cloud.standing()
     root.write({"one": POOL})
+    (root.folder / "runner-1.whl").write_bytes(RUNNER)
     root.init()
     created, changed, destroyed = plan_counts(root.apply())
     assert created > 20 and (changed, destroyed) == (0, 0)
@@ -89,7 +95,7 @@ def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
     assert (read.head.address, read.head.port) == (node.address, 8786)
 
     data = yaml.safe_load(cloud.user_data(name))
-    configuration, file = (each["content"] for each in data["write_files"])
+    configuration, file, runner = (each["content"] for each in data["write_files"])
     assert json.loads(configuration) == {
         "node": "one-0",
         "head": True,
@@ -97,6 +103,11 @@ def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
         "reached_at": f"{instance['PrivateIpAddress']}:8786",
     }
     assert file == secret
+    assert cloud.carried(runner) == RUNNER
+    bucket = runner.removeprefix("s3://").partition("/")[0]
+    [readers] = cloud.readers(bucket)
+    assert readers["Principal"]["AWS"].endswith(f":role/{role}")
+    assert (readers["Action"], readers["Resource"]) == ("s3:GetObject", f"arn:aws:s3:::{bucket}/*")
 
 
 def _role(cloud: Cloud, instance: dict) -> str:
