@@ -7,22 +7,22 @@ NPM := tests/npm
 PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup
 export PYTHON
 
-.PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml gcc clean
+.PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml debian clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
-test: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
+test: $(VENV)/.dev $(NPM)/node_modules/.installed debian lint
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed gcc lint
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian lint
 	$(PYTEST)
 
 test-aws: $(VENV)/.dev
 	$(PYTEST) tests/integration/aws
 
 # Nodes that boot: needs root and Debian packages; installs what it lacks, and keeps what it builds in build/boot.
-test-boot: $(VENV)/.dev gcc
+test-boot: $(VENV)/.dev debian
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/boot
 
 lint: $(VENV)/.dev
@@ -37,13 +37,14 @@ update-golden: $(VENV)/.dev
 	UPDATE_GOLDEN=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q tests/test_golden.py
 
 # Prints the folder of a fake NVIDIA driver, for LD_LIBRARY_PATH: see tests/fake_nvml/README.md.
-fake-nvml: gcc
+fake-nvml: debian
 	@$(PYTHON) tests/fake_nvml/build.py build/fake-nvml
 
-# The fake driver is written in C. Without a compiler its tests fail under CI and are skipped elsewhere.
-gcc:
-	@command -v "$${CC:-gcc}" >/dev/null || test "$$(id -u)" != 0 || \
-	  { apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } >&2 || true
+# The fake driver is written in C, and units are checked by systemd's own program. Without them their tests fail under
+# CI and are skipped elsewhere.
+debian:
+	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze; } >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd; } >&2 || true
 
 clean:
 	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot

@@ -296,7 +296,7 @@ def test_units_are_good(tmp_path: Path) -> None:
             # What they start is not on this machine.
             (tmp_path / Path(path).name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
     units = sorted(str(path) for path in tmp_path.iterdir())
-    assert len(units) == 6
+    assert len(units) == 8
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False

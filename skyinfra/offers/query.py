@@ -57,18 +57,21 @@ class Query:
 
     def _matches(self, offer: Offer) -> bool:
         """Whether everything but the accelerator is as asked."""
-        price = offer.price(spot=self.spot)
         return (
-            (self.legacy or not offer.legacy)
-            and (not self.providers or offer.provider in self.providers)
+            (not self.providers or offer.provider in self.providers)
+            and (self.legacy or not offer.legacy)
             and (self.region is None or offer.in_region(self.region))
             and (self.count is None or offer.count == self.count)
             and offer.fraction > (1 if self.fraction is None else self.fraction) - _ROUNDING
             and _at_least(offer.share_gb, self.memory_gb)
             and _at_least(offer.vcpus, self.vcpus)
             and _at_least(offer.ram_gib, self.ram_gib)
-            and (self.max_price is None or (price is not None and price.usd_per_hour <= self.max_price))
+            and (self.max_price is None or self._affordable(offer, self.max_price))
         )
+
+    def _affordable(self, offer: Offer, most: float) -> bool:
+        price = offer.price(spot=self.spot)
+        return price is not None and price.usd_per_hour <= most
 
     def _order(self, offer: Offer) -> tuple[bool, float, str, str]:
         price = offer.price(spot=self.spot)

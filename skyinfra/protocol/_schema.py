@@ -9,6 +9,7 @@ shows the value that was found only where no secret can be in it: no collections
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -54,13 +55,16 @@ def write(document: object) -> dict[str, Any]:
 def _write(value: object) -> object:
     if value is None or isinstance(value, str | int | float):  # most of a document
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _write(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
     if isinstance(value, dict):
         return {key: _write(item) for key, item in value.items()}
-    return value
+    return {name: _write(getattr(value, name)) for name in _fields(type(value))}  # type: ignore[arg-type]
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _read(kind: Any, value: object, path: str, error: type[SkyinfraError]) -> object:

@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -99,8 +99,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
     directory = NodeDirectory(config.absolute().parent)
     supervised = "NOTIFY_SOCKET" in os.environ
-    with directory.held():
-        _keep_log(directory)
+    with directory.held(), _log_kept(directory):
         from skyinfra.runner.serve import Service
 
         os.chdir(directory.path)
@@ -120,14 +119,24 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     return 0
 
 
-def _keep_log(directory: NodeDirectory) -> None:
+@contextlib.contextmanager
+def _log_kept(directory: NodeDirectory) -> Iterator[None]:
     """Writes the log to ``runner.log`` too, where it goes to a journal: that is not for the runner's user to read."""
-    if stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode):
+    if stat.S_ISREG(os.fstat(2).st_mode):
+        yield
         return
-    with contextlib.suppress(OSError):
+    try:
         handler = RotatingFileHandler(directory.log_file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-        logging.getLogger().addHandler(handler)
+    except OSError:
+        yield
+        return
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def _watch(options: argparse.Namespace) -> int:

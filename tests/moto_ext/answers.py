@@ -17,6 +17,11 @@ from moto_ext import world
 _met: Counter[tuple[int, str]] = Counter()
 
 
+class Refused(ServiceException):
+    # moto takes the service's description from the module of an exception that is its own, which it knows by its name.
+    __module__ = "answers"
+
+
 def install() -> None:
     plain = BaseResponse.call_action
 
@@ -24,7 +29,7 @@ def install() -> None:
         row = _row(self._get_action())
         if row is None:
             return plain(self)
-        status, headers, body = self.serialized(ActionResult(ServiceException(row["code"], row["message"])))
+        status, headers, body = self.serialized(ActionResult(Refused(row["code"], row["message"])))
         headers, body = self._enrich_response({**headers, "status": row.get("status", status)}, body)
         return int(headers["status"]), headers, body
 

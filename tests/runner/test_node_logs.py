@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_node import until
+from running_node import RunningNode, until
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, NodeFailed
@@ -198,3 +199,12 @@ def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file.write_text(json.dumps({**fleet, "provider": "vastai"}))
     assert "nothing answers at port 22 of 203.0.113.1" in str(ssh().exception)
     assert len(became) == 1
+
+
+def test_a_runner_whose_output_goes_to_a_journal_keeps_its_log(make_node: Callable[..., RunningNode]) -> None:
+    node = make_node(cpu_slots=1)
+    with node.foreground("serve"):
+        node.until("ready")
+        found = logs.read(node.directory, "runner")
+    assert found is not None
+    assert "slot n1/0: ready, process" in found["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from distributed.comm import connect
 from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, until
 
+from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import InstanceInfo, instance_info
 from skyinfra.runner import processes
 from skyinfra.runner.simulated import SimulatedDriver
@@ -107,10 +109,12 @@ def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node
 def test_only_the_fleets_own_clients_are_let_in(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     address = node.boot().scheduler
+    # Connections, and not Dask's whole client, of which much stays behind where it does not get one.
     with pytest.raises(OSError, match=r"Timed out|refused|closed|in transit"):
-        Client(f"tcp://{address}", timeout=2)
+        asyncio.run(connect(f"tcp://{address}", timeout=2))
+    stranger = Credentials.derive(OTHER_SECRET, role="client", name="test").security()
     with pytest.raises(OSError, match=r"certificate|TLS|SSL|Timed out"):
-        node.client(OTHER_SECRET)
+        asyncio.run(connect(f"tls://{address}", timeout=2, **stranger.get_connection_args("client")))
     assert address is not None
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:

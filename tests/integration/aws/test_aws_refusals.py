@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cloud import Cloud
+from cloud_config import problems, schema
 from projects import Project
 from roots import words
 
@@ -111,6 +112,8 @@ def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
     project.run("deploy", "--auto-approve")
     running = {each["InstanceId"] for each in cloud.instances("mig")}
     assert first in running and len(running) == 2 and project.instances() == running
+    for instance in running:
+        assert problems(cloud.user_data(instance), schema()) == []
 
 
 @dataclass
@@ -130,7 +133,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def deployed(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     _server.reset()
     before = _server.standing()
     made = Fleet(_server, Project(tmp_path_factory.mktemp("refusals"), _server))
@@ -167,36 +170,36 @@ _numbers = itertools.count(1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", AT_APPLY)
-def test_refused_at_apply(fleet: Fleet, case: str) -> None:
+def test_refused_at_apply(deployed: Fleet, case: str) -> None:
     refusal, expected = AT_APPLY[case]
-    before = fleet.running()
+    before = deployed.running()
     if "spot" in case:
-        fleet.spots.append(f"spot{next(_numbers)}")
+        deployed.spots.append(f"spot{next(_numbers)}")
     else:
-        fleet.nodes += 1
-    fleet.declare()
-    fleet.cloud.tell(refuse=[refusal])
-    said = fleet.project.refused("deploy", "--auto-approve")
+        deployed.nodes += 1
+    deployed.declare()
+    deployed.cloud.tell(refuse=[refusal])
+    said = deployed.project.refused("deploy", "--auto-approve")
     assert not [each for each in expected if each not in words(said)], said
     assert said.count(refusal["code"]) == 1, said
     assert "RequestID" not in said and "AbCd_ef-123" not in said
     assert "The state is intact" in said.splitlines()[-1] and "`skyinfra deploy fleet` again" in said.splitlines()[-1]
-    assert fleet.running() == before and fleet.project.instances() == before
+    assert deployed.running() == before and deployed.project.instances() == before
 
-    fleet.cloud.tell()
-    fleet.project.run("deploy", "--auto-approve")
-    after = fleet.running()
-    assert before < after and len(after) == len(before) + 1 and fleet.project.instances() == after
+    deployed.cloud.tell()
+    deployed.project.run("deploy", "--auto-approve")
+    after = deployed.running()
+    assert before < after and len(after) == len(before) + 1 and deployed.project.instances() == after
 
 
 @pytest.mark.slow
-def test_a_moment_of_throttling_is_waited_for(fleet: Fleet) -> None:
-    before = fleet.running()
-    fleet.nodes += 1
-    fleet.declare()
-    fleet.cloud.tell(refuse=[{**THROTTLED, "times": 2}])
-    fleet.project.run("deploy", "--auto-approve")
-    assert len(fleet.running()) == len(before) + 1
+def test_a_moment_of_throttling_is_waited_for(deployed: Fleet) -> None:
+    before = deployed.running()
+    deployed.nodes += 1
+    deployed.declare()
+    deployed.cloud.tell(refuse=[{**THROTTLED, "times": 2}])
+    deployed.project.run("deploy", "--auto-approve")
+    assert len(deployed.running()) == len(before) + 1
 
 
 @pytest.mark.slow
@@ -212,12 +215,14 @@ def test_a_moment_of_throttling_is_waited_for(fleet: Fleet) -> None:
     ids=["expired credentials", "permission"],
 )
 @pytest.mark.parametrize("command", [("deploy", "--auto-approve"), ("plan",), ("destroy", "--auto-approve")])
-def test_refused_at_plan(fleet: Fleet, refusal: dict[str, Any], expected: list[str], command: tuple[str, ...]) -> None:
-    before = fleet.project.state()
-    fleet.declare()
-    fleet.cloud.tell(refuse=[refusal])
-    said = fleet.project.refused(*command)
+def test_refused_at_plan(
+    deployed: Fleet, refusal: dict[str, Any], expected: list[str], command: tuple[str, ...]
+) -> None:
+    before = deployed.project.state()
+    deployed.declare()
+    deployed.cloud.tell(refuse=[refusal])
+    said = deployed.project.refused(*command)
     assert not [each for each in expected if each not in words(said)], said
     assert said.splitlines()[-1] == "Nothing was changed."
-    assert fleet.project.state() == before
-    fleet.cloud.tell()
+    assert deployed.project.state() == before
+    deployed.cloud.tell()

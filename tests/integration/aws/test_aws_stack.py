@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from cloud import Cloud, tags
+from cloud_config import problems, schema
 from projects import Project
 
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -33,7 +34,9 @@ def declare(project: Project, layout: Any) -> None:
 
 def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east-1") -> NodeConfig:
     """What the node will be, as its own user data say it."""
-    document = yaml.safe_load(cloud.user_data(instance["InstanceId"], region))
+    text = cloud.user_data(instance["InstanceId"], region)
+    assert problems(text, schema()) == []
+    document = yaml.safe_load(text)
     files = {file["path"]: file["content"] for file in document["write_files"]}
     assert len(files["/etc/skyinfra/secret"].strip()) == 72
     return NodeConfig.read(json.loads(files["/var/lib/skyinfra/node.json"]))

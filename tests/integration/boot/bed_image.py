@@ -62,12 +62,17 @@ resize_rootfs: false
 ssh_genkeytypes: []
 ssh_deletekeys: false
 manage_etc_hosts: false
+locale: false
 apt: {preserve_sources_list: true}
 """
 # cloud-init asks for tokens where it takes the machine for one of AWS's. It tells by DMI, which no container has, or by
 # this file, which no container can make: it looks for it elsewhere here.
 _EC2_FILE = ("/sys/hypervisor/uuid", "/etc/hypervisor-uuid")
 _EC2_SOURCE = "usr/lib/python3/dist-packages/cloudinit/sources/DataSourceEc2.py"
+
+
+# A container has a boot id of its own in its /proc, but not in one that systemd mounts anew for a unit.
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Unavailable(Exception):
@@ -104,12 +109,13 @@ def install_programs() -> None:
 
 def rootfs() -> Path:
     """The folder of a Debian with cloud-init, never changed once it is there. Raises `Unavailable`."""
-    inputs = [suite(), *PACKAGES, *_LEFT_OUT, _CLOUD_CONFIG, *_EC2_FILE]
+    inputs = [suite(), *PACKAGES, *_LEFT_OUT, _CLOUD_CONFIG, *_EC2_FILE, _BOOT_ID]
 
     def build(folder: Path) -> None:
         _debian(suite(), folder)
         (folder / "etc/cloud/cloud.cfg.d/90-bed.cfg").write_text(_CLOUD_CONFIG)
         _have_tokens(folder)
+        _have_one_boot_id(folder)
         # The name and addresses of the package mirror are this machine's affair.
         (folder / "etc/apt/sources.list").unlink(missing_ok=True)
         (folder / "etc/resolv.conf").unlink(missing_ok=True)
@@ -126,6 +132,13 @@ def _have_tokens(folder: Path) -> None:
         raise Unavailable(f"this cloud-init does not look for {looked_for}")
     source.write_text(text.replace(f'"{looked_for}"', f'"{instead}"'), encoding="utf-8")
     (folder / instead.lstrip("/")).write_text("ec2b0a7d-0000-4000-8000-000000000000\n")
+
+
+def _have_one_boot_id(folder: Path) -> None:
+    (folder / "etc/tmpfiles.d/boot-id.conf").write_text(f"C /run/boot-id 0444 - - - {_BOOT_ID}\n")
+    override = folder / "etc/systemd/system/skyinfra-runner.service.d"
+    override.mkdir()
+    (override / "boot-id.conf").write_text(f"[Service]\nBindReadOnlyPaths=/run/boot-id:{_BOOT_ID}\n")
 
 
 def wheelhouse(wheel: Wheel) -> Path:
@@ -161,7 +174,7 @@ def driver_layer(folder: Path, driver: Path, environment: Mapping[str, str]) -> 
     variables = " ".join(json.dumps(f"{name}={value}") for name, value in environment.items())
     (manager / "fake-driver.conf").write_text(f"[Manager]\nDefaultEnvironment={variables}\n")
     # To everybody but root the driver refuses what nvml.h says it does.
-    for unit in ("skyinfra-runner", "skyinfra-watch"):
+    for unit in ("skyinfra-interrupt", "skyinfra-metrics", "skyinfra-runner", "skyinfra-watch"):
         override = folder / f"etc/systemd/system/{unit}.service.d"
         override.mkdir(parents=True)
         (override / "fake-driver.conf").write_text("[Service]\nEnvironment=FAKE_NVML_UNPRIVILEGED=1\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib import metadata
 from pathlib import Path
 
 import skyinfra as sky
@@ -23,3 +24,22 @@ def work(number: int, seconds: float) -> tuple[int, str]:
     (Path(os.environ["SKYINFRA_NODE_DIR"]) / f"started-{number}").touch()
     time.sleep(seconds)
     return number, instance_info().node
+
+
+@sky.compute
+def stay(number: int, node: str) -> tuple[int, str]:
+    """On *node*: goes on until it is interrupted, and does not end then either. Elsewhere: *number*, and that node."""
+    here = instance_info().node
+    folder = Path(os.environ["SKYINFRA_NODE_DIR"])
+    (folder / f"started-{number}").touch()
+    while here == node:
+        time.sleep(0.1)
+        if sky.interrupted():
+            (folder / f"interrupted-{number}").touch()
+    return number, here
+
+
+@sky.compute
+def package(name: str) -> str:
+    """The version of an installed package."""
+    return metadata.version(name)

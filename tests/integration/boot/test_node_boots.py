@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 
-from bed_fleet import Fleet
-from bed_tasks import look
+from bed_fleet import Bed, Fleet
+from bed_image import EXTRA
+from bed_tasks import look, package
 
 PROFILES = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
 
 
-def test_a_node_boots_and_runs_a_task_on_every_slot(fleet: Callable[..., Fleet]) -> None:
-    made = fleet().boot()
+def test_a_node_boots_and_runs_a_task_on_every_slot(bed: Bed, fleet: Callable[..., Fleet]) -> None:
+    made = fleet(bed.declare(pip=EXTRA)).boot()
     node = made.head
     status = node.status()
     partitions = {slot["slot"]: slot["uuid"] for slot in status["slots"]}
@@ -19,12 +21,16 @@ def test_a_node_boots_and_runs_a_task_on_every_slot(fleet: Callable[..., Fleet])
     assert sorted(slot["profile"] for slot in status["slots"]) == PROFILES
     with made.connect() as pool:
         seen = look() @ pool
+        versions = {package(name) >> pool for name in EXTRA}
     nodes, slots, users, devices = zip(*seen, strict=True)
     assert dict(zip(slots, devices, strict=True)) == partitions
     assert len(set(devices)) == 4 and all(device.startswith("MIG-") for device in devices)
     assert set(nodes) == {"mig-0"} and 0 not in users
+    assert versions == {metadata.version(name) for name in EXTRA}
     [gpu] = node.gpus()
     assert sorted(instance["profile"] for instance in gpu["instances"]) == PROFILES
     # Everything that asks the metadata service has a token: AWS answers nobody else.
     assert node.metadata.refused == 0
     assert node.boots == 1
+    assert not node.execute("systemctl", "list-units", "--failed", "--plain", "--no-legend").stdout
+    assert "status: done" in node.execute("cloud-init", "status", "--wait").stdout
