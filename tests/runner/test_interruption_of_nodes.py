@@ -180,9 +180,10 @@ def test_a_recommendation_is_followed_where_another_node_stays(make_node: MakeNo
         until(lambda: "no other node has slots, so this one stays" in log.read_text(), "the other one has asked")
         assert stays.status().state == "ready"
         assert not any(Task(sky.interrupted) @ pool)
-        # The other one is back, so this one may go.
+        # The other one is back, so this one may go: it asks again.
         left.run("undrain")
-        assert len(pool.slots()) == 4 or stays.until("drained")
+        stays.until("drained")
+        assert {slot.node for slot in pool.slots()} == {left.config.node}
 
 
 @pytest.mark.slow

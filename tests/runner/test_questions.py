@@ -33,7 +33,7 @@ def config(name: str, **fields: Any) -> NodeConfig:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A head, another node, and the manifest of the two; each test leaves them as they were."""
     folder = tmp_path_factory.mktemp("fleet")
     head = RunningNode(folder / "n1", config("n1"))
@@ -63,8 +63,8 @@ def printed(*arguments: str, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
-def test_doctor_of_a_fleet(fleet: Fleet) -> None:
-    _, _, manifest = fleet
+def test_doctor_of_a_fleet(running: Fleet) -> None:
+    _, _, manifest = running
     result = command("doctor", manifest)
     found = json.loads(command("doctor", manifest, "--json").stdout)["nodes"]
     assert list(found) == ["n1", "n2"]
@@ -88,8 +88,8 @@ def _wait(path: str) -> None:
         time.sleep(0.02)
 
 
-def test_top_shows_slots_and_tasks(fleet: Fleet, tmp_path: Path) -> None:
-    head, node, manifest = fleet
+def test_top_shows_slots_and_tasks(running: Fleet, tmp_path: Path) -> None:
+    head, node, manifest = running
     with head.pool(node) as pool:
         future = pool.send(Task(_wait, (str(tmp_path / "open"),)), Target(slot="n2/1"))
         until(lambda: pool.running()["n2/1"], "the head knows that it runs")
@@ -111,8 +111,8 @@ def test_top_shows_slots_and_tasks(fleet: Fleet, tmp_path: Path) -> None:
         node.run("undrain")
 
 
-def test_a_node_that_does_not_answer(fleet: Fleet, request: pytest.FixtureRequest) -> None:
-    head, node, _ = fleet
+def test_a_node_that_does_not_answer(running: Fleet, request: pytest.FixtureRequest) -> None:
+    head, node, _ = running
     with head.pool(node) as pool:
         with pytest.raises(NodeError, match=r"NotSupported: .*does not know this question"):
             pool.ask("n2", "the weather")
@@ -183,8 +183,8 @@ def _say(text: str, path: str = "") -> str:
     return text
 
 
-def test_logs_of_tasks_and_runners(fleet: Fleet, tmp_path: Path) -> None:
-    head, node, manifest = fleet
+def test_logs_of_tasks_and_runners(running: Fleet, tmp_path: Path) -> None:
+    head, node, manifest = running
     with head.pool(node) as pool:
         loud = pool.send(Task(_say, ("grüße",)), Target(node="n2"))
         assert loud.result(timeout=60) == "grüße"
@@ -212,8 +212,8 @@ def test_logs_of_tasks_and_runners(fleet: Fleet, tmp_path: Path) -> None:
     assert "no node has output" in str(command("logs", manifest, "--task", "../node").exception)
 
 
-def test_programs_on_nodes(fleet: Fleet) -> None:
-    head, node, manifest = fleet
+def test_programs_on_nodes(running: Fleet) -> None:
+    head, node, manifest = running
     result = command("exec", manifest, "n2", "--", "sh", "-c", "pwd; echo wrong >&2; exit 3")
     assert (result.exit_code, result.stdout.strip()) == (3, str(node.path))
     assert "wrong" in result.stderr
@@ -228,8 +228,8 @@ def test_programs_on_nodes(fleet: Fleet) -> None:
     assert "on the machine where it was deployed" in str(refused.exception)
 
 
-def test_a_program_ends_with_its_client(fleet: Fleet, tmp_path: Path) -> None:
-    head, node, _ = fleet
+def test_a_program_ends_with_its_client(running: Fleet, tmp_path: Path) -> None:
+    head, node, _ = running
     with head.pool(node) as pool:
         script = f"trap 'echo told > {tmp_path}/told; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
         identity = pool.ask("n2", "start", command=["sh", "-c", script])
