@@ -202,26 +202,25 @@ def test_a_moment_of_throttling_is_waited_for(deployed: Fleet) -> None:
     assert len(deployed.running()) == len(before) + 1
 
 
+EXPIRED_SAID = ["the AWS credentials have expired (ExpiredToken). It says: The security token", "aws sso login"]
+DENIED_SAID = ["the credentials may not do it: ec2:", "(UnauthorizedOperation)", "Have the IAM action allowed"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("refusal", "expected"),
+    ("command", "refusal", "expected"),
     [
-        (EXPIRED, ["the AWS credentials have expired (ExpiredToken). It says: The security token", "aws sso login"]),
-        (
-            {**DENIED, "action": "DescribeSubnets"},
-            ["the credentials may not do it: ec2:", "(UnauthorizedOperation)", "Have the IAM action allowed"],
-        ),
+        ("deploy", EXPIRED, EXPIRED_SAID),
+        ("destroy", EXPIRED, EXPIRED_SAID),
+        ("deploy", {**DENIED, "action": "DescribeSubnets"}, DENIED_SAID),
     ],
-    ids=["expired credentials", "permission"],
+    ids=["deploy, expired", "destroy, expired", "deploy, permission"],
 )
-@pytest.mark.parametrize("command", [("deploy", "--auto-approve"), ("plan",), ("destroy", "--auto-approve")])
-def test_refused_at_plan(
-    deployed: Fleet, refusal: dict[str, Any], expected: list[str], command: tuple[str, ...]
-) -> None:
+def test_refused_at_plan(deployed: Fleet, command: str, refusal: dict[str, Any], expected: list[str]) -> None:
     before = deployed.project.state()
     deployed.declare()
     deployed.cloud.tell(refuse=[refusal])
-    said = deployed.project.refused(*command)
+    said = deployed.project.refused(command, "--auto-approve")
     assert not [each for each in expected if each not in words(said)], said
     assert said.splitlines()[-1] == "Nothing was changed."
     assert deployed.project.state() == before
