@@ -39,15 +39,6 @@ LAYOUT = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
 BOOT_S = 300.0
 
 
-def declared(nodes: int = 1, *, mig: object = None, image: sky.Image | None = None) -> sky.ComputePool:
-    """Nodes of AWS with one H100 each, in a mixed layout unless *mig* says otherwise."""
-    accelerator = sky.accelerators.H100(count=1, mig=mig or LAYOUT)
-    provider = sky.AWS(region="us-east-1")
-    return sky.ComputePool(
-        name="mig", nodes=nodes, provider=provider, accelerator=accelerator, image=image or sky.Image()
-    )
-
-
 class Bed:
     """What the booted nodes of one test session share: image, packages, network. `close` leaves nothing behind.
 

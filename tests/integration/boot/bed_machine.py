@@ -69,22 +69,18 @@ class Machine:
         self._thread = threading.Thread(target=self._run, name=self.name)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Switches it off in order; by force where it does not end. Its disk stays."""
-        self._power = False
-        with contextlib.suppress(LookupError, ProcessLookupError):
-            os.kill(self.leader, signal.SIGRTMIN + 3)
-            self._ended.wait(_STOP_S)
-        self.kill()
-
     def kill(self) -> None:
         """Takes its power away."""
         self._power = False
+        while self._thread is not None and self._thread.is_alive():
+            # One that has just been started may not have entered its group yet.
+            if self._process is not None:
+                self._process.kill()
+            for cgroup in self._cgroups:
+                end_cgroup(cgroup)
+            self._thread.join(0.1)
         for cgroup in self._cgroups:
             end_cgroup(cgroup)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def close(self) -> None:
         """Removes all of it, in whatever state it is."""

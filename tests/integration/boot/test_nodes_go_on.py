@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_the_tag_of_the_head_changes_the_layout_in_place(three: Fleet) -> None:
     try:
         three.head.metadata.tags["skyinfra:layout"] = "3g.40gb:2"
         for machine in three.nodes:
-            until(lambda: machine.status()["state"] == "ready" and len(devices(machine)) == 2, seconds=BOOT_S)  # noqa: B023
+            until(partial(serves, machine, 2), seconds=BOOT_S)
         with three.connect() as pool:
             seen = until(lambda: len(pool.slots()) == 6 and look() @ pool)
         assert {uuid for *_, uuid in seen} == {uuid for each in three.nodes for uuid in devices(each).values()}
@@ -106,10 +107,16 @@ def test_the_tag_of_the_head_changes_the_layout_in_place(three: Fleet) -> None:
             assert stayed < set(devices(machine).values())
     finally:
         three.head.metadata.tags["skyinfra:layout"] = "3g.40gb+2g.20gb+1g.10gb:2"
-        for machine, wanted in zip(three.nodes, before, strict=True):
-            until(lambda: machine.status()["state"] == "ready" and devices(machine) == wanted, seconds=BOOT_S)  # noqa: B023
+        for machine in three.nodes:
+            until(partial(serves, machine, SLOTS), seconds=BOOT_S)
+    assert [devices(machine) for machine in three.nodes] == before
     assert [machine.show("skyinfra-runner", "MainPID") for machine in three.nodes] == runners
     check(three)
+
+
+def serves(machine: Machine, slots: int) -> bool:
+    """Whether the node is ready with so many slots."""
+    return machine.status()["state"] == "ready" and len(devices(machine)) == slots
 
 
 def test_tasks_of_a_node_that_is_cut_off_finish_elsewhere(three: Fleet) -> None:
