@@ -23,7 +23,7 @@ from fake_nvml.build import build  # noqa: E402
 from fleet import until  # noqa: E402
 
 RUNS = 3
-# Each phase ends when this unit does; the last one when the client counts the slots.
+# In their order; the last one ends when the client counts the slots.
 PHASES = ("operating system and user data", "Python, packages and runner", "partitions", "workers registered")
 AIM = "<= 10 s"
 
