@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
 # On two cores, since most tests wait for a program. What shares an expensive fixture stays together.
-PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=20
 export PYTHON
 
 .PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml debian clean

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import skyinfra
 
 ROOT = Path(skyinfra.__file__).parent.parent
@@ -54,6 +56,7 @@ REVEALED = [
 ]
 
 
+@pytest.mark.slow
 def test_types_survive_the_decorator_and_the_operators(tmp_path):
     (tmp_path / "snippet.py").write_text(SNIPPET)
     checked = subprocess.run(

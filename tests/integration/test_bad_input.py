@@ -201,6 +201,7 @@ def test_a_failed_command_of_the_image_shows_its_last_words(tmp_path: Path) -> N
     assert not processes(project)
 
 
+@pytest.mark.slow
 def test_a_dead_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = project_with(tmp_path, stack_of("sky.ComputePool(provider=sky.Local())"))
     skyinfra(project, "deploy", "--auto-approve")

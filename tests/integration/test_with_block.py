@@ -77,6 +77,7 @@ def test_a_block_that_is_interrupted(tmp_path: Path, number: signal.Signals, whe
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_connection_that_cannot_be_closed_does_not_keep_the_fleet(tmp_path: Path) -> None:
     body = """
     with POOL as pool:
@@ -96,6 +97,7 @@ def test_a_connection_that_cannot_be_closed_does_not_keep_the_fleet(tmp_path: Pa
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
     body = """
     with sky.ComputePool(provider=sky.Local(), accelerator="H100") as pool:
@@ -119,6 +121,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert "skyinfra.ProjectError" in err and "cannot be written: Not a directory" in err
 
 
+@pytest.mark.slow
 def test_the_same_name_a_second_time(tmp_path: Path) -> None:
     body = """
     with POOL as pool:

@@ -68,6 +68,7 @@ def who() -> tuple[str, str | None]:
     return info.slot, info.profile
 
 
+@pytest.mark.slow
 def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG))
     address = head.boot().scheduler
@@ -92,6 +93,7 @@ def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
         assert worker.status().layout_from == "told.json"
 
 
+@pytest.mark.slow
 def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG))
     address = head.boot().scheduler

@@ -158,6 +158,7 @@ def test_tasks_that_have_not_started_start_elsewhere_at_once(make_node: MakeNode
     node.quiet_log()
 
 
+@pytest.mark.slow
 def test_the_newest_layout_wins_and_what_is_wanted_again_goes_on(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.boot()
@@ -225,6 +226,7 @@ def test_a_worker_that_dies_while_it_is_drained_stays_dead(make_node: MakeNode, 
     assert "Traceback" not in node.directory.log_file.read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_stays_until_its_results_are_fetched(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG))
     node.boot()
@@ -261,6 +263,7 @@ def test_another_environment_waits_for_tasks_too(make_node: MakeNode, gate: Make
     node.quiet_log()
 
 
+@pytest.mark.slow
 def test_the_runner_ends_at_once_while_it_drains(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG))
     pid = node.boot().pid

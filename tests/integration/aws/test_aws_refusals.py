@@ -91,6 +91,7 @@ def spot(cloud: Cloud, name: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
     """From nothing: one of two nodes comes, the other is refused, and the next deploy makes that one alone."""
     project = Project(tmp_path, cloud)
