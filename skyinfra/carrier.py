@@ -47,7 +47,7 @@ def wheel() -> Wheel:
     """The runner of this installation of skyinfra. Raises `MissingDependency` where the versions are not known."""
     files = dict(_sources())
     digest = hashlib.sha256(b"".join(f"{name}\0{len(data)}\0".encode() + data for name, data in files.items()))
-    needs = sorted({f"{name}=={_version(name)}" for name in (*_SAME, *_NEEDS)})
+    needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *_NEEDS)})
     digest.update("\n".join(needs).encode())
     version = f"{skyinfra.__version__}+{digest.hexdigest()[:12]}"
     info = f"skyinfra-{version}.dist-info"
@@ -61,7 +61,7 @@ def wheel() -> Wheel:
 
 def pins() -> tuple[str, ...]:
     """The requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
-    return tuple(f"{name}=={_version(name)}" for name in _SAME)
+    return tuple(f"{name}=={version_of(name)}" for name in _SAME)
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
@@ -73,7 +73,9 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         yield f"skyinfra/{path.relative_to(_PACKAGE).as_posix()}", path.read_bytes()
 
 
-def _version(name: str) -> str:
+@cache
+def version_of(name: str) -> str:
+    """The version of a package that is installed here. Raises `MissingDependency`."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

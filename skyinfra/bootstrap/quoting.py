@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # What stands in a YAML string in double quotes as it is.
 _SPECIAL = re.compile(r"[^ !#-\[\]-~]")
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
+@lru_cache(maxsize=64)  # the nodes of many pools have most files in common
 def quoted(value: str) -> str:
     """*value* as a YAML string in double quotes, on one line, whatever it holds.
 

@@ -11,7 +11,6 @@ import json
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 
 from skyinfra import carrier, mig
 from skyinfra.bootstrap import places
@@ -149,7 +148,7 @@ def _runner(deployment: Deployment) -> operations.Runner:
 
 def pins() -> list[str]:
     """What the runner needs, in the versions of this machine: client and workers pickle for each other."""
-    return [*carrier.pins(), *(f"{name}=={metadata.version(name)}" for name in _TESTED)]
+    return [*carrier.pins(), *(f"{name}=={carrier.version_of(name)}" for name in _TESTED)]
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
