@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,18 +19,18 @@ def modules() -> tuple[tuple[str, str], ...]:
 
 
 def stripped(source: str) -> str:
-    """*source* without docstrings, comments and empty lines. It does the same."""
-    gone = {line for node in _docstrings(ast.parse(source)) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
-    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    comments = {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
-    long = [token for token in tokens if token.end[0] > token.start[0]]
-    # A string that goes on over several lines is left as it is.
-    kept = {line for token in long for line in range(token.start[0], token.end[0] + 1)}
+    """*source* without docstrings, empty lines and lines that are a comment. It does the same."""
+    tree = ast.parse(source)
+    gone = {line for node in _docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    # A string that goes on over several lines is left as it is. (tokenize would find comments behind code as well, and
+    # take ten times as long.)
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)]
+    kept = {line for node in strings for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)}
     found = []
     for number, text in enumerate(source.splitlines(), 1):
-        line = text if number in kept else text[: comments.get(number)].rstrip()
-        if number not in gone and (line or number in kept):
-            found.append(f"{line}\n")
+        line = text.strip()
+        if number not in gone and (number in kept or (line and not line.startswith("#"))):
+            found.append(f"{text if number in kept else text.rstrip()}\n")
     return "".join(found)
 
 
