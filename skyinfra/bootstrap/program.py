@@ -30,7 +30,7 @@ def stripped(source: str) -> str:
     for number, text in enumerate(source.splitlines(), 1):
         line = text.strip()
         if number not in gone and (number in kept or (line and not line.startswith("#"))):
-            found.append(f"{text if number in kept else text.rstrip()}\n")
+            found.append(f"{text}\n")
     return "".join(found)
 
 
