@@ -17,6 +17,7 @@ settings.register_profile("skyinfra", deadline=None)
 settings.load_profile("skyinfra")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share an expensive fixture run one after another in one process."""
     for item in items:
