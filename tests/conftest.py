@@ -17,19 +17,6 @@ settings.register_profile("skyinfra", deadline=None)
 settings.load_profile("skyinfra")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share an expensive fixture run one after another in one process."""
-    for item in items:
-        shares = next((name for name in _SHARED if name in getattr(item, "fixturenames", ())), None)
-        if shares is not None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shares}"))
-
-
-# Fixtures that take longer to make than the tests that use them, each in one module.
-_SHARED = ("fleets", "running", "deployed", "three")
-
-
 @pytest.fixture(scope="session")
 def terraform_program() -> str:
     """A real terraform, or the embedded one."""

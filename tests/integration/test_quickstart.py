@@ -27,6 +27,9 @@ from skyinfra.client.snapshot import Target
 from skyinfra.project import Project
 from skyinfra.protocol.credentials import Credentials
 
+# The fixture that most share is made once: the tests run in one process.
+pytestmark = pytest.mark.xdist_group("quickstart")
+
 
 def slots(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [slot for pool in found["pools"] for node in pool.get("nodes", ()) for slot in node["slots"]]

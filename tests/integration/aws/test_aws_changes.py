@@ -10,7 +10,8 @@ from cloud import Cloud, tags
 from moto_ext.images import IMAGES, image_id
 from roots import HEAD_DATA, WORKER_DATA, Root, plan_changes, plan_counts
 
-pytestmark = pytest.mark.slow
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("aws-changes")]
 
 PARAMETER = "/images/mine"
 OLD, NEW = (image_id(path) for path, _, _ in IMAGES[:2])

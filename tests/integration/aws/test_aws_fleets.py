@@ -15,7 +15,8 @@ from roots import Root, plan_changes, plan_counts
 
 from skyinfra.protocol.manifest import Manifest
 
-pytestmark = pytest.mark.slow
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("aws-fleets")]
 
 NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"

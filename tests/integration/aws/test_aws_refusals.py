@@ -13,6 +13,9 @@ from cloud_config import problems, schema
 from projects import Project
 from roots import words
 
+# The fixture that most share is made once: the tests run in one process.
+pytestmark = pytest.mark.xdist_group("aws-refusals")
+
 QUOTA = {
     "action": "RunInstances",
     "code": "VcpuLimitExceeded",

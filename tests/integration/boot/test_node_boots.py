@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import metadata
 
+import pytest
 from bed_fleet import Bed, Fleet
 from bed_image import EXTRA
 from bed_tasks import look, package
+
+# The fixture that most share is made once: the tests run in one process.
+pytestmark = pytest.mark.xdist_group("booted")
 
 PROFILES = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
 

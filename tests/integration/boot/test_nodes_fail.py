@@ -14,7 +14,8 @@ from fleet import until
 
 import skyinfra as sky
 
-pytestmark = pytest.mark.slow
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted")]
 
 MakeFleet = Callable[..., Fleet]
 A100 = "a100_40gb"

@@ -11,7 +11,8 @@ from bed_machine import Machine
 from bed_tasks import look, stay
 from fleet import until
 
-pytestmark = pytest.mark.slow
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted")]
 
 SLOTS = 4
 NOTICE = datetime.timedelta(seconds=40)
