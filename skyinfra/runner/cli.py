@@ -136,7 +136,9 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        # Closing writes what is left; on a full disk that must not take the place of the error that ends the runner.
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def _watch(options: argparse.Namespace) -> int:
