@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra._errors import InvalidField, MissingDependency
+from skyinfra.protocol.disk import sync_folder
 from skyinfra.protocol.interruption import interrupted
 
 Save = Callable[[Any, Path], object]
@@ -91,9 +92,9 @@ class SpotCheckpointer:
             made.rename(place)
             link = Path(folder, LATEST)
             link.symlink_to(place.name)
-            _sync_folder(self.path)
+            sync_folder(self.path)
             link.rename(self.path / LATEST)
-            _sync_folder(self.path)
+            sync_folder(self.path)
         self._prune(place)
         now = time.monotonic()
         self._last = step, now, now - began
@@ -178,15 +179,7 @@ def _sync(entry: Path) -> None:
     """Puts a file, or a folder with everything in it, on the disk."""
     for path in (*entry.rglob("*"), entry):
         if path.is_dir():
-            _sync_folder(path)
+            sync_folder(path)
         elif not path.is_symlink():
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -96,7 +96,7 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     shown = " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
     problems = [text for text in (_interfaces(settings), *_disabled(settings, fabric)) if text]
     for text in problems:
-        yield Finding("NCCL settings", "wrong", f"{text} ({shown})", "settings that this machine allows", _NCCL_TODO)
+        yield Finding("NCCL settings", "wrong", f"{text} ({shown})", "settings that this machine allows", _NCCL_ADVICE)
     if settings and not problems:
         yield Finding("NCCL settings", "ok", shown, "settings that this machine allows")
     if fabric:
@@ -107,7 +107,7 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
         yield Finding("locked memory", "ok" if free else "wrong", found, "no limit, for RDMA", "" if free else todo)
 
 
-_NCCL_TODO = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
+_NCCL_ADVICE = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
 
 
 def _interfaces(settings: Mapping[str, str]) -> str:

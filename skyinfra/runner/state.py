@@ -38,6 +38,7 @@ from typing import Literal, TextIO
 
 from skyinfra._errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
 from skyinfra.protocol import interruption
+from skyinfra.protocol.disk import sync_folder
 from skyinfra.protocol.instance import InstanceInfo
 
 VERSION = 1
@@ -257,21 +258,13 @@ def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
             Path(name).unlink(missing_ok=True)
             raise
         if durable:
-            _sync_folder(file.parent)
+            sync_folder(file.parent)
 
 
 def appending(file: Path) -> TextIO:
     """*file*, open for appending; a link in its place is refused with OSError, and a pipe is not waited for."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.fdopen(os.open(file, flags, 0o644), "a", encoding="utf-8")
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
