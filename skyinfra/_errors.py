@@ -57,7 +57,13 @@
     └── TaskError
         ├── TaskFailed                the task raised an exception that cannot be shipped
         ├── TaskNotPicklable          the function or its arguments cannot be shipped
+        ├── TaskTooLarge              the call or its result is larger than can be shipped
+        ├── TaskTimeout               the task ran for longer than it may and was stopped
         ├── TaskAttemptsExceeded      the task took its worker process down again and again
+        ├── GangFailed                a rank ended without an exception of its own: exit code, signal, lost slot
+        ├── JobNotFound               the head keeps no job of that name
+        ├── JobNameTaken              a job of that name is there already
+        ├── JobCancelled              the job was cancelled; there is no result
         ├── SlotLost                  the slot is gone
         └── NotInTask                 asked for the instance outside of a task
 
@@ -372,6 +378,30 @@ class TaskAttemptsExceeded(TaskError):
     """The task ended its worker process several times and is not tried again."""
 
 
+class TaskTooLarge(TaskError):
+    """The call of a task, or its result, is larger than can be shipped."""
+
+
+class TaskTimeout(TaskError):
+    """The task ran for longer than it may and was stopped. Waiting in vain for a result raises TimeoutError instead."""
+
+
+class GangFailed(TaskError):
+    """A rank of a gang ended without an exception of its own: with an exit code, by a signal, or with its slot."""
+
+
+class JobNotFound(TaskError):
+    """The head keeps no job of that name."""
+
+
+class JobNameTaken(TaskError):
+    """A job of that name is there already."""
+
+
+class JobCancelled(TaskError):
+    """The job was cancelled; there is no result."""
+
+
 class SlotLost(TaskError):
     """The slot that the task was bound to is gone."""
 
@@ -399,6 +429,7 @@ __all__ = [
     "FleetError",
     "FleetNotDeployed",
     "FleetUnreachable",
+    "GangFailed",
     "InvalidAccelerator",
     "InvalidDemand",
     "InvalidField",
@@ -406,6 +437,9 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "JobCancelled",
+    "JobNameTaken",
+    "JobNotFound",
     "LayoutDoesNotFit",
     "LayoutError",
     "MigNotSupported",
@@ -435,6 +469,8 @@ __all__ = [
     "TaskError",
     "TaskFailed",
     "TaskNotPicklable",
+    "TaskTimeout",
+    "TaskTooLarge",
     "TerraformError",
     "TerraformFailed",
     "TerraformNotFound",

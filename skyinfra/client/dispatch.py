@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import pickle
 import time
 from collections.abc import AsyncIterator
@@ -17,17 +18,23 @@ import dask
 import distributed
 from distributed.client import FutureCancelledError
 
-from skyinfra._errors import SlotLost, TaskAttemptsExceeded
+from skyinfra._errors import NodeError, SlotLost, TaskAttemptsExceeded
+from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
 from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol import calls
+from skyinfra.protocol import calls, failures, questions, stopping
 from skyinfra.protocol.calls import Outcome
 
 # How often the head is asked which slots there are, while somebody waits for a task; at most half of the patience.
 _LOOK_S = 2.0
 # Results are released together that often: each release delays the next task of its slot by some milliseconds.
 _RELEASE_S = 0.1
+# A worker answers in milliseconds, unless native code of its task holds the interpreter.
+_LISTENS_S = 0.5
+_ANSWER_S = 10.0
+# A task that is over its time is ended on its node within that long.
+_OVERTIME_S = 10.0
 # Dask warns about calls above 10 MB, in words about its own collections.
 _LARGE_CALL = 1_000_000
 
@@ -39,6 +46,8 @@ class _Waiting:
     name: str
     target: Target
     waiter: asyncio.Task[Any]
+    timeout: float | None = None
+    future: Any = None
     missing_since: float | None = None
     failure: Exception | None = None
 
@@ -113,7 +122,7 @@ class Dispatcher:
         """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
         waiter = asyncio.current_task()
         assert waiter is not None  # noqa: S101 - a coroutine runs in a task
-        waiting = _Waiting(shipment.name, target, waiter)
+        waiting = _Waiting(shipment.name, target, waiter, shipment.settings.timeout)
         self._waiting[shipment.key] = waiting
         try:
             async with self.window(target).place() if windowed else contextlib.nullcontext():
@@ -126,10 +135,20 @@ class Dispatcher:
             del self._waiting[shipment.key]
 
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
+        """Runs the task, again as often as it may fail."""
+        attempt = 0
+        while True:
+            outcome = await self._one_attempt(shipment, attempt, target)
+            attempt += 1
+            if attempt > shipment.settings.retries or not pickling.may_pass(outcome):
+                return outcome
+
+    async def _one_attempt(self, shipment: Shipment, attempt: int, target: Target) -> Outcome:
         """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life."""
         while True:
             await self.connection.ready()
-            future = self._submit(shipment, target)
+            future = self._submit(shipment, attempt, target)
+            self._waiting[shipment.key].future = future
             try:
                 outcome = await self._outcome(future)
                 self._done.append(future)
@@ -170,16 +189,17 @@ class Dispatcher:
         if arrival is not None and not arrival.done():
             arrival.set_result(outcome)
 
-    def _submit(self, shipment: Shipment, target: Target) -> Any:
+    def _submit(self, shipment: Shipment, attempt: int, target: Target) -> Any:
+        key, header = shipment.attempt(attempt)
         quiet: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if len(shipment.call) > _LARGE_CALL:
             quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"})
         with quiet:
             return self.connection.client.submit(
                 calls.run,
-                shipment.header,
+                header,
                 shipment.call,
-                key=shipment.key,
+                key=key,
                 resources=target.resources,
                 pure=False,
             )
@@ -191,10 +211,24 @@ class Dispatcher:
             return
         with contextlib.suppress(OSError, FutureCancelledError):
             where = await client.processing()
+            names = {
+                worker: str(info["name"]) for worker, info in client.scheduler_info(n_workers=-1)["workers"].items()
+            }
             await client.cancel([future], force=True)
-            workers = [worker for worker, keys in where.items() if key in keys]
-            if workers:
-                await client.run(calls.stop, key, workers=workers, on_error="ignore")
+            for worker in [worker for worker, keys in where.items() if key in keys]:
+                await self._stop_on(worker, names.get(worker), key)
+
+    async def _stop_on(self, worker: str, slot: str | None, key: str) -> None:
+        """Ends the task *key* on *worker*: by itself, or with its process where that does not even listen."""
+        stop = self.connection.client.run(stopping.stop, key, workers=[worker], on_error="ignore")
+        try:
+            await asyncio.wait_for(stop, _LISTENS_S)
+        except TimeoutError:
+            # Native code holds the interpreter; the runner of the node is another process.
+            if slot is not None:
+                node = slot.rpartition("/")[0]
+                with contextlib.suppress(NodeError):
+                    await self.connection.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
 
     async def _release(self) -> None:
         while True:
@@ -218,6 +252,7 @@ class Dispatcher:
                 self._answered = time.monotonic()
                 await self.saw(now)
                 self._look_for_slots(now)
+                await self._look_for_overtime()
 
     async def saw(self, now: Snapshot) -> None:
         """Lets as many tasks to the fleet as it has slots *now*."""
@@ -252,6 +287,18 @@ class Dispatcher:
             elif clock - waiting.missing_since > self.connection.patience:
                 self._wake(waiting, self._lost(waiting, now))
 
+    async def _look_for_overtime(self) -> None:
+        """A task ends itself when its time is over. One whose process did not live to see that starts again; not
+        for ever."""
+        limited = {each.future.key: each for each in self._waiting.values() if each.timeout and each.future is not None}
+        if not limited:
+            return
+        with contextlib.suppress(OSError):
+            for key, name, seconds in itertools.chain(*(await self.connection.running()).values()):
+                waiting = limited.get(key)
+                if waiting is not None and seconds > (waiting.timeout or 0) + _OVERTIME_S:
+                    self._wake(waiting, failures.late(name, waiting.timeout or 0))
+
     def _lost(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
         return SlotLost(
@@ -273,8 +320,8 @@ class Dispatcher:
             )
         return SlotLost(
             f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
-            f"{self.connection.manifest.fleet} any more",
-            hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
+            f"{self.connection.manifest.fleet}",
+            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
         )
 
     def _wake(self, waiting: _Waiting, failure: Exception) -> None:

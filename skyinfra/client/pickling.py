@@ -14,12 +14,13 @@ import threading
 import types
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from skyinfra._errors import TaskFailed, TaskNotPicklable
+from skyinfra._errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.failures import Failure
@@ -32,8 +33,14 @@ class Shipment:
         """Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
-        self.header = Header(self.key, self.name, topic).dumps()
+        self.settings = task.settings
         self.call = _dump_call(task)
+        self._header = Header(self.key, self.name, topic, task.settings.timeout)
+
+    def attempt(self, number: int) -> tuple[str, bytes]:
+        """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
+        header = self._header if number == 0 else replace(self._header, key=f"{self.key}.{number}")
+        return header.key, header.dumps()
 
 
 def _dump_call(task: Task[Any]) -> bytes:
@@ -139,7 +146,9 @@ def _library_folders() -> tuple[Path, ...]:
 
 def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
     """A task of a plain or decorated function."""
-    plain = function.function if isinstance(function, Compute) else function
+    if isinstance(function, Compute):
+        return Task(function.function, args, kwargs, function.settings)
+    plain = function
     if not callable(plain):
         raise TypeError(f"a task is made from a function, not from {type(plain).__name__}")
     return Task(plain, args, kwargs)
@@ -163,6 +172,13 @@ def result(outcome: Outcome, name: str) -> Any:
 def exception(outcome: Outcome, name: str) -> BaseException | None:
     """The exception that ended the task *name*, with the traceback of the node, or None."""
     return None if outcome.failure is None else _error(outcome.failure, name)
+
+
+def may_pass(outcome: Outcome) -> bool:
+    """Whether the task failed with something that another attempt may not meet."""
+    if outcome.failure is None:
+        return False
+    return not isinstance(_load_error(outcome.failure), (TaskNotPicklable, TaskTooLarge, TaskAttemptsExceeded))
 
 
 def _error(failure: Failure, name: str) -> BaseException:

@@ -122,16 +122,17 @@ class Pool:
         known = [node.name for node in self.manifest.nodes]
         return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
-    def where(self, *, profile: str | None = None, node: str | None = None) -> Pool:
-        """This pool with only its slots of one MIG profile, or of one node.
+    def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
+        """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
 
-        ``train(0) >> pool.where(profile="3g.40gb")``. It shares the connection: closing one closes both. A task that
+        ``train(0) >> pool.select(profile="3g.40gb")``. It shares the connection: closing one closes both. A task that
         waits there while the layout is being changed goes on waiting; it gets `SlotLost` where no slot of the fleet is
-        such a one, or none is left after a change.
+        such a one, or none is left after a change. Raises `InvalidField` where this selection leaves nothing of an
+        earlier one.
         """
         chosen = object.__new__(Pool)
         chosen.__dict__.update(self.__dict__)
-        chosen.target = Target(node=node or self.target.node, profile=profile or self.target.profile)
+        chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
 
     def nodes(self) -> list[ManifestNode]:
@@ -167,7 +168,7 @@ class Pool:
         """
         futures: list[Future[T]] = []
         try:
-            for target in self._targets(slots):
+            for target in self._targets(slots, task.settings.profile):
                 futures.append(self.send(task, target, windowed=False))
             self._raise_first(futures)
             return [future.result() for future in futures]
@@ -241,15 +242,19 @@ class Pool:
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
+        target = target.narrowed(profile=task.settings.profile)
         shipment = pickling.Shipment(task, topic=self.topic)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
-    def _targets(self, slots: Sequence[InstanceInfo] | None) -> list[Target]:
-        if slots is None and self.target == ANYWHERE:
+    def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
+        chosen = self.target.narrowed(profile=profile)
+        if slots is None and chosen == ANYWHERE:
             return [Target(slot=name) for name in self.look().promised(self.manifest)]
-        if slots is None and not (slots := self.slots()):
-            return [self.target]  # waits for the first one, or says that there is none
+        if slots is None:
+            slots = [slot for slot in self.look().slots if chosen.takes(slot)]
+            if not slots:
+                return [chosen]  # waits for the first one, or says that there is none
         return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod

@@ -11,7 +11,7 @@ from skyinfra._errors import SlotLost, did_you_mean
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Target
 from skyinfra.client.task import Task
-from skyinfra.protocol import calls
+from skyinfra.protocol import scripts
 
 OnLine = Callable[[str, str], object]
 
@@ -34,7 +34,7 @@ def run_script(
     """
     path = Path(path)
     run_id = uuid.uuid4().hex
-    task = Task(calls.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool.topic, run_id))
+    task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool.topic, run_id))
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
     pool.listen(run_id, received.put)
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from skyinfra._errors import InvalidField
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -18,11 +19,12 @@ Prospect = Literal["there", "coming", "missing", "gone"]
 
 @dataclass(frozen=True)
 class Target:
-    """Where a task may run: on the slot ``NODE/INDEX``, on any slot of a node or of a profile, or anywhere."""
+    """Where a task may run: on the slot ``NODE/INDEX``, on any of a node, a profile or an accelerator, or anywhere."""
 
     slot: str | None = None
     node: str | None = None
     profile: str | None = None
+    accelerator: str | None = None
 
     @property
     def resources(self) -> dict[str, int]:
@@ -34,12 +36,31 @@ class Target:
             resources[f"node:{self.node}"] = 1
         if self.profile:
             resources[f"profile:{self.profile}"] = 1
+        if self.accelerator:
+            resources[f"accel:{self.accelerator}"] = 1
         return resources
 
     def takes(self, slot: InstanceInfo) -> bool:
         """Whether *slot* is such a place."""
-        wanted = (self.slot or slot.slot, self.node or slot.node, self.profile or slot.profile)
-        return wanted == (slot.slot, slot.node, slot.profile)
+        pairs = (
+            (self.slot, slot.slot),
+            (self.node, slot.node),
+            (self.profile, slot.profile),
+            (self.accelerator, slot.accelerator),
+        )
+        return all(wanted in (None, there) for wanted, there in pairs)
+
+    def narrowed(
+        self, *, node: str | None = None, profile: str | None = None, accelerator: str | None = None
+    ) -> Target:
+        """Where both this target and the given one are. Raises `InvalidField` where they have nothing in common."""
+        given = {"node": node, "profile": profile, "accelerator": accelerator}
+        for name, value in given.items():
+            if value is not None and getattr(self, name) not in (None, value):
+                raise InvalidField(
+                    f"only slots with {name} {getattr(self, name)} are selected", field=name, given=value
+                )
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def __str__(self) -> str:
         if self.slot:
@@ -47,6 +68,7 @@ class Target:
         words = ["every slot"]
         words += [f"of {self.node}"] if self.node else []
         words += [f"with the profile {self.profile}"] if self.profile else []
+        words += [f"with the accelerator {self.accelerator}"] if self.accelerator else []
         return " ".join(words)
 
 
@@ -90,7 +112,7 @@ class Snapshot:
             replaced = target.node is None and self.state is not None and bool(self.state.leaving)
             if on or replaced:
                 return "coming"
-            return "gone" if target.profile and self._complete() else "missing"
+            return "gone" if (target.profile or target.accelerator) and self._complete() else "missing"
         node = target.slot.rpartition("/")[0]
         told = self.state.slots.get(node) if self.state is not None else None
         renamed = told is not None and target.slot not in told

@@ -6,8 +6,20 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+from dataclasses import dataclass, field, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from skyinfra._errors import InvalidField
 
 if TYPE_CHECKING:
     from skyinfra.client.pool import Pool
@@ -25,6 +37,40 @@ _local: contextvars.ContextVar[bool] = contextvars.ContextVar("skyinfra_local", 
 
 
 @dataclass(frozen=True)
+class Options:
+    """How a task is to be run.
+
+    timeout: seconds for which it may run on its slot; then it is stopped and `TaskTimeout` raised. None is for ever.
+    retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
+    count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
+    slots: how many slots of one node it takes.
+    """
+
+    timeout: float | None = None
+    retries: int = 0
+    profile: str | None = None
+    slots: int = 1
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
+        if self.retries < 0:
+            raise InvalidField("a number from 0", field="retries", given=self.retries)
+        if self.slots < 1:
+            raise InvalidField("a number from 1", field="slots", given=self.slots)
+
+
+_DEFAULT = Options()
+
+
+class _Given(TypedDict, total=False):
+    timeout: float | None
+    retries: int
+    profile: str | None
+    slots: int
+
+
+@dataclass(frozen=True)
 class Task(Generic[T]):
     """A function with its arguments, to be shipped to a slot. Making one runs nothing.
 
@@ -36,6 +82,11 @@ class Task(Generic[T]):
     function: Callable[..., T]
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
+    settings: Options = _DEFAULT
+
+    def options(self, **given: Unpack[_Given]) -> Task[T]:
+        """The same task with other `Options`: ``train(0).options(timeout=60) >> pool``. Raises `InvalidField`."""
+        return replace(self, settings=replace(self.settings, **given))
 
     @property
     def name(self) -> str:
@@ -56,18 +107,19 @@ class Task(Generic[T]):
 class Compute(Generic[P, T]):
     """A function that ``@sky.compute`` made shippable: calling it gives a `Task`; `local` runs it here."""
 
-    def __init__(self, function: Callable[P, T]) -> None:
+    def __init__(self, function: Callable[P, T], settings: Options = _DEFAULT) -> None:
         if not callable(function):
             raise TypeError(f"@sky.compute takes a function, not {type(function).__name__}")
         if inspect.iscoroutinefunction(function):
             raise TypeError("@sky.compute takes a plain function; call asyncio.run() inside it")
         self.function = function
+        self.settings = settings
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]:
         if _local.get():
             return self.function(*args, **kwargs)  # type: ignore[return-value]
-        return Task(self.function, args, kwargs)
+        return Task(self.function, args, kwargs, self.settings)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the function here, and the decorated functions that it calls with it, as they would on a node."""
@@ -89,13 +141,16 @@ class Compute(Generic[P, T]):
 @overload
 def compute(function: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
-def compute() -> Callable[[Callable[P, T]], Compute[P, T]]: ...
-def compute(function: Callable[P, T] | None = None, /) -> Any:
-    """Decorator, as ``@sky.compute`` or ``@sky.compute()``: calling the function then gives a `Task` and runs nothing.
+def compute(**given: Unpack[_Given]) -> Callable[[Callable[P, T]], Compute[P, T]]: ...
+def compute(function: Callable[P, T] | None = None, /, **given: Unpack[_Given]) -> Any:
+    """Decorator, as ``@sky.compute`` or ``@sky.compute(timeout=60)``: calling the function then gives a `Task` and
+    runs nothing.
 
-    On a node, and wherever another task uses it there, it is the plain function.
+    The keywords are those of `Options`; ``task.options(...)`` says others for one call. On a node, and wherever another
+    task uses it there, the function is the plain one. Raises `InvalidField`.
     """
-    return Compute if function is None else Compute(function)
+    settings = Options(**given)
+    return functools.partial(Compute, settings=settings) if function is None else Compute(function, settings)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from typing import cast
 
 import cloudpickle
 
+from skyinfra._errors import TaskTimeout
+
 # A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60
 
@@ -31,6 +33,14 @@ class Failure:
     cause: Failure | None = None
     context: Failure | None = None
     suppress_context: bool = False
+
+
+def late(name: str, seconds: float) -> TaskTimeout:
+    """The error of a task that ran for too long."""
+    return TaskTimeout(
+        f"{name} ran for more than {seconds:g} s and was stopped",
+        hint="Give it more time: @sky.compute(timeout=...), or task.options(timeout=...).",
+    )
 
 
 def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Failure:

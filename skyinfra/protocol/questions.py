@@ -21,6 +21,7 @@ LOG = "log"
 START = "start"
 OUTPUT = "output"
 END = "end"
+STOP = "stop"
 
 Answer = dict[str, Any]
 

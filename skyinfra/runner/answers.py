@@ -15,9 +15,9 @@ from skyinfra.runner.state import NodeDirectory
 
 
 class Answers:
-    """Answers for the node whose configuration is the file *config*."""
+    """Answers for the node whose configuration is the file *config*. *kill_task*: see `Workers.kill_task`."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, kill_task: Callable[[str, str], bool]) -> None:
         self._config = config
         self._directory = NodeDirectory(config.absolute().parent)
         self._commands = Commands(self._directory.path)
@@ -28,6 +28,7 @@ class Answers:
             questions.START: lambda command: self._commands.start(command),
             questions.OUTPUT: lambda identity, longest_s: self._commands.output(identity, longest_s),
             questions.END: lambda identity: self._commands.end(identity),
+            questions.STOP: lambda slot, key: kill_task(slot, key),
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> Answer:

@@ -50,7 +50,8 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        self._membership = Membership(directory, self._workers, changed=self._reload, respond=Answers(path))
+        answers = Answers(path, self._workers.kill_task)
+        self._membership = Membership(directory, self._workers, changed=self._reload, respond=answers)
         self._reconciler = Reconciler(
             directory,
             self._workers,

@@ -96,6 +96,10 @@ class SlotSupervisor:
         self._kill_group()
         await self.stop()
 
+    def kill_process(self) -> None:
+        """Ends the worker process at once, with what its tasks started. Its Nanny starts another one."""
+        self._kill_group()
+
     async def drain(self) -> Unfinished | None:
         """Takes the worker out of service; what it still has to finish, or None where that is nothing.
 

@@ -19,8 +19,8 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.worker_state_machine import READY, CancelComputeEvent
 
-from skyinfra.protocol import calls, output
-from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
+from skyinfra.protocol import output, stopping
+from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
 # A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
@@ -107,7 +107,7 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
     def _stop(self, key: Any) -> None:
         task = self._worker.state.tasks.get(key)
         if task is not None and task.state == "cancelled":
-            calls.stop(str(key))
+            stopping.stop(str(key))
 
 
 def environment(
@@ -133,7 +133,7 @@ def environment(
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,
         VARIABLE: json.dumps(slot.to_json()),
-        calls.NODE_DIRECTORY: str(directory),
+        NODE_DIRECTORY: str(directory),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from distributed import Nanny
 
-from skyinfra.protocol import calls
+from skyinfra.protocol import attempts
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
@@ -108,6 +108,20 @@ class Workers:
 
         self._running[wanted] = SlotSupervisor(wanted.slot, make)
 
+    def kill_task(self, slot: str, key: str) -> bool:
+        """Ends the worker process on *slot* for its task *key*, which does not listen; another one is started at once.
+
+        False where the task is not running any more. May be called from any thread.
+        """
+        if not attempts.begun(key, self._directory.path):
+            return False
+        supervisor = next((each for each in tuple(self._running.values()) if each.slot.slot == slot), None)
+        if supervisor is None:
+            return False
+        attempts.forgive(key, self._directory.path)
+        supervisor.kill_process()
+        return True
+
     async def stop(self, keys: Iterable[Wanted]) -> None:
         """Ends these workers, and what runs there."""
         keys = tuple(keys)
@@ -149,7 +163,7 @@ class Workers:
             *(key.slot.slot, patience_s, left),
         )
         for task in left.running:
-            calls.forgive(task, self._directory.path)
+            attempts.forgive(task, self._directory.path)
         await supervisor.kill()
         await self.stop([key])
         return False

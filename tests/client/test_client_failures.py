@@ -208,11 +208,10 @@ def test_ctrl_c_ends_the_client_and_the_task(fleet, tmp_path, wait_until):
 # Slots and heads ----------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_stays_away_is_lost(fleet):
-    promised = dataclasses.replace(fleet.manifest.slots[0], index=2)
-    manifest = dataclasses.replace(fleet.manifest, slots=(*fleet.manifest.slots, promised))
+def test_a_slot_that_stays_away_is_lost(fleets):
+    fleet = fleets(promised=3)
     with (
-        open_pool(manifest, patience=1) as pool,
+        open_pool(fleet.manifest, patience=1) as pool,
         pytest.raises(sky.SlotLost, match=r"slot n[01]/2, which getpid waits for, is gone"),
     ):
         Task(os.getpid) @ pool

@@ -116,12 +116,12 @@ def where() -> str:
 
 
 def test_where_chooses_slots(pool):
-    assert [info.node for info in pool.where(node="n1").slots()] == ["n1", "n1"]
-    assert Task(where) @ pool.where(node="n1") == ["n1/0", "n1/1"]
-    assert (Task(where) >> pool.where(node="n0")).startswith("n0/")
-    chosen = pool.where(profile="3g.40gb").where(node="n0")
+    assert [info.node for info in pool.select(node="n1").slots()] == ["n1", "n1"]
+    assert Task(where) @ pool.select(node="n1") == ["n1/0", "n1/1"]
+    assert (Task(where) >> pool.select(node="n0")).startswith("n0/")
+    chosen = pool.select(profile="3g.40gb").select(node="n0")
     assert set(chosen.map(where_of, range(8))) <= {"n0/0", "n0/1"}
-    assert len(pool.where(profile="3g.40gb").slots()) == 4
+    assert len(pool.select(profile="3g.40gb").slots()) == 4
     assert pool.broadcast(Task(where), slots=[]) == []
 
 
@@ -133,11 +133,11 @@ def test_a_profile_that_no_slot_has(fleet):
     with open_pool(fleet.manifest, patience=1) as pool:
         for start in (lambda chosen: Task(os.getpid) >> chosen, lambda chosen: Task(os.getpid) @ chosen):
             with pytest.raises(sky.SlotLost, match=r"every slot with the profile 9g\.99gb, which getpid waits for"):
-                start(pool.where(profile="9g.99gb"))
+                start(pool.select(profile="9g.99gb"))
 
 
 def test_a_pool_and_its_choice_close_together(fleet):
     with open_pool(fleet.manifest) as pool:
-        chosen = pool.where(node="n0")
+        chosen = pool.select(node="n0")
     with pytest.raises(sky.FleetError, match="is closed"):
         chosen.submit(os.getpid)

@@ -68,7 +68,7 @@ def test_the_head_hears_of_other_nodes_until_they_are_set_up(make_node: MakeNode
     assert [(node["name"], node["state"]) for node in status["nodes"]] == [("n1", "ready"), ("n2", "failed")]
     assert status["nodes"][1]["failed"]["step"] == "driver"
     with open_pool(fleet, timeout=10, patience=2) as pool, pytest.raises(sky.SlotLost, match="n2 was not set up"):
-        pool.where(node="n2").submit(os.getpid).result(timeout=60)
+        pool.select(node="n2").submit(os.getpid).result(timeout=60)
 
     make_node("n2", cpu_slots=1, head=False, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
     assert told(fleet).failed == {}

@@ -100,7 +100,7 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
     two_gpus = make_node("n2", head=False, scheduler=address, accelerator=h100(BIG, BIG))
     two_gpus.boot()
     with head.pool() as pool:
-        pid = Task(os.getpid) >> pool.where(node="n1")
+        pid = Task(os.getpid) >> pool.select(node="n1")
         for text, message in [
             ("{", "is not JSON"),
             ('{"version": 2}', "another version than can be read here"),
@@ -124,7 +124,7 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
             "One layout for each accelerator is needed.",
         )
         assert (two_gpus.status().state, profiles(two_gpus)) == ("ready", ["3g.40gb", "3g.40gb"])
-        assert Task(os.getpid) >> pool.where(node="n1") != pid
+        assert Task(os.getpid) >> pool.select(node="n1") != pid
     head.directory.desired_file.write_text("{")
     head.run("stop")
     assert [slot.profile for slot in head.boot().slots] == ["2g.20gb"] * 3

@@ -119,7 +119,7 @@ def test_a_spot_notice_drains_the_node_and_nothing_is_lost(
         metadata.values.clear()
         node.until("ready")
         assert sorted(Task(where) @ pool) == ["n1/0", "n1/1", "n2/0", "n2/1"]
-        assert Task(sky.interrupted) @ pool.where(node="n2") == [False, False]
+        assert Task(sky.interrupted) @ pool.select(node="n2") == [False, False]
     node.quiet_log()
     head.quiet_log()
 

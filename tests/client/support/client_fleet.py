@@ -10,23 +10,16 @@ import json
 import sys
 from pathlib import Path
 
-import dask
-from distributed import Nanny, Scheduler, Worker
+from distributed import Nanny
 
 from skyinfra.protocol.credentials import Credentials
-from skyinfra.protocol.instance import STARTUP_KEY, VARIABLE, InstanceInfo
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.runner import head, slots, worker
+from skyinfra.runner.scheduler import FleetScheduler
 
 
-class SlotWorker(Worker):
-    def __init__(self, *arguments, slot, **keywords):
-        self.slot = slot
-        super().__init__(*arguments, **keywords)
-
-    async def get_startup_information(self):
-        return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
-
-
-class OtherScheduler(Scheduler):
+class OtherScheduler(FleetScheduler):
     """A scheduler that claims to run other versions."""
 
     claims: dict[str, str] = {}  # noqa: RUF012
@@ -54,32 +47,31 @@ def start_nanny(address: str, node: str, index: int, secret: str, root: Path) ->
     )
     directory = root / node
     directory.mkdir(exist_ok=True)
-    return Nanny(
-        address,
-        name=slot.slot,
-        nthreads=1,
+    packages, scratch = directory / "packages", root / "scratch"
+    return worker.nanny(
+        slot,
+        scheduler=address,
         host="127.0.0.1",
         security=Credentials.derive(secret, role="worker", name=slot.slot).security(),
-        resources={"slot": 1, f"slot:{slot.slot}": 1, f"node:{node}": 1, "profile:3g.40gb": 1, "accel:H100": 1},
-        memory_limit=0,
-        dashboard=False,
-        dashboard_address="127.0.0.1:0",
-        death_timeout=60,
-        local_directory=str(root / "scratch"),
-        worker_class=SlotWorker,
-        env={
-            "CUDA_VISIBLE_DEVICES": f"MIG-{node}-{index}",
-            VARIABLE: json.dumps(slot.to_json()),
-            "SKYINFRA_NODE_DIR": str(directory),
-        },
-        slot=slot,
+        env=worker.environment(
+            slot,
+            directory=directory,
+            packages=packages,
+            variables={},
+            confine=slots.environment(slot, "nvidia"),
+            threads=1,
+        ),
+        packages=packages,
+        scratch=scratch,
     )
 
 
 async def serve(config: dict) -> None:
     secret, root = config["secret"], Path(config["root"])
     OtherScheduler.claims = config.get("claims", {})
+    head.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
+        layout=FleetLayout(1),
         host="127.0.0.1",
         port=config.get("port", 0),
         security=Credentials.derive(secret, role="scheduler", name="n0").security(),
@@ -91,6 +83,8 @@ async def serve(config: dict) -> None:
         for node in config["nodes"]
         for index in range(config["slots"])
     ]
+    for node in config["nodes"]:
+        scheduler.promise(node, [f"{node}/{index}" for index in range(config.get("promised", config["slots"]))])
     await asyncio.gather(*nannies)
     print(json.dumps({"port": scheduler.port}), flush=True)
     loop = asyncio.get_running_loop()
@@ -102,15 +96,6 @@ async def serve(config: dict) -> None:
 
 
 if __name__ == "__main__":
-    dask.config.set(
-        {
-            "distributed.scheduler.allowed-failures": 60,
-            "distributed.comm.timeouts.tcp": "15s",
-            "distributed.comm.timeouts.connect": "10s",
-            "distributed.worker.multiprocessing-method": "forkserver",
-            "distributed.worker.daemon": False,
-        }
-    )
     from client_fleet import serve as importable_serve
 
     asyncio.run(importable_serve(json.loads(sys.stdin.readline())))

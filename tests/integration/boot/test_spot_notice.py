@@ -37,6 +37,6 @@ def test_tasks_of_a_node_that_is_taken_back_finish_elsewhere(bed: Bed, fleet: Ca
         assert datetime.datetime.now(datetime.UTC) < ends
         assert {slot.node for slot in pool.slots()} == {head.name}
         taken.kill()
-        assert {node for node, *_ in look() @ pool.where(node=head.name)} == {head.name}
+        assert {node for node, *_ in look() @ pool.select(node=head.name)} == {head.name}
     assert results == [(number, head.name) for number in range(SLOTS * 3)]
     assert len(named(taken, "started")) == SLOTS
