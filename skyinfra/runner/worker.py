@@ -19,7 +19,7 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.worker_state_machine import READY, CancelComputeEvent
 
-from skyinfra.protocol import output, stopping
+from skyinfra.protocol import output, stateful, stopping
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
@@ -50,7 +50,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         os.setpgrp()
         if packages.is_dir():
             sys.path.insert(0, str(packages))
-        super().__init__(*arguments, plugins=[_AbandonedTasks()], **keywords)
+        super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
         self.handlers[DRAIN_CALL] = self.drain
 
     async def get_startup_information(self) -> dict[str, Any]:
@@ -108,6 +108,13 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
         task = self._worker.state.tasks.get(key)
         if task is not None and task.state == "cancelled":
             stopping.stop(str(key))
+
+
+class _Objects(WorkerPlugin):  # type: ignore[misc]
+    """Lets the objects that tasks have left in the process go when it ends."""
+
+    async def teardown(self, worker: Worker) -> None:
+        await asyncio.to_thread(stateful.release_all)
 
 
 def environment(
