@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, overload
 from skyinfra._errors import FleetError, FleetUnreachable
 from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
+from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
@@ -63,6 +64,7 @@ class Pool:
         self._watcher = watcher
         self.target = ANYWHERE
         self._ended = threading.Event()
+        self._dashboards: list[Dashboard] = []
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
@@ -144,6 +146,18 @@ class Pool:
         chosen.__dict__.update(self.__dict__)
         chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
+
+    def dashboard(self, port: int = 0) -> str:
+        """The address, on this machine, of the dashboard of the fleet's scheduler: there until the pool is closed.
+
+        What connects to it goes through this pool's connection: no port of the fleet has to be open for it. port: on
+        which to listen; 0 is any. Raises `MissingDependency` where the head lacks what draws it, `PortTaken`.
+        """
+        self._check_open()
+        dashboard = Dashboard(self._dispatcher.connection)
+        self._loop.run(dashboard.start(port))
+        self._dashboards.append(dashboard)
+        return dashboard.url
 
     def nodes(self) -> list[ManifestNode]:
         """The nodes of the fleet, as its manifest names them."""
@@ -318,6 +332,8 @@ class Pool:
                 self._loop.close()
 
     async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
         await self._dispatcher.close()
         await self._dispatcher.connection.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra._errors import InvalidField
-from skyinfra.client.task import Options, Task, is_local
+from skyinfra.client.task import Compute, Options, Task, is_local
 from skyinfra.protocol import stateful
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Stateful(Generic[C]):
 class Handle(Generic[C]):
     """An object that is made once in the process of each slot that runs a task of it.
 
-    Its methods give a `Task`: ``model.predict(x) >> pool``. The arguments of the constructor travel with each task:
-    hand over the path of a model rather than the model.
+    Its methods are as decorated functions are: ``model.predict(x) >> pool``, ``pool.map(model.predict, xs)``. The
+    arguments of the constructor travel with each task: hand over the path of a model rather than the model.
     """
 
     def __init__(self, made_by: Stateful[C], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -70,7 +70,7 @@ class Handle(Generic[C]):
         self._kwargs = kwargs
         self._recipe: stateful.Recipe | None = None
 
-    def __getattr__(self, name: str) -> Callable[..., Task[Any]]:
+    def __getattr__(self, name: str) -> Compute[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
         kind = self._made_by.kind
@@ -81,11 +81,7 @@ class Handle(Generic[C]):
         if inspect.iscoroutinefunction(getattr(kind, name)):
             raise TypeError(f"{kind.__qualname__}.{name} is a coroutine; call asyncio.run() inside a plain method")
 
-        def call(*args: object, **kwargs: object) -> Task[Any]:
-            return Task(stateful.Method(self.recipe(), name), args, kwargs, self._made_by.settings)
-
-        call.__name__ = name
-        return call
+        return Compute(stateful.Method(self.recipe(), name), self._made_by.settings)
 
     def release(self) -> Task[bool]:
         """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""

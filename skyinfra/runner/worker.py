@@ -31,7 +31,7 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
 DRAIN_CALL = "skyinfra_drain"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class SlotWorker(Worker):  # type: ignore[misc]
@@ -135,7 +135,7 @@ def environment(
     inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     path.extend([inherited] if inherited else [])
     return {
-        **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **variables,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,

@@ -66,6 +66,14 @@ def test_an_object_is_made_once_and_stays_warm(pool, tmp_path, one):
     assert [what for what, _, _ in lines(path)] == ["enter"]
 
 
+def test_its_methods_are_as_decorated_functions_are(pool, tmp_path):
+    model = Model(str(tmp_path / "notes"))
+    assert [value for value, _, _ in pool.map(model.predict, range(10))] == [2 * x for x in range(10)]
+    assert pool.submit(model.predict, 4).result(timeout=60)[0] == 8
+    assert [value for value, _, _ in sky.gather(model.predict(1), model.predict(2)) >> pool] == [2, 4]
+    assert pool.submit(model.predict, 1).key.startswith("Model.predict-")
+
+
 def test_every_slot_has_its_own(pool, tmp_path):
     path = tmp_path / "notes"
     model = Model(str(path))
