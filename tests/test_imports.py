@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "accelerators": {"mig"},
     "offers": {"accelerators"},
     "providers": {"offers", "accelerators", "mig", "_declared"},
-    "plugins": {"accelerators", "mig"},
+    "plugins": {"accelerators", "mig", "protocol"},
     "pool": {"providers", "accelerators", "plugins", "_declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},

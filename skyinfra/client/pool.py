@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
-from skyinfra._errors import FleetError, FleetUnreachable
+from skyinfra._errors import FleetError, FleetUnreachable, NotSupported
 from skyinfra.client import pickling
+from skyinfra.client.choice import Size
 from skyinfra.client.connection import Connection
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
+from skyinfra.client.gangs import Gangs, Launch
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
+from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 
@@ -58,6 +63,7 @@ class Pool:
         self._loop = LoopThread()
         try:
             self._dispatcher = self._loop.run(self._open(timeout, patience))
+            self._gangs = Gangs(self._dispatcher, self.topic)
         except BaseException:
             self._loop.close()
             raise
@@ -244,8 +250,73 @@ class Pool:
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
         shipment = pickling.Shipment(task, topic=self.topic)
+        if task.settings.slots > 1:
+            return self._send_to_several(shipment, target)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
+
+    def _send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
+        settings = shipment.settings
+        if target.slot is not None:
+            raise NotSupported(
+                "a task that takes several slots does not run on every slot", field="slots", given=settings.slots
+            )
+        launch = Launch(
+            Work(shipment.name, shipment.call),
+            framework=None,
+            size=Size(nodes=1, per_node=settings.slots),
+            target=target,
+            timeout=settings.timeout,
+            key=shipment.key,
+        )
+        inner = self._loop.start(self._gangs.several(launch, settings.retries))
+        return Future(shipment.name, inner, key=shipment.key)
+
+    # Gangs ----------------------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None = None,
+        per_node: int | None = None,
+        framework: Framework = "torch",
+        max_restarts: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_line: Callable[[int, str, str], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
+
+        All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
+        none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
+        with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
+        ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
+        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
+        ``local_rank``; a rank on a partition sees it alone.
+
+        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
+        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
+        `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
+        have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
+        and the text of each line; without it the lines are in the output of the tasks.
+
+        The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
+        that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
+        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
+        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
+        """
+        from skyinfra.client import launching
+
+        work = launching.work(target, args, kwargs)
+        options = launching.Options(framework, max_restarts, timeout)
+        return launching.launch(self, work, Size(nodes, per_node), options, env=env, on_line=on_line)
+
+    def start_gang(self, launch: Launch) -> concurrent.futures.Future[list[RankEnd]]:
+        """Starts a gang as `launch` says and returns at once; cancelling the future ends its ranks."""
+        self._check_open()
+        return self._loop.start(self._gangs.run(launch))
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
         chosen = self.target.narrowed(profile=profile)
