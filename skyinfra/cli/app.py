@@ -174,9 +174,7 @@ def run(
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
     torchrun: Annotated[bool, typer.Option("--torchrun", help="As ranks of torch.distributed, on many slots.")] = False,
     nodes: Annotated[Optional[int], typer.Option(metavar="N", help="On how many nodes; on all, if not given.")] = None,  # noqa: UP045
-    per_node: Annotated[
-        Optional[int], typer.Option(metavar="N", help="Ranks on each node; one on each slot, if not given.")
-    ] = None,  # noqa: UP045
+    per_node: Annotated[Optional[int], typer.Option(metavar="N", help="Ranks on each node; one on each slot.")] = None,  # noqa: UP045
     max_restarts: Annotated[
         int, typer.Option(metavar="N", help="How often all ranks start again when one failed.")
     ] = 0,
