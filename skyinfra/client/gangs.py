@@ -9,22 +9,13 @@ import asyncio
 import contextlib
 import functools
 import pickle
-import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyinfra._errors import (
-    GangFailed,
-    InvalidField,
-    NodeError,
-    NotSupported,
-    SkyinfraError,
-    SlotLost,
-    TaskAttemptsExceeded,
-)
-from skyinfra.client import choice, pickling
+from skyinfra._errors import InvalidField, NodeError, NotSupported, SlotLost, TaskAttemptsExceeded
+from skyinfra.client import choice, gang_failures, pickling
 from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.pickling import Shipment
@@ -116,7 +107,9 @@ class Gangs:
                 ended = await self._once(launch, start)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
-                error, may_pass = _failure(launch, ended)
+                error, may_pass = gang_failures.explain(
+                    launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
+                )
             except _ForgottenError:
                 start += 1
                 continue
@@ -346,52 +339,3 @@ def _end_of(task: asyncio.Task[RankEnd]) -> RankEnd | None:
     if not task.done() or task.cancelled() or task.exception() is not None:
         return None
     return task.result()
-
-
-# Why it failed ------------------------------------------------------------------------------------------------------
-
-
-def _failure(launch: Launch, ended: _Ended) -> tuple[BaseException, bool]:
-    """The exception of the rank that failed first, and whether another start may not meet it."""
-    first = cast(int, ended.first)
-    end, slot = ended.ends[first], ended.slots[first]
-    where = f"rank {first} of {launch.work.name}, on slot {slot.slot} of node {slot.node}"
-    if end is None or (end.outcome is None and end.code is None):
-        hint = "Its worker process or its node ended; `skyinfra status` shows which nodes are there."
-        return _gang_failed(f"{where}, lost its slot", first, None, hint), True
-    if end.outcome is None:
-        return _gang_failed(f"{where}, {_how(cast(int, end.code))}", first, end.code, _hint(end.code)), True
-    outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
-    error = cast(BaseException, pickling.exception(outcome, launch.work.name))
-    error.add_note(f"Raised by {where}.")
-    if end.code is None:
-        return error, pickling.may_pass(outcome)
-    failed = _gang_failed(f"{where}, {_how(end.code)}", first, end.code, None)
-    failed.__cause__ = error
-    return failed, True
-
-
-def _gang_failed(text: str, rank: int, code: int | None, hint: str | None) -> GangFailed:
-    error = GangFailed(text, hint=hint)
-    error.rank, error.code = rank, code
-    return error
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
-
-
-def _hint(code: int | None) -> str | None:
-    return "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
-
-
-def exit_code(error: SkyinfraError) -> int:
-    """What a shell gives for the program of a rank that failed: 128 and the number of the signal that ended it."""
-    code = error.code if isinstance(error, GangFailed) else None
-    if code is None:
-        return error.exit_code
-    return code if code >= 0 else 128 - code

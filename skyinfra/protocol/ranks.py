@@ -76,20 +76,24 @@ class _Head:
 
     def join(self, port: int) -> dict[str, Any]:
         """Says that this rank has its slot, and waits for the others; the state of the gang then."""
-        place = self._place
         while True:
-            state: dict[str, Any] = self.wait(
-                self.worker.scheduler.skyinfra_gang_join(
-                    gang=place.gang,
-                    rank=place.rank,
-                    worker=self.worker.address,
-                    address=self.address,
-                    port=port,
-                    wait_s=_WAIT_S,
-                )
-            )
-            if state["phase"] != "granted":
-                return state
+            # A worker whose head is gone for good ends, and this task with it.
+            with contextlib.suppress(OSError):
+                state: dict[str, Any] = self.wait(self._join(port))
+                if state["phase"] != "granted":
+                    return state
+                continue
+            time.sleep(_STOPPED_S)
+
+    async def _join(self, port: int) -> Any:
+        return await self.worker.scheduler.skyinfra_gang_join(
+            gang=self._place.gang,
+            rank=self._place.rank,
+            worker=self.worker.address,
+            address=self.address,
+            port=port,
+            wait_s=_WAIT_S,
+        )
 
     async def over(self) -> int | None:
         """Waits until the gang is over; which rank failed first. None where none did, or the head is gone."""
@@ -131,21 +135,22 @@ class _Process:
             folder = stack.enter_context(scripts.new_folder()) if self._work.call is None else None
             self._group = stack.enter_context(scripts.process_group())
             stack.callback(self._forget_timers)
-            process, pipe = self._start(variables, folder)
-            stack.enter_context(process)
-            listener = threading.Thread(target=self._listen, args=(process, pipe), daemon=True)
             over = self._head.start(self._head.over())
-            over.add_done_callback(self._end)
-            stopping.set_group(self._head.key, self._group)
-            try:
-                self._after(self._place.timeout, self._too_late)
-                listener.start()
-                self._stream(process)
-                code = process.wait()
-            finally:
-                stopping.set_group(self._head.key, None)
-                over.cancel()
-                stopping.signal_group(self._group, signal.SIGKILL)
+            stack.callback(over.cancel)
+            process, pipe = self._start(variables, folder)
+            listener = threading.Thread(target=self._listen, args=(process, pipe), daemon=True)
+            with process:
+                try:
+                    stopping.set_group(self._head.key, self._group)
+                    over.add_done_callback(self._end)
+                    self._after(self._place.timeout, self._too_late)
+                    listener.start()
+                    self._stream(process)
+                    code = process.wait()
+                finally:
+                    stopping.set_group(self._head.key, None)
+                    # What the rank started and left behind would keep the slot's memory.
+                    stopping.signal_group(self._group, signal.SIGKILL)
             listener.join(_LAST_WORDS_S)
         return self._ended(code)
 
