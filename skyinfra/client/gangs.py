@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyinfra._errors import InvalidField, NodeError, NotSupported, SlotLost, TaskAttemptsExceeded
+from skyinfra._errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
 from skyinfra.client import choice, gang_failures, pickling
 from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
@@ -100,11 +101,12 @@ class Gangs:
         Raises what the first rank that failed raised, `GangFailed` where that was no exception, `InvalidField`,
         `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
         """
-        start = failures = 0
+        start = failures = size = 0
         while True:
             error: BaseException
             try:
-                ended = await self._once(launch, start)
+                ended = await self._once(launch, start, size)
+                size = size or len(ended.slots)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
                 error, may_pass = gang_failures.explain(
@@ -123,9 +125,9 @@ class Gangs:
     async def several(self, launch: Launch, retries: int) -> Outcome:
         """Runs a task that takes several slots; like any task it starts again where a process of it is lost."""
         attempts = deaths = 0
-        while True:
+        for start in itertools.count():
             try:
-                ended = await self._once(replace(launch, key=f"{launch.key}.{attempts + deaths}"), 0)
+                ended = await self._once(replace(launch, key=f"{launch.key}.{start}"), start)
             except _ForgottenError:
                 continue
             end = ended.ends[0]
@@ -141,16 +143,18 @@ class Gangs:
             outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
             if attempts > retries or not pickling.may_pass(outcome):
                 return outcome
+        raise AssertionError  # it counts for ever
 
     # One start ------------------------------------------------------------------------------------------------------
 
-    async def _once(self, launch: Launch, start: int) -> _Ended:
+    async def _once(self, launch: Launch, start: int, size: int = 0) -> _Ended:
+        """*start*: the number of those before this one. *size*: the number of ranks that these had."""
         identity = uuid.uuid4().hex
         limit = asyncio.timeout(launch.start_within)
         tasks: list[asyncio.Task[RankEnd]] = []
         try:
             async with limit:
-                wish, slots = await self._granted(identity, launch)
+                wish, slots = await self._granted(identity, launch, size)
                 if launch.on_slots is not None:
                     launch.on_slots(slots)
                 places = _places(launch, wish, slots, start)
@@ -164,30 +168,33 @@ class Gangs:
                 raise
             raise TimeoutError(await self._why_not(identity, launch)) from None
         finally:
+            # Ranks that still run are asked to end by that; those that do not wait for the head are stopped.
+            await self._release(identity)
+            if tasks:
+                await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._release(identity)
 
-    async def _granted(self, identity: str, launch: Launch) -> tuple[Wish, list[InstanceInfo]]:
-        """Waits until the gang has its slots."""
+    async def _granted(self, identity: str, launch: Launch, size: int) -> tuple[Wish, list[InstanceInfo]]:
+        """Waits until the gang has its slots: as many as *size* where they come in time."""
         clock = asyncio.get_running_loop().time
-        refused_since: float | None = None
+        lacking_since: float | None = None
         known: dict[str, InstanceInfo] = {}
         while True:
             await self._connection.ready()
             with contextlib.suppress(OSError):
                 now = await self._connection.look()
-                try:
-                    wish = self._wish(identity, launch, now)
-                except (InvalidField, SlotLost):
-                    refused_since = refused_since or clock()
-                    patient = clock() - refused_since <= self._connection.patience
-                    if not patient or not choice.may_come(now, self._connection.manifest, launch.target, launch.size):
-                        raise
-                    await asyncio.sleep(_POLL_S / 4)
-                    continue
-                refused_since = None
+                wish = self._wish(identity, launch, now)
+                if isinstance(wish, SkyinfraError) or wish.size < size:
+                    lacking_since = lacking_since or clock()
+                    if clock() - lacking_since <= self._connection.patience and self._may_come(launch, now, size):
+                        await asyncio.sleep(_POLL_S / 4)
+                        continue
+                    if isinstance(wish, SkyinfraError):
+                        raise wish
+                else:
+                    lacking_since = None
                 known.update({slot.slot: slot for slot in now.slots})
                 state = await self._ask(gang.ASK_CALL, wait_s=_POLL_S, **wish.to_json())
                 if state["phase"] == "granted":
@@ -196,15 +203,20 @@ class Gangs:
                     continue
             await asyncio.sleep(0.1)
 
-    def _wish(self, identity: str, launch: Launch, now: Snapshot) -> Wish:
+    def _may_come(self, launch: Launch, now: Snapshot, size: int) -> bool:
+        """A gang that had its slots once may have them again; a new one is told at once what there will never be."""
+        return size > 0 or choice.may_come(now, self._connection.manifest, launch.target, launch.size)
+
+    def _wish(self, identity: str, launch: Launch, now: Snapshot) -> Wish | InvalidField | SlotLost:
+        """What to ask the head for, or why there is nothing to ask for."""
         if launch.framework is None:
             now = _without_partitions(now, launch)
         try:
             nodes, found = choice.candidates(now, launch.target, launch.size)
-        except InvalidField as error:
-            if launch.framework is None:
+        except (InvalidField, SlotLost) as error:
+            if launch.framework is None and isinstance(error, InvalidField):
                 error.field = "slots"
-            raise
+            return error
         return Wish(identity, str(self._connection.client.id), nodes, found)
 
     async def _rank(self, launch: Launch, place: Rank) -> RankEnd:

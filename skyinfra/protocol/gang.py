@@ -89,6 +89,11 @@ class Wish:
     nodes: int
     candidates: tuple[tuple[str, tuple[str, ...], int], ...]
 
+    @property
+    def size(self) -> int:
+        """How many slots that are, on the nodes that are preferred."""
+        return sum(count for _, _, count in self.candidates[: self.nodes])
+
     def to_json(self) -> dict[str, object]:
         """Plain JSON values."""
         candidates = [[node, list(slots), count] for node, slots, count in self.candidates]

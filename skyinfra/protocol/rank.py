@@ -85,7 +85,7 @@ def main() -> int:
 def _function(work: Work, call: bytes, pipe: Pipe) -> int:
     from skyinfra.protocol import calls, interruption
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     header = calls.Header("", work.name, "")
     try:
         with interruption.task_scope():
@@ -97,6 +97,12 @@ def _function(work: Work, call: bytes, pipe: Pipe) -> int:
         return 1
     pipe.send(OUTCOME, pickle.dumps(calls.Outcome(result=result)))
     return 0
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """A function gets KeyboardInterrupt, once: it may clean up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _script(work: Work, pipe: Pipe) -> int:

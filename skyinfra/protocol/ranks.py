@@ -222,7 +222,7 @@ class _Process:
         if first is None:
             stopping.signal_group(self._group, signal.SIGTERM)
             self._after(stopping.PROGRAM_GRACE_S, self._kill)
-        elif self._failed:
+        elif self._failed or self._late:
             self._after(_LAST_WORDS_S, self._kill)
         else:
             self._kill()
