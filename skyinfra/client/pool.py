@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable, NotSupported
-from skyinfra.client import pickling
+from skyinfra.client import launching, pickling
 from skyinfra.client.choice import Size
 from skyinfra.client.connection import Connection
 from skyinfra.client.dispatch import Dispatcher
@@ -307,8 +307,6 @@ class Pool:
         Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
         `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
         """
-        from skyinfra.client import launching
-
         work = launching.work(target, args, kwargs)
         options = launching.Options(framework, max_restarts, timeout)
         return launching.launch(self, work, Size(nodes, per_node), options, env=env, on_line=on_line)

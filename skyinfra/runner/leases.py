@@ -55,8 +55,8 @@ class _Gang:
             "slots": list(self.slots),
             "members": members,
             "missing": [slot for rank, slot in enumerate(self.slots) if rank not in self.arrived],
-            "first": first[2] if first else None,
-            "died": bool(first) and not first[0],
+            "first": None if first is None else first[2],
+            "died": first is not None and not first[0],
         }
 
     def wake(self) -> None:
