@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
 TRAVELS = {"first_boot", "mig", "protocol", "runner", "_errors"}
-ON_NODES = {"distributed", "dask", "tornado", "cloudpickle", "cryptography", "pynvml"}
+ON_NODES = {"distributed", "dask", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
 
 
 def room(path: Path) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyinfra.client.task import Compute, Gather, Task, compute, gather
+from skyinfra.client.stateful import Handle, Stateful, cls
+from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 
 if TYPE_CHECKING:
+    from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
     from skyinfra.client.launching import GangWarning
     from skyinfra.client.lookup import connect
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from skyinfra.client.script import run_script
 
 _LAZY = {
+    "AsyncPool": "skyinfra.client.asynchronous",
+    "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
     "GangWarning": "skyinfra.client.launching",
     "Pool": "skyinfra.client.pool",
@@ -27,14 +31,20 @@ _LAZY = {
 }
 
 __all__ = [
+    "AsyncPool",
     "Compute",
     "Future",
     "GangWarning",
     "Gather",
+    "Handle",
+    "Options",
     "Pool",
+    "Stateful",
     "Task",
+    "cls",
     "compute",
     "connect",
+    "connect_async",
     "gather",
     "open_pool",
     "run_script",

@@ -21,8 +21,8 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tu
     """
     where = f"rank {rank} of {name}, on slot {slot.slot} of node {slot.node}"
     if end is None or (end.outcome is None and end.code is None):
-        hint = "Its worker process or its node ended; `skyinfra status` shows which nodes are there."
-        return _failed(f"{where}, lost its slot", rank, None, hint), True
+        lost = "Its worker process or its node ended; `skyinfra status` shows which nodes are there."
+        return _failed(f"{where}, lost its slot", rank, None, lost), True
     if end.outcome is None:
         code = cast(int, end.code)
         hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None

@@ -45,7 +45,8 @@ class Launch:
     """What is to be started.
 
     framework: None for one task that takes several slots. start_within: seconds until all ranks must have their slots.
-    timeout: seconds for which each rank may run. topic: of the lines; empty where nobody listens. on_slots: is told
+    timeout: seconds for which each rank may run. topic: of the lines; empty where nobody listens: they are in the
+    output of the tasks then, which *echo* wants here. on_slots: is told
     which slots the gang got.
     """
 
@@ -58,6 +59,7 @@ class Launch:
     start_within: float | None = None
     timeout: float | None = None
     topic: str = ""
+    echo: bool = False
     key: str | None = None
     listen: Callable[[str, Callable[[Lines], object] | None], None] | None = None
     on_lines: Callable[[int, Lines], object] | None = None
@@ -223,7 +225,7 @@ class Gangs:
         title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
         task = _RankTask(ranks.run, (place, work), title=title)
-        shipment = Shipment(task, topic=self._topic, key=None if place.rank else launch.key)
+        shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=None if place.rank else launch.key)
         outcome = await self._dispatcher.execute(shipment, Target(slot=place.slots[place.rank]), windowed=False)
         return cast(RankEnd, pickling.result(outcome, title))
 
@@ -239,10 +241,10 @@ class Gangs:
         try:
             pending = set(working)
             while pending and not watching.done():
-                done, pending = await asyncio.wait({*pending, watching}, return_when=asyncio.FIRST_COMPLETED)
-                pending.discard(watching)
-                for task in done - {watching}:
+                await asyncio.wait({*pending, watching}, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in pending if task.done()]:
                     task.result()
+                    pending.remove(task)
             if not watching.done() and all(task.result().ok for task in working):
                 return None
             first, lives = await watching

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import queue
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
-from skyinfra._errors import FleetError, FleetUnreachable, NotSupported
-from skyinfra.client import launching, pickling
-from skyinfra.client.choice import Size
+from skyinfra._errors import FleetError, FleetUnreachable
+from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
+from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Gangs, Launch
+from skyinfra.client.gangs import Gangs
+from skyinfra.client.launching import Launcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
-from skyinfra.protocol.gang import Framework, RankEnd, Work
+from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 
@@ -32,14 +32,21 @@ _PATIENCE_S = 30.0
 _ANSWER_S = 30.0
 
 
-def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
+def open_pool(
+    manifest: Manifest,
+    *,
+    timeout: float = 15,
+    patience: float = _PATIENCE_S,
+    output: bool | OnOutput = True,
+    progress: bool = True,
+) -> Pool:
     """Connects to the fleet of *manifest*.
 
-    timeout: seconds for the connection. patience: seconds for which the head or a slot may be gone before those who
-    wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that restart are back before.
-    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
+    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
+    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
+    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
     """
-    return Pool(manifest, timeout=timeout, patience=patience)
+    return Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,15 @@ class RunningTask:
     seconds: float
 
 
-class Pool:
+class Pool(Launcher):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
         self.manifest = manifest
+        self._watcher = watcher
         self.target = ANYWHERE
         self._ended = threading.Event()
+        self._dashboards: list[Dashboard] = []
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
@@ -141,6 +150,18 @@ class Pool:
         chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
 
+    def dashboard(self, port: int = 0) -> str:
+        """The address, on this machine, of the dashboard of the fleet's scheduler: there until the pool is closed.
+
+        What connects to it goes through this pool's connection: no port of the fleet has to be open for it. port: on
+        which to listen; 0 is any. Raises `MissingDependency` where the head lacks what draws it, `PortTaken`.
+        """
+        self._check_open()
+        dashboard = Dashboard(self._dispatcher.connection)
+        self._loop.run(dashboard.start(port))
+        self._dashboards.append(dashboard)
+        return dashboard.url
+
     def nodes(self) -> list[ManifestNode]:
         """The nodes of the fleet, as its manifest names them."""
         return list(self.manifest.nodes)
@@ -172,15 +193,26 @@ class Pool:
         is waited for: `SlotLost` is raised when it stays away, and when the layout has it no more or gives it another
         profile than in *slots*. The first task that raises ends it; its exception is raised, the others are cancelled.
         """
-        futures: list[Future[T]] = []
+        futures = self.spread(task, slots=slots)
         try:
-            for target in self._targets(slots, task.settings.profile):
-                futures.append(self.send(task, target, windowed=False))
-            self._raise_first(futures)
+            with self._watcher.counting(task.name, len(futures)) as advance:
+                self._raise_first(futures, advance)
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
+
+    def spread(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[Future[T]]:
+        """What `broadcast` waits for: one future per slot. Whoever calls this cancels those that are not needed."""
+        futures: list[Future[T]] = []
+        try:
+            for target in self._targets(slots, task.settings.profile):
+                futures.append(self.send(task, target, windowed=False))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
 
     @overload
     def map(
@@ -204,117 +236,52 @@ class Pool:
         Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
         raised, the rest is cancelled, as it is when the iterator is closed.
         """
-        if window is not None and window < 1:
-            raise ValueError(f"window is at least 1, not {window}")
-        if not iterables:
-            raise TypeError("map() needs at least one iterable")
-        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-        return self.stream(tasks, window=window, ordered=ordered)
+        check_map(window, iterables)
+        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
 
-    def stream(self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True) -> Iterator[T]:
-        """The results of *tasks*, which are taken as slots become free; see `map`."""
-        finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        kept: dict[Future[T], None] = {}  # submitted and not given out, in the order of submission
-        running = 0
-        exhausted = False
-        try:
+    def stream(
+        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
+    ) -> Iterator[T]:
+        """The results of *tasks*, which are taken as slots become free; see `map`. total: how many, where known."""
+        ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        with self.flow(tasks, window=window, ordered=ordered, total=total, when_done=ended.put) as flow:
             while True:
-                limit = window or self._dispatcher.window(self.target).limit
-                while not exhausted and running < limit and len(kept) < 2 * limit:
-                    task = next(tasks, None)
-                    if task is None:
-                        exhausted = True
-                        break
-                    future = self.send(task, self.target, windowed=False)
-                    kept[future] = None
-                    running += 1
-                    future.when_done(finished.put)
-                if not kept:
+                ready = flow.advance()
+                if ready is not None:
+                    yield ready.result()
+                elif flow.over:
                     return
-                first = next(iter(kept))
-                if ordered and first.done():
-                    del kept[first]
-                    yield first.result()
-                    continue
-                ended = finished.get()
-                running -= 1
-                if not ordered:
-                    del kept[ended]
-                    yield ended.result()
-        finally:
-            for future in kept:
-                future.cancel()
+                else:
+                    flow.take(ended.get())
+
+    def flow(
+        self,
+        tasks: Iterator[Task[T]],
+        *,
+        window: int | None,
+        ordered: bool,
+        total: int | None,
+        when_done: Callable[[Future[T]], object],
+    ) -> Flow[T]:
+        """What `stream` goes by, for whoever waits in another way."""
+        return Flow(
+            tasks,
+            send=lambda task: self.send(task, self.target, windowed=False),
+            limit=lambda: window or self._dispatcher.window(self.target).limit,
+            ordered=ordered,
+            when_done=when_done,
+            counting=self._watcher.counting("tasks", total),
+        )
 
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic)
+        shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes)
         if task.settings.slots > 1:
-            return self._send_to_several(shipment, target)
+            return self.send_to_several(shipment, target)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
-
-    def _send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
-        settings = shipment.settings
-        if target.slot is not None:
-            raise NotSupported(
-                "a task that takes several slots does not run on every slot", field="slots", given=settings.slots
-            )
-        launch = Launch(
-            Work(shipment.name, shipment.call),
-            framework=None,
-            size=Size(nodes=1, per_node=settings.slots),
-            target=target,
-            timeout=settings.timeout,
-            key=shipment.key,
-        )
-        inner = self._loop.start(self._gangs.several(launch, settings.retries))
-        return Future(shipment.name, inner, key=shipment.key)
-
-    # Gangs ----------------------------------------------------------------------------------------------------------
-
-    def launch(
-        self,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None = None,
-        per_node: int | None = None,
-        framework: Framework = "torch",
-        max_restarts: int = 0,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        on_line: Callable[[int, str, str], object] | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
-
-        All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
-        none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
-        with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
-        ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
-        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
-        ``local_rank``; a rank on a partition sees it alone.
-
-        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
-        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
-        `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
-        have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
-        and the text of each line; without it the lines are in the output of the tasks.
-
-        The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
-        that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
-        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
-        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
-        """
-        work = launching.work(target, args, kwargs)
-        options = launching.Options(framework, max_restarts, timeout)
-        return launching.launch(self, work, Size(nodes, per_node), options, env=env, on_line=on_line)
-
-    def start_gang(self, launch: Launch) -> concurrent.futures.Future[list[RankEnd]]:
-        """Starts a gang as `launch` says and returns at once; cancelling the future ends its ranks."""
-        self._check_open()
-        return self._loop.start(self._gangs.run(launch))
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
         chosen = self.target.narrowed(profile=profile)
@@ -327,7 +294,7 @@ class Pool:
         return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod
-    def _raise_first(futures: Sequence[Future[T]]) -> None:
+    def _raise_first(futures: Sequence[Future[T]], advance: Callable[[], None]) -> None:
         """Waits until all have ended or one has failed, and raises what that one raised."""
         finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         for future in futures:
@@ -336,6 +303,7 @@ class Pool:
             error = finished.get().exception()
             if error is not None:
                 raise error
+            advance()
 
     # Lines of scripts -----------------------------------------------------------------------------------------------
 
@@ -349,9 +317,13 @@ class Pool:
     def _on_event(self, message: tuple[str, str, Any]) -> None:
         kind, name, content = message
         if kind == "outcome":
+            self._watcher.ended(name)
             self._dispatcher.arrived(name, content)
-        elif name in self._line_sinks:
-            self._line_sinks[name](content)
+        elif kind == "lines":
+            if name in self._line_sinks:
+                self._line_sinks[name](content)
+        else:
+            self._watcher.told(kind, name, content)
 
     # Closing --------------------------------------------------------------------------------------------------------
 
@@ -365,6 +337,8 @@ class Pool:
                 self._loop.close()
 
     async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
         await self._dispatcher.close()
         await self._dispatcher.connection.close()
 
@@ -389,3 +363,23 @@ class Pool:
         notes += ["simulated"] if self.manifest.simulated else []
         notes += ["closed"] if self._ended.is_set() else []
         return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"
+
+
+def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
+    """Raises what `Pool.map` raises at once."""
+    if window is not None and window < 1:
+        raise ValueError(f"window is at least 1, not {window}")
+    if not iterables:
+        raise TypeError("map() needs at least one iterable")
+
+
+def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
+    """A task for each item, or each row of items; they may be infinite."""
+    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+
+
+def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
+    """How many rows *iterables* give, where all of them say so."""
+    if all(isinstance(each, Sized) for each in iterables):
+        return min(len(each) for each in iterables if isinstance(each, Sized))
+    return None

@@ -92,9 +92,11 @@ def _function(work: Work, call: bytes, pipe: Pipe) -> int:
             function, args, kwargs = calls.load(header, call)
             result = calls.dump_result(header, function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pipe.send(FAILED, _now())
         _explain(error, pipe)
         return 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     pipe.send(OUTCOME, pickle.dumps(calls.Outcome(result=result)))
     return 0
 
@@ -135,11 +137,12 @@ def _script(work: Work, pipe: Pipe) -> int:
 
 
 def _explain(error: BaseException, pipe: Pipe) -> None:
-    # It makes tracebacks picklable; a rank that does not fail has no need of it.
-    import distributed  # noqa: F401
+    # What `distributed` does as it is imported, which takes ten times as long.
+    from tblib import pickling_support
 
     from skyinfra.protocol import calls, failures
 
+    pickling_support.install()
     pipe.send(OUTCOME, pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__))))
     pipe.receive()
 

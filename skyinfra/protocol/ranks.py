@@ -31,7 +31,7 @@ from skyinfra.protocol.gang import Rank, RankEnd, Work
 _STOPPED_S = 0.1
 # The head answers after that long where nothing has changed.
 _WAIT_S = 30.0
-# A rank that failed has that long to say with what; one that has given its result, to end.
+# The rank that failed first has that long to say with what; one that has given its result, to end.
 _LAST_WORDS_S = 10.0
 _SIOCGIFADDR = 0x8915
 
@@ -214,7 +214,8 @@ class _Process:
     # Ending it ------------------------------------------------------------------------------------------------------
 
     def _end(self, over: concurrent.futures.Future[int | None]) -> None:
-        """The gang is over: what another rank's failure ends is killed, what its client ends is asked to end."""
+        """The gang is over: what another rank's failure ends is killed, what its client ends is asked to end. The rank
+        that failed first is to say with what."""
         if over.cancelled():
             return
         self._over = True
@@ -222,7 +223,7 @@ class _Process:
         if first is None:
             stopping.signal_group(self._group, signal.SIGTERM)
             self._after(stopping.PROGRAM_GRACE_S, self._kill)
-        elif self._failed or self._late:
+        elif first == self._place.rank:
             self._after(_LAST_WORDS_S, self._kill)
         else:
             self._kill()

@@ -113,7 +113,7 @@ class Leases:
             return await found.leaves("started", wait_s)
         if found.phase == "granted":
             found.arrived[rank] = worker, address, port
-            if found.phase == "started":
+            if len(found.arrived) == len(found.slots):
                 found.wake()
         return await found.leaves("granted", wait_s)
 
