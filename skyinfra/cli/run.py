@@ -85,7 +85,7 @@ def run_gang(
     """
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
-    from skyinfra.client import connect
+    from skyinfra.client import GangWarning, connect
     from skyinfra.client.gang_failures import exit_code
 
     def show(rank: int, stream: str, line: str) -> None:
@@ -94,6 +94,7 @@ def run_gang(
         target.flush()
 
     with connect(fleet) as pool, said_of_options(), warnings.catch_warnings():
+        warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
         try:
             pool.launch(script, *arguments, nodes=nodes, per_node=per_node, max_restarts=max_restarts, on_line=show)

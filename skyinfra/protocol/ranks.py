@@ -198,13 +198,14 @@ class _Process:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)
             if self._outcome is None and not self._failed and process.wait() != 0 and not self._over:
+                self._failed = True
                 self._head.start(self._head.report(died=True)).result()
 
     def _ended(self, code: int) -> RankEnd:
         if self._late:
             error = failures.late(self._work.name, self._place.timeout or 0)
             self._outcome = pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__)))
-        if self._outcome is None and self._over:
+        if self._outcome is None and self._over and not self._failed:
             return RankEnd()
         ok = not self._failed and not self._late and (self._outcome is not None or code == 0)
         if ok:

@@ -184,6 +184,13 @@ def check_tasks_on_several_slots(pool):
         pool.submit(Task(os._exit, (3,)).options(slots=2)).result(timeout=60)
 
 
+def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
+    seen = []
+    with open_pool(fleet.manifest, output=lambda slot, line: seen.append((slot, line))) as pool:
+        none(pool, print, "hello", per_node=1)
+    assert sorted(seen) == [("n0/0", "hello"), ("n1/0", "hello")]
+
+
 # Slots --------------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +245,7 @@ def test_two_small_gangs_run_beside_each_other(pool, tmp_path, background, wait_
         each.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_many_gangs_at_once_all_come_to_an_end(pool, background):
     gangs = [background(none, pool, place, nodes=1 + number % 2, per_node=1 + number % 2) for number in range(8)]
     for number, gang in enumerate(gangs):
@@ -283,7 +291,7 @@ def all_ended(folder: Path) -> bool:
     return all(map(ended, pids))
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 6))])
 def test_the_first_failure_ends_all_ranks_and_is_the_one_that_is_raised(pool, tmp_path, wait_until, attempt):
     with pytest.raises(ZeroDivisionError, match="the cause") as caught:
         none(pool, lean_on_rank_0, str(tmp_path), break_off)
