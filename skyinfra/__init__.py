@@ -82,9 +82,22 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import AsyncPool, Future, Gather, Pool, Task, cls, compute, connect, connect_async, gather
+    from skyinfra.client import (
+        AsyncPool,
+        Future,
+        GangWarning,
+        Gather,
+        Pool,
+        Task,
+        cls,
+        compute,
+        connect,
+        connect_async,
+        gather,
+    )
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
+    from skyinfra.protocol.gang import Gang, gang
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
     from skyinfra.protocol.manifest import Manifest
@@ -105,6 +118,8 @@ _LAZY: dict[str, str | None] = {
     "ComputePool": "skyinfra.pool",
     "FleetStack": "skyinfra.stack",
     "Future": "skyinfra.client",
+    "Gang": "skyinfra.protocol.gang",
+    "GangWarning": "skyinfra.client",
     "Gather": "skyinfra.client",
     "HCPTerraform": "skyinfra.backends",
     "Image": "skyinfra.pool",
@@ -130,6 +145,7 @@ _LAZY: dict[str, str | None] = {
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
+    "gang": "skyinfra.protocol.gang",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
     "interrupted": "skyinfra.protocol.interruption",
@@ -235,6 +251,8 @@ __all__ = [
     "VastAI",
     "VersionMismatch",
     "Worker",
+    "Gang",
+    "GangWarning",
     "__version__",
     "accelerators",
     "cls",
@@ -244,6 +262,7 @@ __all__ = [
     "current_accelerator",
     "enter",
     "exit",
+    "gang",
     "gather",
     "instance_info",
     "interrupted",

@@ -387,7 +387,13 @@ class TaskTimeout(TaskError):
 
 
 class GangFailed(TaskError):
-    """A rank of a gang ended without an exception of its own: with an exit code, by a signal, or with its slot."""
+    """A rank of a gang ended without an exception of its own: with an exit code, by a signal, or with its slot.
+
+    rank: the first one that did. code: its exit code, negative for a signal; None where its slot was lost.
+    """
+
+    rank: int | None = None
+    code: int | None = None
 
 
 class JobNotFound(TaskError):

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "accelerators": {"mig"},
     "offers": {"accelerators"},
     "providers": {"offers", "accelerators", "mig", "_declared"},
-    "plugins": {"accelerators", "mig"},
+    "plugins": {"accelerators", "mig", "protocol"},
     "pool": {"providers", "accelerators", "plugins", "_declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
 TRAVELS = {"first_boot", "mig", "protocol", "runner", "_errors"}
-ON_NODES = {"distributed", "dask", "tornado", "cloudpickle", "cryptography", "pynvml"}
+ON_NODES = {"distributed", "dask", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
 
 
 def room(path: Path) -> str:

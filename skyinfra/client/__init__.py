@@ -14,6 +14,7 @@ from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 if TYPE_CHECKING:
     from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
+    from skyinfra.client.launching import GangWarning
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
     from skyinfra.client.script import run_script
@@ -22,6 +23,7 @@ _LAZY = {
     "AsyncPool": "skyinfra.client.asynchronous",
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
+    "GangWarning": "skyinfra.client.launching",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
     "open_pool": "skyinfra.client.pool",
@@ -32,6 +34,7 @@ __all__ = [
     "AsyncPool",
     "Compute",
     "Future",
+    "GangWarning",
     "Gather",
     "Handle",
     "Options",

@@ -29,10 +29,10 @@ from skyinfra.protocol.failures import Failure
 class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
 
-    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False) -> None:
-        """Raises `TaskNotPicklable`."""
+    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False, key: str | None = None) -> None:
+        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.name = task.name
-        self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
+        self.key = key or f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
         self.settings = task.settings
         self.call = dump_call(task)
         self._header = Header(self.key, self.name, topic, task.settings.timeout, echo)

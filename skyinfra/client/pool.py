@@ -17,6 +17,8 @@ from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
+from skyinfra.client.gangs import Gangs
+from skyinfra.client.launching import Launcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
@@ -56,7 +58,7 @@ class RunningTask:
     seconds: float
 
 
-class Pool:
+class Pool(Launcher):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
     def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
@@ -70,6 +72,7 @@ class Pool:
         self._loop = LoopThread()
         try:
             self._dispatcher = self._loop.run(self._open(timeout, patience))
+            self._gangs = Gangs(self._dispatcher, self.topic)
         except BaseException:
             self._loop.close()
             raise
@@ -275,6 +278,8 @@ class Pool:
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
         shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes)
+        if task.settings.slots > 1:
+            return self.send_to_several(shipment, target)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import cloudpickle
-from distributed import get_worker
 
 from skyinfra._errors import TaskNotPicklable, TaskTimeout
 from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping, telling
@@ -76,6 +75,9 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
     would wait for a connection to this process in vain when the next task ends the process.
     """
+    # Here, because the process of a rank needs the rest of this module alone.
+    from distributed import get_worker
+
     task = Header.loads(header)
     worker = get_worker()
 
@@ -114,8 +116,8 @@ def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | 
             interruption.task_scope(),
         ):
             try:
-                function, args, kwargs = _load(task, call)
-                result = _dump_result(task, function(*args, **kwargs))
+                function, args, kwargs = load(task, call)
+                result = dump_result(task, function(*args, **kwargs))
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
@@ -131,7 +133,8 @@ def _late(task: Header) -> TaskTimeout:
     return failures.late(task.name, task.timeout or 0)
 
 
-def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
     try:
         return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], pickle.loads(call))  # noqa: S301
     except ModuleNotFoundError as error:
@@ -141,7 +144,8 @@ def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[objec
         raise
 
 
-def _dump_result(task: Header, result: object) -> bytes:
+def dump_result(task: Header, result: object) -> bytes:
+    """*result*, pickled. Raises `TaskNotPicklable`."""
     try:
         return cast(bytes, cloudpickle.dumps(result))
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything

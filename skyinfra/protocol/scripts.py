@@ -37,7 +37,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     """
     worker = get_worker()
     key = str(worker.get_current_task())
-    with _folder() as folder, process_group() as group:
+    with new_folder() as folder, process_group() as group:
         path = Path(folder) / name
         path.write_bytes(source)
         process = subprocess.Popen(
@@ -53,7 +53,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
             stopping.set_group(key, group)
             try:
                 if topic:
-                    _stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
+                    stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
                 return process.wait()
             finally:
                 stopping.set_group(key, None)
@@ -61,7 +61,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
                 stopping.signal_group(group, signal.SIGKILL)
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def new_folder() -> tempfile.TemporaryDirectory[str]:
     """Of a script: below the node's own, with which it goes even where this process could not remove it."""
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
@@ -100,7 +100,7 @@ class _Lines:
         return [[self._stream, line] for line in lines]
 
 
-def _stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
+def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
     """Hands the lines of both streams to *send* in the order in which they are read, until both have ended."""
     pending: list[list[str]] = []
     flushed = time.monotonic()
