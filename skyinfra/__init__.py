@@ -58,6 +58,7 @@ from skyinfra._errors import (
     ProjectError,
     ProjectNotFound,
     QuotaExceeded,
+    ScriptFailed,
     SkyinfraError,
     SlotLost,
     SpotPriceTooLow,
@@ -82,11 +83,12 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
+    from skyinfra.client import Future, Gather, Job, Pool, Task, compute, connect, gather
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
+    from skyinfra.protocol.jobs import JobInfo
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
@@ -108,6 +110,8 @@ _LAZY: dict[str, str | None] = {
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
     "Interruption": "skyinfra.protocol.interruption",
+    "Job": "skyinfra.client",
+    "JobInfo": "skyinfra.protocol.jobs",
     "Local": "skyinfra.providers",
     "LocalState": "skyinfra.backends",
     "Manifest": "skyinfra.protocol.manifest",
@@ -200,6 +204,7 @@ __all__ = [
     "ProjectNotFound",
     "QuotaExceeded",
     "S3",
+    "ScriptFailed",
     "SkyinfraError",
     "SlotLost",
     "SpotCheckpointer",
@@ -221,7 +226,9 @@ __all__ = [
     "VersionMismatch",
     "Worker",
     "GangFailed",
+    "Job",
     "JobCancelled",
+    "JobInfo",
     "JobNameTaken",
     "JobNotFound",
     "TaskTimeout",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from skyinfra.cli import operate
+from skyinfra.cli.behind import OptionsAfterFleet
+from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ app = typer.Typer(
 )
 
 app.add_typer(mig_app, name="mig")
+app.add_typer(jobs_app, name="jobs")
 operate.add(app)
 
 # typer reads these annotations at run time.
@@ -164,16 +167,29 @@ def render(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    cls=OptionsAfterFleet,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def run(
     fleet: Annotated[str, typer.Argument(metavar="STACK/POOL", help="Where to run.")],
     script: Annotated[Path, typer.Argument(help="A Python script.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
+    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
+    priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
 ) -> None:
-    """Run a Python script on one slot. Its output is streamed and its exit code is ours."""
+    """Run a Python script on one slot. Its output is streamed and its exit code is ours.
+
+    Options stand before the script; what stands behind it is the script's own.
+    """
     from skyinfra.cli.run import run_on_slot
 
+    if detach:
+        from skyinfra.cli.job_tables import submit_script
+
+        return submit_script(fleet, script, arguments or [], name=name, priority=priority)
+    if name is not None or priority != 0:
+        raise typer.BadParameter("--name and --priority are those of a job: give --detach as well")
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))
 
 

@@ -12,19 +12,35 @@ from skyinfra.client.task import Compute, Gather, Task, compute, gather
 
 if TYPE_CHECKING:
     from skyinfra.client.futures import Future
+    from skyinfra.client.jobs import Job, detach_script
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
     from skyinfra.client.script import run_script
 
 _LAZY = {
     "Future": "skyinfra.client.futures",
+    "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
+    "detach_script": "skyinfra.client.jobs",
     "open_pool": "skyinfra.client.pool",
     "run_script": "skyinfra.client.script",
 }
 
-__all__ = ["Compute", "Future", "Gather", "Pool", "Task", "compute", "connect", "gather", "open_pool", "run_script"]
+__all__ = [
+    "Compute",
+    "Future",
+    "Gather",
+    "Job",
+    "Pool",
+    "Task",
+    "compute",
+    "connect",
+    "detach_script",
+    "gather",
+    "open_pool",
+    "run_script",
+]
 
 
 def __getattr__(name: str) -> Any:
