@@ -187,7 +187,8 @@ def run(
     if detach:
         from skyinfra.cli.job_tables import submit_script
 
-        return submit_script(fleet, script, arguments or [], name=name, priority=priority)
+        submit_script(fleet, script, arguments or [], name=name, priority=priority)
+        return
     if name is not None or priority != 0:
         raise typer.BadParameter("--name and --priority are those of a job: give --detach as well")
     raise typer.Exit(run_on_slot(fleet, script, arguments or []))
