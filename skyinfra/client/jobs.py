@@ -35,6 +35,8 @@ _ANSWER_S = 15.0
 _CANCEL_S = 20.0
 # The head is asked anew that often, while somebody waits for a job.
 _WAIT_S = 20.0
+# Between two questions.
+_PAUSE_S = 0.1
 
 
 class Job(Generic[T]):
@@ -137,7 +139,7 @@ class Line:
                 lost = now if lost is None else lost
                 if now - lost > self._connection.patience:
                     raise self._connection.gone() from None
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_PAUSE_S)
 
     async def submit(self, wanted: Submission, call: bytes) -> JobInfo:
         """Leaves a job with the head, which has it on its disk then."""
@@ -159,6 +161,8 @@ class Line:
             info = JobInfo.read(await self.ask(jobs.WAIT_CALL, left, job=job, wait_s=left))
             if info.over or (deadline is not None and time.monotonic() >= deadline):
                 return info
+            # A head that is about to leave answers at once.
+            await asyncio.sleep(_PAUSE_S)
 
     async def outcome(self, job: str) -> bytes:
         """The pickled outcome of a job that has ended by itself."""

@@ -48,6 +48,7 @@ class Jobs:
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
         self._number = 0
         self._adding = asyncio.Lock()
+        self._leaving = asyncio.Event()
         self.handlers: dict[str, Callable[..., Awaitable[Answer]]] = {
             jobs.PART_CALL: _answering(self._take_part),
             jobs.SUBMIT_CALL: _answering(self._submit),
@@ -73,11 +74,16 @@ class Jobs:
 
     def start(self, execution: Execution) -> None:
         """Runs jobs by *execution* from now on."""
+        self._leaving.clear()
         self._queue.start(execution)
 
     async def stop(self) -> None:
-        """Runs none any more. Those that ran have not ended, unless that is being written already."""
+        """Runs none any more. Those that ran have not ended, unless that is being written already.
+
+        Clients that wait are answered: their scheduler is about to close.
+        """
         await self._queue.stop()
+        self._leaving.set()
 
     def check(self) -> None:
         """Raises what ended the running of jobs, which only an error of the runner itself does."""
@@ -117,9 +123,14 @@ class Jobs:
 
     async def _wait(self, job: str, wait_s: float) -> dict[str, Any]:
         found = self._find(job)
-        if wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(found.ended.wait(), min(wait_s, _LONGEST_WAIT_S))
+        if wait_s > 0 and not found.info.over:
+            waiting = [asyncio.create_task(event.wait()) for event in (found.ended, self._leaving)]
+            try:
+                longest = min(wait_s, _LONGEST_WAIT_S)
+                await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waiting:
+                    each.cancel()
         return self._info(found).to_json()
 
     async def _outcome(self, job: str, offset: int, length: int) -> dict[str, Any]:

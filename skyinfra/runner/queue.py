@@ -43,7 +43,8 @@ Running = dict[str, tuple[str, float]]
 class Job:
     """A job in memory. number: its place in the order of submission. size: its bytes on the disk, once it has ended.
 
-    running: what runs it, while it does. key: of its last attempt. settling: its end is being written.
+    running: what runs it, while it does. key: of its last attempt. settling: its end is being written. writing: is held
+    by who writes it.
     """
 
     record: Record
@@ -53,6 +54,7 @@ class Job:
     key: str = ""
     settling: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         # Equal for jobs that the same slots take.
@@ -202,7 +204,9 @@ class Queue:
         if execution is None:
             return None
         job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
-        await self._written(lambda: self._journal.save(job.record))
+        await self._written(job, lambda: self._journal.save(job.record), ends=False)
+        if job.settling or job.info.over:
+            return None
         header = job.record.attempt()
         job.key = header.key
         try:
@@ -225,7 +229,7 @@ class Queue:
             outcome = Outcome(failure=failures.of(jobs.too_large(len(data)), below=__file__))
             data = pickle.dumps(outcome)
         record = settled(job.record, outcome, now=time.time())
-        await self._written(lambda: self._journal.end(record, data))
+        await self._written(job, lambda: self._journal.end(record, data), ends=True)
         await self._over(job, record)
 
     async def take_back(self, job: Job, record: Record, outcome: Outcome | None) -> bool:
@@ -238,7 +242,7 @@ class Queue:
         job.settling = True
         data = pickle.dumps(outcome) if outcome is not None else None
         try:
-            await asyncio.to_thread(self._journal.end, record, data)
+            await self._write(job, lambda: self._journal.end(record, data))
         except StateDirectoryError:
             job.settling = False
             raise
@@ -255,16 +259,30 @@ class Queue:
         job.ended.set()
         await self._on_over(job)
 
-    async def _written(self, write: Callable[[], None]) -> None:
-        """Writes until there is room for it: what a job has done is not lost to a full disk."""
-        while True:
+    async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
+        """Writes until there is room for it: what a job has done is not lost to a full disk.
+
+        What does not end the job is not written any more when something else ends it meanwhile.
+        """
+        while ends or not (job.settling or job.info.over):
             try:
-                return await asyncio.to_thread(write)
+                return await self._write(job, write)
             except StateDirectoryError as error:
                 if str(error) != self._unwritten:
                     logger.warning("jobs wait: %s", error)
                 self._unwritten = str(error)
                 await asyncio.sleep(_RETRY_S)
+
+    @staticmethod
+    async def _write(job: Job, write: Callable[[], None]) -> None:
+        """One after the other, so that the last one is what is on the disk; a thread cannot be cancelled."""
+        async with job.writing:
+            done = asyncio.ensure_future(asyncio.to_thread(write))
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError:
+                await asyncio.wait({done})
+                raise
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
