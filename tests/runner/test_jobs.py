@@ -235,7 +235,7 @@ def test_names_are_taken_until_they_are_given_free(tmp_path: Path) -> None:
         second = await head.submit("nightly", replace=True)
         assert [job["id"] for job in await head.ask(jobs.LIST_CALL)] == [second.id]
         assert (await head.info(second.id[:6])).name == "nightly"
-        with pytest.raises(sky.JobNotFound, match=r"given: 'nightl'.*\nDid you mean 'nightly'"):
+        with pytest.raises(sky.JobNotFound, match=r"given: 'nightl'.*\nDid you mean nightly"):
             await head.info("nightl")
         with pytest.raises(sky.InvalidField, match="Cancel it first"):
             await head.ask(jobs.FORGET_CALL, job="nightly")
