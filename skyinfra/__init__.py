@@ -83,13 +83,27 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import Future, Gather, Job, Pool, Task, compute, connect, gather
+    from skyinfra.client import (
+        AsyncPool,
+        Future,
+        Gather,
+        Job,
+        Pool,
+        Task,
+        cls,
+        compute,
+        connect,
+        connect_async,
+        gather,
+    )
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
     from skyinfra.protocol.jobs import JobInfo
     from skyinfra.protocol.manifest import Manifest
+    from skyinfra.protocol.stateful import enter, exit
+    from skyinfra.protocol.telling import progress
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
@@ -122,7 +136,13 @@ _LAZY: dict[str, str | None] = {
     "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
+    "AsyncPool": "skyinfra.client",
     "accelerators": None,
+    "cls": "skyinfra.client",
+    "connect_async": "skyinfra.client",
+    "enter": "skyinfra.protocol.stateful",
+    "exit": "skyinfra.protocol.stateful",
+    "progress": "skyinfra.protocol.telling",
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
@@ -142,13 +162,14 @@ _LAZY: dict[str, str | None] = {
 
 __all__ = [
     "AWS",
-    "CapacityBlock",
-    "CapacityReservation",
     "Accelerator",
     "AcceleratorMissing",
     "AcceleratorSpec",
     "AppFailed",
+    "AsyncPool",
     "BootFailed",
+    "CapacityBlock",
+    "CapacityReservation",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",
@@ -167,6 +188,7 @@ __all__ = [
     "FleetStack",
     "FleetUnreachable",
     "Future",
+    "GangFailed",
     "Gather",
     "HCPTerraform",
     "Image",
@@ -179,6 +201,11 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "Job",
+    "JobCancelled",
+    "JobInfo",
+    "JobNameTaken",
+    "JobNotFound",
     "LayoutDoesNotFit",
     "LayoutError",
     "Local",
@@ -217,6 +244,8 @@ __all__ = [
     "TaskError",
     "TaskFailed",
     "TaskNotPicklable",
+    "TaskTimeout",
+    "TaskTooLarge",
     "TerraformError",
     "TerraformFailed",
     "TerraformNotFound",
@@ -225,19 +254,15 @@ __all__ = [
     "VastAI",
     "VersionMismatch",
     "Worker",
-    "GangFailed",
-    "Job",
-    "JobCancelled",
-    "JobInfo",
-    "JobNameTaken",
-    "JobNotFound",
-    "TaskTimeout",
-    "TaskTooLarge",
     "__version__",
     "accelerators",
+    "cls",
     "compute",
     "connect",
+    "connect_async",
     "current_accelerator",
+    "enter",
+    "exit",
     "gather",
     "instance_info",
     "interrupted",
@@ -250,6 +275,7 @@ __all__ = [
     "offers",
     "on_interrupt",
     "plugins",
+    "progress",
 ]
 
 

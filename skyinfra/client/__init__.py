@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyinfra.client.task import Compute, Gather, Task, compute, gather
+from skyinfra.client.stateful import Handle, Stateful, cls
+from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 
 if TYPE_CHECKING:
+    from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
     from skyinfra.client.jobs import Job, detach_script
     from skyinfra.client.lookup import connect
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from skyinfra.client.script import run_script
 
 _LAZY = {
+    "AsyncPool": "skyinfra.client.asynchronous",
+    "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
     "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
@@ -28,14 +32,20 @@ _LAZY = {
 }
 
 __all__ = [
+    "AsyncPool",
     "Compute",
     "Future",
     "Gather",
+    "Handle",
+    "Options",
     "Job",
     "Pool",
+    "Stateful",
     "Task",
+    "cls",
     "compute",
     "connect",
+    "connect_async",
     "detach_script",
     "gather",
     "open_pool",

@@ -55,7 +55,7 @@ class Job(Generic[T]):
 
     def info(self) -> JobInfo:
         """What the head knows of the job now. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
-        return self._pool.run(Line(self._pool.connection).wait(self.id, 0))
+        return self._pool.in_loop(Line(self._pool.connection).wait(self.id, 0))
 
     @property
     def state(self) -> State:
@@ -81,7 +81,7 @@ class Job(Generic[T]):
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Waits for the end of the job; how it ended, as the node has pickled it."""
-        return self._pool.run(self._outcome(timeout))
+        return self._pool.in_loop(self._outcome(timeout))
 
     async def _outcome(self, timeout: float | None) -> Outcome:
         line = Line(self._pool.connection)
@@ -95,7 +95,7 @@ class Job(Generic[T]):
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
-        return bool(self._pool.run(Line(self._pool.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
+        return bool(self._pool.in_loop(Line(self._pool.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
 
     def logs(self, lines: int = 1000) -> str:
         """The last *lines* that the task has printed, programs that it runs included; empty where it printed nothing.
@@ -111,7 +111,7 @@ class Job(Generic[T]):
 
     def forget(self) -> None:
         """Has the head forget the job and its result. Raises `InvalidField` where it has not ended."""
-        self._pool.run(Line(self._pool.connection).ask(jobs.FORGET_CALL, job=self.id))
+        self._pool.in_loop(Line(self._pool.connection).ask(jobs.FORGET_CALL, job=self.id))
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self._task}>"
@@ -212,7 +212,7 @@ def detach(
         retries=task.settings.retries,
         replace=replace,
     )
-    return Job(pool, pool.run(Line(pool.connection).submit(wanted, shipment.call)))
+    return Job(pool, pool.in_loop(Line(pool.connection).submit(wanted, shipment.call)))
 
 
 def detach_script(

@@ -21,7 +21,7 @@ import cloudpickle
 from distributed import get_worker
 
 from skyinfra._errors import TaskNotPicklable, TaskTimeout
-from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping
+from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping, telling
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -37,13 +37,14 @@ class Header:
     """What a node knows about a task before it unpickles it.
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
-    does. timeout: for how many seconds the task may run, None for ever.
+    does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     """
 
     key: str
     name: str
     topic: str
     timeout: float | None = None
+    echo: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -78,14 +79,17 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     task = Header.loads(header)
     worker = get_worker()
 
-    def tell(outcome: bytes) -> None:
-        worker.log_event(task.topic, ["outcome", task.key, outcome])
+    def tell(kind: str, content: object) -> None:
+        worker.log_event(task.topic, [kind, task.key, content])
 
-    outcome = _execute(task, call, tell)
+    def say(kind: str, content: object) -> None:
+        tell(kind, [worker.name, task.name, content])
+
+    outcome = _execute(task, call, tell, say if task.echo else None)
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
         return outcome
-    tell(data)
+    tell("outcome", data)
     return None
 
 
@@ -94,16 +98,17 @@ def forget(topic: str, dask_scheduler: Scheduler) -> None:
     dask_scheduler._broker.truncate(topic)
 
 
-def _execute(task: Header, call: bytes, tell: Callable[[bytes], object]) -> Outcome:
+def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | None) -> Outcome:
     def last_words() -> None:
         if task.topic:
-            tell(pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
+            tell("outcome", pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
     late = False
     try:
         with (
             attempts.counted(task.key, task.name, task.timeout),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])),
+            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+            telling.telling(file, say),
             stopping.stoppable(task.key),
             stopping.limited(task.key, task.timeout, last_words) as is_late,
             interruption.task_scope(),
