@@ -256,8 +256,8 @@ class Queue:
     async def _over(self, job: Job, record: Record) -> None:
         job.record, job.settling = record, False
         job.size = await asyncio.to_thread(self._journal.size, record.info.id)
-        job.ended.set()
         await self._on_over(job)
+        job.ended.set()
 
     async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
         """Writes until there is room for it: what a job has done is not lost to a full disk.

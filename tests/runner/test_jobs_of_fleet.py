@@ -257,13 +257,12 @@ def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path:
         pool.submit(wait_for, str(path), detach="running")
         until(lambda: starts(path), "it runs")
     head.run("stop", "--timeout", "10")
-    head.quiet_log()
     head.boot()
     until(lambda: len(starts(path)) == 2, "it runs again")
     Path(f"{path}.open").touch()
     with head.pool() as pool:
         pool.job("running").result(timeout=60)
-    head.quiet_log()
+    assert "Traceback" not in head.directory.log_file.read_text()
 
 
 def test_a_scheduler_that_ends_takes_no_job_with_it(make_node: MakeNode, tmp_path: Path) -> None:
