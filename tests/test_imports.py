@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "project": {"terraform", "protocol", "expressions"},
     "next_steps": {"cloud_errors", "offers", "project", "providers"},
     "preflight": {"cloud_errors", "offers", "project", "providers"},
-    "progress": {"terraform"},
+    "reporting": {"terraform"},
     "client": {"first_boot", "protocol", "terraform", "project"},
     "deploy": {
         "stack",
@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "client",
         "next_steps",
         "project",
-        "progress",
+        "reporting",
         "terraform",
     },
 }

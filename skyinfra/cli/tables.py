@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra.cost import Cost
-from skyinfra.progress import short
 from skyinfra.project import SynthesizedStack
+from skyinfra.reporting import short
 from skyinfra.terraform import Plan
 
 _SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
