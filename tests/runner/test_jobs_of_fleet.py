@@ -249,6 +249,32 @@ def test_jobs_outlive_a_head_that_is_killed(make_node: MakeNode, tmp_path: Path)
         assert pool.job("before").result() == 3
 
 
+@pytest.mark.slow
+def test_what_ran_on_another_node_ends_there_when_the_head_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    scheduler = head.directory.scheduler_file.read_text().strip()
+    other = make_node("n2", accelerator=h100(BIG[:1]), head=False, scheduler=scheduler)
+    other.boot()
+    path = tmp_path / "run"
+    with head.pool(other) as pool:
+        until(lambda: len(pool.slots()) == 2, "both nodes are there")
+        job = pool.select(node="n2").submit(wait_for, str(path), detach="away")
+        until(lambda: starts(path), "it runs")
+        pid = head.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        head.boot()
+        until(lambda: len(starts(path)) == 2, "it runs again", seconds=120)
+        first, second = starts(path)
+        assert first != second
+        until(lambda: not Path(f"/proc/{first}").exists(), "the first one ended", seconds=120)
+        Path(f"{path}.open").touch()
+        job.result(timeout=60)
+        assert job.info().slot == "n2/0"
+        assert job.logs().splitlines() == ["started", "let through"]
+
+
 def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path: Path) -> None:
     head = make_node("n1", accelerator=h100(BIG[:1]))
     head.boot()
