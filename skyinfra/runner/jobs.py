@@ -19,7 +19,7 @@ from skyinfra.protocol import jobs
 from skyinfra.protocol.jobs import JobInfo, Submission
 from skyinfra.runner.execution import Execution
 from skyinfra.runner.journal import Journal, Record
-from skyinfra.runner.queue import Job, Queue, Running
+from skyinfra.runner.queue import Job, Queue, View
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -118,8 +118,8 @@ class Jobs:
         return self._info(added).to_json()
 
     async def _list(self) -> list[dict[str, Any]]:
-        running = self._queue.running()
-        return [self._info(job, running).to_json() for job in self._jobs.values()]
+        view = self._queue.view()
+        return [self._info(job, view).to_json() for job in self._jobs.values()]
 
     async def _wait(self, job: str, wait_s: float) -> dict[str, Any]:
         found = self._find(job)
@@ -174,17 +174,17 @@ class Jobs:
         """The one of that name; the last one, where the head ended while it replaced one."""
         return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
 
-    def _info(self, job: Job, running: Running | None = None) -> JobInfo:
+    def _info(self, job: Job, view: View | None = None) -> JobInfo:
         """The job as it is now."""
         if job.info.over:
             return job.info
-        tasks = self._queue.running() if running is None else running
-        if job.key in tasks:
-            slot, seconds = tasks[job.key]
+        view = view or self._queue.view()
+        if job.key in view.running:
+            slot, seconds = view.running[job.key]
             return replace(job.info, state="running", slot=slot, started=time.time() - seconds)
         if job.running and job.info.slot is not None:
             return replace(job.info, state="running")
-        problem = None if self._queue.has_slot(job) else "no slot of the fleet takes it now"
+        problem = None if view.takes(job) else "no slot of the fleet takes it now"
         return replace(job.info, started=None, problem=problem)
 
     def _keep(self, record: Record) -> Job:

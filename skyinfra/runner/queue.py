@@ -79,6 +79,23 @@ class Job:
         self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
 
 
+class View:
+    """The fleet at one moment. running: the tasks that run, also those of others. slots: what each has, if known."""
+
+    def __init__(self, running: Running, slots: list[dict[str, float]] | None) -> None:
+        self.running = running
+        self._slots = slots
+        self._takes: dict[tuple[tuple[str, int], ...], bool] = {}
+
+    def takes(self, job: Job) -> bool:
+        """Whether a slot takes the job, as far as that is known."""
+        if self._slots is None:
+            return True
+        if job.needs not in self._takes:
+            self._takes[job.needs] = _places(self._slots, job.record.resources) > 0
+        return self._takes[job.needs]
+
+
 class Queue:
     """Runs *jobs*, which are those of *journal*, by id. *on_over*: is awaited when one of them has ended."""
 
@@ -123,13 +140,11 @@ class Queue:
         """A job was added."""
         self._woken.set()
 
-    def running(self) -> Running:
-        """The tasks that run, those of others too."""
-        return self._execution.running() if self._execution is not None else {}
-
-    def has_slot(self, job: Job) -> bool:
-        """Whether a slot takes the job, as far as that is known."""
-        return self._execution is None or _places(self._execution.slots(), job.record.resources) > 0
+    def view(self) -> View:
+        """The fleet as it is now."""
+        if self._execution is None:
+            return View({}, None)
+        return View(self._execution.running(), self._execution.slots())
 
     # Their turns ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +185,7 @@ class Queue:
         process did not live to see it starts again; not for ever."""
         if not any(job.running for job in self._jobs.values()):
             return
-        running = self.running()
+        running = self._execution.running() if self._execution is not None else {}
         for job in [each for each in self._jobs.values() if each.running and each.key in running]:
             slot, seconds = running[job.key]
             if job.info.slot != slot:
