@@ -58,6 +58,7 @@ from skyinfra._errors import (
     ProjectError,
     ProjectNotFound,
     QuotaExceeded,
+    ScriptFailed,
     SkyinfraError,
     SlotLost,
     SpotPriceTooLow,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
         Future,
         GangWarning,
         Gather,
+        Job,
         Pool,
         Task,
         cls,
@@ -100,6 +102,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.protocol.gang import Gang, gang
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
+    from skyinfra.protocol.jobs import JobInfo
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.protocol.stateful import enter, exit
     from skyinfra.protocol.telling import progress
@@ -125,6 +128,8 @@ _LAZY: dict[str, str | None] = {
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
     "Interruption": "skyinfra.protocol.interruption",
+    "Job": "skyinfra.client",
+    "JobInfo": "skyinfra.protocol.jobs",
     "Local": "skyinfra.providers",
     "LocalState": "skyinfra.backends",
     "Manifest": "skyinfra.protocol.manifest",
@@ -201,7 +206,9 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "Job",
     "JobCancelled",
+    "JobInfo",
     "JobNameTaken",
     "JobNotFound",
     "LayoutDoesNotFit",
@@ -229,6 +236,7 @@ __all__ = [
     "ProjectNotFound",
     "QuotaExceeded",
     "S3",
+    "ScriptFailed",
     "SkyinfraError",
     "SlotLost",
     "SpotCheckpointer",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from skyinfra.cli import operate
+from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
 from skyinfra.cli.run import ScriptCommand
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 
 app.add_typer(mig_app, name="mig")
+app.add_typer(jobs_app, name="jobs")
 operate.add(app)
 
 # typer reads these annotations at run time.
@@ -183,6 +185,9 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(metavar="N", help="How often all ranks start again when one failed.")
     ] = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
+    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
+    priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
 ) -> None:
     """Run a Python script on one slot, or with --torchrun as ranks on many, all or none.
 
@@ -192,9 +197,18 @@ def run(
 
     check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
     given = arguments or []
+    given = given[1:] if given[:1] == ["--"] else given
+    if detach and torchrun:
+        raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
+    if detach:
+        from skyinfra.cli.job_tables import submit_script
+
+        submit_script(fleet, script, given, name=name, priority=priority)
+        return
+    if name is not None or priority != 0:
+        raise typer.BadParameter("--name and --priority are those of a job: give --detach as well")
     if not torchrun:
         raise typer.Exit(run_on_slot(fleet, script, given))
-    given = given[1:] if given[:1] == ["--"] else given
     raise typer.Exit(run_gang(fleet, script, given, nodes=nodes, per_node=per_node, max_restarts=max_restarts))
 
 

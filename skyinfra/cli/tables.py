@@ -55,6 +55,14 @@ def simulated_mark(simulated: bool) -> str:
     return " (simulated)" if simulated else ""
 
 
+def span(seconds: float) -> str:
+    """A length of time in one word: ``12s``, ``5m``, ``3h``, ``2d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:
     """What was chosen for every pool of *stacks*."""
     stacks = list(stacks)

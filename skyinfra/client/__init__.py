@@ -14,6 +14,7 @@ from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 if TYPE_CHECKING:
     from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
+    from skyinfra.client.jobs import Job, detach_script
     from skyinfra.client.launching import GangWarning
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
@@ -24,8 +25,10 @@ _LAZY = {
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
     "GangWarning": "skyinfra.client.launching",
+    "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
+    "detach_script": "skyinfra.client.jobs",
     "open_pool": "skyinfra.client.pool",
     "run_script": "skyinfra.client.script",
 }
@@ -38,6 +41,7 @@ __all__ = [
     "Gather",
     "Handle",
     "Options",
+    "Job",
     "Pool",
     "Stateful",
     "Task",
@@ -45,6 +49,7 @@ __all__ = [
     "compute",
     "connect",
     "connect_async",
+    "detach_script",
     "gather",
     "open_pool",
     "run_script",

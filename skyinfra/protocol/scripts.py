@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from distributed import get_worker
 
+from skyinfra._errors import ScriptFailed
 from skyinfra.protocol import stopping
 from skyinfra.protocol.instance import NODE_DIRECTORY
 
@@ -59,6 +60,19 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
                 stopping.set_group(key, None)
                 # What the program started and left behind would keep the slot's memory.
                 stopping.signal_group(group, signal.SIGKILL)
+
+
+def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
+    """Runs a program as `script` does, for nobody who listens: what it prints is the output of the task.
+
+    The exit code, which is 0. Raises `ScriptFailed` for another one, and for a signal.
+    """
+    code = script(source, name, args, env, "", "")
+    if code == 0:
+        return 0
+    error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
+    error.code = code
+    raise error
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:

@@ -14,6 +14,7 @@ from skyinfra.protocol import fleet, gang, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.runner.desk import Desk
+from skyinfra.runner.jobs import Jobs
 from skyinfra.runner.leases import Leases
 from skyinfra.runner.tunnel import Tunnel
 
@@ -26,17 +27,21 @@ _REPLACED_S = 900.0
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
-    *desk*: through which clients ask nodes.
+    *desk*: through which clients ask nodes. *jobs*: those that clients leave here.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(self, *, layout: FleetLayout, desk: Desk | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, *, layout: FleetLayout, desk: Desk | None = None, jobs: Jobs | None = None, **keywords: Any
+    ) -> None:
         super().__init__(**keywords)
         if desk is not None:
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions
             self.handlers[questions.ANSWER_CALL] = desk.answer
+        if jobs is not None:
+            self.handlers.update(jobs.handlers)
         self._tunnel = Tunnel(self)
         self._offered = layout
         self._changed = asyncio.Event()
