@@ -1,7 +1,7 @@
-"""A fleet of plain `distributed` with TLS, to compare with: a scheduler, and a Nanny for each slot, with Dask's defaults.
+"""A fleet of plain `distributed`, to compare with: a scheduler, and a Nanny for each slot, with Dask's defaults and TLS.
 
-``python -m benchmarks.plain SLOTS`` reads the fleet secret from its input, prints the process ids of the workers as JSON
-once all are there, and ends with its input.
+``python -m benchmarks.plain SLOTS`` reads the fleet secret from its input, prints the process ids of the workers as
+JSON once all are there, and ends with its input.
 """
 
 from __future__ import annotations

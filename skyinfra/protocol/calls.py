@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F")
 
+# The topics of our clients begin so: the head keeps nothing of them once their client is gone.
+TOPIC = "skyinfra-"
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192
 

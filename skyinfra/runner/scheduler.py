@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 from typing import Any
 
 from distributed import Scheduler
+from distributed.comm import Comm
 from distributed.core import Status
+from distributed.spans import SpansSchedulerExtension
 
-from skyinfra.protocol import fleet, questions
+from skyinfra.protocol import calls, fleet, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.runner.desk import Desk
@@ -19,6 +22,8 @@ from skyinfra.runner.desk import Desk
 _LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
+# Dask gathers messages to a worker for 5 ms and to a client for 2 ms, which is a part of a short task's round trip.
+_SEND_INTERVAL_S = 0.001
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -31,6 +36,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *, layout: FleetLayout, desk: Desk | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        self.extensions["spans"] = _NoSpans(self)
         if desk is not None:
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions
@@ -93,6 +99,34 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
+    async def handle_worker(self, comm: Comm, worker: str) -> None:
+        """Talks with a worker for as long as it is there."""
+        self.stream_comms[worker].interval = _SEND_INTERVAL_S
+        await super().handle_worker(comm, worker)
+
+    async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
+        """Takes the messages of a worker or a client for as long as it is there."""
+        client = (extra or {}).get("client")
+        if client in self.client_comms:
+            self.client_comms[client].interval = _SEND_INTERVAL_S
+        await super().handle_stream(comm, extra)
+
+    def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
+        """Hands what a worker has to tell on to those who listen; what nobody listens to is dropped."""
+        if not (isinstance(topic, str) and topic.startswith(calls.TOPIC) and not self._listeners(topic)):
+            super().log_worker_event(worker, topic, msg)
+
+    def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
+        """Forgets a client, which may have died, and the events that were for it alone."""
+        super().remove_client(client, stimulus_id)
+        for name in [name for name in self._broker._topics if name.startswith(calls.TOPIC)]:
+            self.unsubscribe_topic(name, client)
+            if not self._listeners(name):
+                del self._broker._topics[name]
+
+    def _listeners(self, topic: str) -> bool:
+        return topic in self._broker._topics and bool(self._broker._topics[topic].subscribers)
+
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; whoever waits for a layout gets the present one."""
         self._wake()
@@ -116,6 +150,17 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class _NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
+    """Dask's record of what ran together, for its dashboard: it never forgets a task, and nobody reads it."""
+
+    def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
+        """Takes note of nothing."""
+        return {}
+
+    def heartbeat(self, *_: object) -> None:
+        """Takes note of nothing: a worker may tell of its spans all the same."""
 
 
 def _key(task: Any) -> str:
