@@ -1,4 +1,4 @@
-"""A fleet of plain `distributed`, to compare with: a scheduler, and a Nanny for each slot, with Dask's defaults and TLS.
+"""A fleet of plain `distributed`, to compare with: a scheduler, and a Nanny for each slot, as Dask has them, with TLS.
 
 ``python -m benchmarks.plain SLOTS`` reads the fleet secret from its input, prints the process ids of the workers as
 JSON once all are there, and ends with its input.

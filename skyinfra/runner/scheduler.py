@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import time
 from collections.abc import Collection
 from typing import Any
 
+from dask._task_spec import Task
 from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
+from distributed.metrics import time as clock
 from distributed.spans import SpansSchedulerExtension
 
 from skyinfra.protocol import calls, fleet, questions
@@ -24,6 +28,8 @@ _LONGEST_WAIT_S = 60.0
 _REPLACED_S = 900.0
 # Dask gathers messages to a worker for 5 ms and to a client for 2 ms, which is a part of a short task's round trip.
 _SEND_INTERVAL_S = 0.001
+# Tasks that come within that long have the same priority, as those of Dask's own client.
+_FIFO_S = 0.1
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -51,6 +57,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.handlers[fleet.SLOTS_CALL] = self.promise
         self.handlers[fleet.LEAVE_CALL] = self.leave
         self.handlers[fleet.RUNNING_CALL] = self.tasks_on_slots
+        self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
 
     def offer(self, layout: FleetLayout) -> None:
         """Hands *layout* on from now on; whoever waits for another one gets it at once."""
@@ -111,6 +118,20 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.client_comms[client].interval = _SEND_INTERVAL_S
         await super().handle_stream(comm, extra)
 
+    def subscribe_topic(self, topic: str, client: str) -> None:
+        """Lets a client hear what is told of *topic*; one of ours hears first that `take_task` is there."""
+        super().subscribe_topic(topic, client)
+        if topic.startswith(calls.TOPIC) and _takes_tasks():
+            self.log_event(topic, [calls.TAKES_TASKS, "", None])
+
+    def take_task(
+        self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
+    ) -> None:
+        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, without graph and thread."""
+        now = clock()
+        task = Task(key, calls.run, header, call)
+        self._create_taskstate_from_graph(**_graph(now, client, task, {"resources": resources}))
+
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Hands what a worker has to tell on to those who listen; what nobody listens to is dropped."""
         if not (isinstance(topic, str) and topic.startswith(calls.TOPIC) and not self._listeners(topic)):
@@ -150,6 +171,34 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _graph(now: float, client: str, task: Task, annotations: dict[str, object]) -> dict[str, object]:
+    """What Dask makes the state of a task from, as `update_graph` does."""
+    return {
+        "start": now,
+        "dsk": {task.key: task},
+        "keys": {task.key},
+        "ordered": {task.key: 0},
+        "client": client,
+        "annotations_by_type": {},
+        "global_annotations": annotations,
+        "stimulus_id": f"skyinfra-task-{now}",
+        "submitting_task": None,
+        "span_metadata": {"collections": []},
+        "fifo_timeout": _FIFO_S,
+    }
+
+
+@functools.cache
+def _takes_tasks() -> bool:
+    """Whether this Dask has what `take_task` uses, which is no public part of it."""
+    try:
+        create = inspect.signature(Scheduler._create_taskstate_from_graph)
+        create.bind(None, **_graph(0.0, "", Task("", int), {}))
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 class _NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
