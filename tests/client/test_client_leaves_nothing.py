@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import distributed
 
 import skyinfra as sky
@@ -26,8 +27,13 @@ os.kill(os.getpid(), 9)
 
 
 def on_head(pool: Pool, function):
-    """What *function* gives in the process of the scheduler."""
-    return pool._loop.run(pool._dispatcher.connection.client.run_on_scheduler(function))
+    """What *function* gives in the process of the scheduler, which has no test modules: it travels by value."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    async def ask():
+        return await pool._dispatcher.connection.client.run_on_scheduler(function)
+
+    return pool._loop.run(ask())
 
 
 def topics(dask_scheduler) -> list[str]:

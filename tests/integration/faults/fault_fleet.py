@@ -34,7 +34,7 @@ PORT = 8786
 SECRET = "0123456789abcdef" * 4
 OTHER_SECRET = "fedcba9876543210" * 4
 # One H100: the profile, start and size of each partition.
-LAYOUT = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1), ("1g.10gb", 7, 1))
+LAYOUT = (("3g.40gb", 4, 4), ("2g.20gb", 0, 2), ("1g.10gb", 2, 1), ("1g.10gb", 3, 1))
 # As skyinfra-runner.service has it.
 RESTART_S = 2.0
 READY_S = 90.0
