@@ -38,6 +38,8 @@ LAYOUT = (("3g.40gb", 4, 4), ("2g.20gb", 0, 2), ("1g.10gb", 2, 1), ("1g.10gb", 3
 # As skyinfra-runner.service has it.
 RESTART_S = 2.0
 READY_S = 90.0
+# Longer than any test waits for its tasks, on a busy machine too.
+RESULT_S = 300.0
 
 
 class Unavailable(Exception):

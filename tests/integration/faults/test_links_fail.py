@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fault_fleet import LAYOUT, READY_S, Fleet, cut
+from fault_fleet import LAYOUT, RESULT_S, Fleet, cut
 from fault_tasks import count, started_again
 from fleet import until
 
@@ -51,15 +51,15 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("turn", range(CUTS))
 def test_no_task_is_lost_when_a_node_is_cut_off(fleet: Fleet, tmp_path: Path, turn: int) -> None:
-    runs = [Run(fleet, tmp_path / f"run{number}", TASKS, 0.02) for number in range(CLIENTS)]
+    runs = [Run(fleet, tmp_path / f"run{number}", TASKS, 0.05) for number in range(CLIENTS)]
     node = fleet.nodes[1 + turn % 2]
     with ThreadPoolExecutor(CLIENTS) as threads:
         ends = [threads.submit(run) for run in runs]
-        until(lambda: all(run.in_the_middle for run in runs), seconds=READY_S)
+        until(lambda: all(run.in_the_middle for run in runs), seconds=RESULT_S)
         with cut(node):
             before = [len(run.results) for run in runs]
             for end in ends:
-                end.result(timeout=READY_S)
+                end.result(timeout=RESULT_S)
     for run in runs:
         run.check()
     assert max(before) < TASKS, "a run was over before the node was cut off"
@@ -72,9 +72,9 @@ def test_no_task_is_lost_when_a_runner_is_killed(fleet: Fleet, tmp_path: Path) -
     before = fleet.settled()
     with ThreadPoolExecutor(1) as threads:
         end = threads.submit(run)
-        until(lambda: run.in_the_middle, seconds=READY_S)
+        until(lambda: run.in_the_middle, seconds=RESULT_S)
         node.restart()
-        end.result(timeout=READY_S)
+        end.result(timeout=RESULT_S)
     run.check()
     after = fleet.settled()
     slots = {f"{node.name}/{index}" for index in range(len(LAYOUT))}
@@ -86,9 +86,9 @@ def test_no_task_is_lost_when_the_head_is_killed(fleet: Fleet, tmp_path: Path) -
     run = Run(fleet, tmp_path / "run", 300, 0.1)
     with ThreadPoolExecutor(1) as threads:
         end = threads.submit(run)
-        until(lambda: run.in_the_middle, seconds=READY_S)
+        until(lambda: run.in_the_middle, seconds=RESULT_S)
         fleet.head.restart()
-        end.result(timeout=READY_S)
+        end.result(timeout=RESULT_S)
     run.check()
     assert started_again(run.kept), "nothing ran when the head was killed"
 
@@ -101,9 +101,9 @@ def test_no_task_is_lost_when_workers_are_killed(fleet: Fleet, tmp_path: Path) -
     with ThreadPoolExecutor(1) as threads:
         end = threads.submit(run)
         for part, slot in enumerate(victims):
-            until(lambda part=part: len(run.results) >= 30 * (part + 1), seconds=READY_S)
+            until(lambda part=part: len(run.results) >= 30 * (part + 1), seconds=RESULT_S)
             os.kill(before[slot], signal.SIGKILL)
-        end.result(timeout=READY_S)
+        end.result(timeout=RESULT_S)
     run.check()
     after = fleet.settled()
     assert {slot for slot in after if after[slot] != before[slot]} == set(victims)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
-from fault_fleet import READY_S, SECRET, Fleet
+from fault_fleet import RESULT_S, SECRET, Fleet
 from fault_tasks import count, die, hold, started_again, starts
 from fleet import until
 from support import ROOT
@@ -38,7 +38,7 @@ def test_innocent_tasks_do_not_die_of_their_neighbours(fleet: Fleet, tmp_path: P
         tasks = [count(number, str(journal), 0.1) for number in range(INNOCENTS)]
         tasks[10:10] = [die(number, str(deaths)) for number in range(KILLERS)]
         futures = [pool.submit(task) for task in tasks]
-        errors = [future.exception(timeout=READY_S) for future in futures]
+        errors = [future.exception(timeout=RESULT_S) for future in futures]
         results = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
     assert sorted(number for number, _ in results) == list(range(INNOCENTS))
     refused = [error for error in errors if error is not None]
@@ -57,7 +57,7 @@ def test_a_task_that_holds_the_gil_is_neither_restarted_nor_lost(fleet: Fleet, t
         results = list(pool.map(count, *arguments, ordered=False))
         assert sorted(number for number, _ in results) == list(range(INNOCENTS))
         assert not held.done()
-        assert held.result(timeout=READY_S) == 7
+        assert held.result(timeout=RESULT_S) == 7
     assert len(starts(journal)) == 1
 
 
@@ -70,7 +70,7 @@ def test_nothing_starts_twice_when_a_node_is_drained(fleet: Fleet, tmp_path: Pat
         futures = [pool.submit(task) for task in tasks]
         until(lambda: any(slot.startswith(node.name) for _, slot in starts(journal)))
         drained = threads.submit(node.run, "drain")
-        results = [future.result(timeout=READY_S) for future in futures]
+        results = [future.result(timeout=RESULT_S) for future in futures]
         drained.result()
         node.wait("drained")
         assert sorted(number for number, _ in results) == list(range(INNOCENTS))
@@ -106,7 +106,7 @@ def test_the_tasks_of_a_client_that_dies_end(fleet: Fleet, tmp_path: Path) -> No
     try:
         client.stdin.write(fleet.manifest_json() + "\n")
         client.stdin.flush()
-        until(lambda: len(starts(journal)) == fleet.size, seconds=READY_S)
+        until(lambda: len(starts(journal)) == fleet.size, seconds=RESULT_S)
         client.send_signal(signal.SIGKILL)
     finally:
         client.kill()
@@ -115,7 +115,7 @@ def test_the_tasks_of_a_client_that_dies_end(fleet: Fleet, tmp_path: Path) -> No
     assert len(starts(journal)) == fleet.size, "what waited in the client never starts"
     assert len(fleet.settled()) == fleet.size
     # What the fleet had to tell that client is not kept: there will be many clients.
-    assert set(kept_topics(fleet)) <= topics
+    until(lambda: set(kept_topics(fleet)) <= topics)
 
 
 def kept_topics(fleet: Fleet) -> dict[str, int]:
