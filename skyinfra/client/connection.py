@@ -6,6 +6,7 @@ Everything here runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -115,6 +116,8 @@ class Connection:
     def _prepare(self) -> None:
         self._prepared = self._client.scheduler_comm
         self._prepared.interval = _SEND_INTERVAL_S
+        # The last thousand messages of up to 1 MB, kept for debugging.
+        self._prepared.recent_message_log = collections.deque(maxlen=0)
         self._client.subscribe_topic(self._topic, self._hear)
 
     def _hear(self, event: tuple[float, Any]) -> None:

@@ -76,3 +76,21 @@ def test_tasks_one_after_the_other_are_forgotten(pool):
     counts = [pool.broadcast(Task(measured), slots=slot)[0] for _ in range(30)]
     assert on_head(pool, spans) == before
     assert counts[-1] - counts[5] <= 2
+
+
+def sent(dask_scheduler) -> int:
+    """How many messages the head has kept of those that it sent."""
+    streams = (*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values())
+    return sum(len(stream.recent_message_log) for stream in streams)
+
+
+def worker_sent() -> int:
+    return len(distributed.get_worker().batched_stream.recent_message_log)
+
+
+def test_messages_are_not_kept(pool):
+    """Dask keeps the last thousand of each connection, of up to 1 MB each."""
+    assert list(pool.map(len, [b"x"] * 50)) == [1] * 50
+    assert on_head(pool, sent) == 0
+    assert Task(worker_sent) @ pool == [0] * 4
+    assert len(pool._dispatcher.connection.client.scheduler_comm.recent_message_log) == 0
