@@ -186,8 +186,9 @@ def _start_ours(path: Path) -> Started:
 def _start_plain() -> Started:
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
     program = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
     )
     try:
         program.stdin.write(SECRET + "\n")
