@@ -58,6 +58,7 @@ from skyinfra._errors import (
     ProjectError,
     ProjectNotFound,
     QuotaExceeded,
+    ScriptFailed,
     SkyinfraError,
     SlotLost,
     SpotPriceTooLow,
@@ -82,12 +83,29 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
+    from skyinfra.client import (
+        AsyncPool,
+        Future,
+        GangWarning,
+        Gather,
+        Job,
+        Pool,
+        Task,
+        cls,
+        compute,
+        connect,
+        connect_async,
+        gather,
+    )
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
+    from skyinfra.protocol.gang import Gang, gang
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
+    from skyinfra.protocol.jobs import JobInfo
     from skyinfra.protocol.manifest import Manifest
+    from skyinfra.protocol.stateful import enter, exit
+    from skyinfra.protocol.telling import progress
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
@@ -103,11 +121,15 @@ _LAZY: dict[str, str | None] = {
     "ComputePool": "skyinfra.pool",
     "FleetStack": "skyinfra.stack",
     "Future": "skyinfra.client",
+    "Gang": "skyinfra.protocol.gang",
+    "GangWarning": "skyinfra.client",
     "Gather": "skyinfra.client",
     "HCPTerraform": "skyinfra.backends",
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
     "Interruption": "skyinfra.protocol.interruption",
+    "Job": "skyinfra.client",
+    "JobInfo": "skyinfra.protocol.jobs",
     "Local": "skyinfra.providers",
     "LocalState": "skyinfra.backends",
     "Manifest": "skyinfra.protocol.manifest",
@@ -118,10 +140,17 @@ _LAZY: dict[str, str | None] = {
     "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
+    "AsyncPool": "skyinfra.client",
     "accelerators": None,
+    "cls": "skyinfra.client",
+    "connect_async": "skyinfra.client",
+    "enter": "skyinfra.protocol.stateful",
+    "exit": "skyinfra.protocol.stateful",
+    "progress": "skyinfra.protocol.telling",
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
+    "gang": "skyinfra.protocol.gang",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
     "interrupted": "skyinfra.protocol.interruption",
@@ -138,13 +167,14 @@ _LAZY: dict[str, str | None] = {
 
 __all__ = [
     "AWS",
-    "CapacityBlock",
-    "CapacityReservation",
     "Accelerator",
     "AcceleratorMissing",
     "AcceleratorSpec",
     "AppFailed",
+    "AsyncPool",
     "BootFailed",
+    "CapacityBlock",
+    "CapacityReservation",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",
@@ -163,6 +193,7 @@ __all__ = [
     "FleetStack",
     "FleetUnreachable",
     "Future",
+    "GangFailed",
     "Gather",
     "HCPTerraform",
     "Image",
@@ -175,6 +206,11 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "Job",
+    "JobCancelled",
+    "JobInfo",
+    "JobNameTaken",
+    "JobNotFound",
     "LayoutDoesNotFit",
     "LayoutError",
     "Local",
@@ -200,6 +236,7 @@ __all__ = [
     "ProjectNotFound",
     "QuotaExceeded",
     "S3",
+    "ScriptFailed",
     "SkyinfraError",
     "SlotLost",
     "SpotCheckpointer",
@@ -212,6 +249,8 @@ __all__ = [
     "TaskError",
     "TaskFailed",
     "TaskNotPicklable",
+    "TaskTimeout",
+    "TaskTooLarge",
     "TerraformError",
     "TerraformFailed",
     "TerraformNotFound",
@@ -220,17 +259,18 @@ __all__ = [
     "VastAI",
     "VersionMismatch",
     "Worker",
-    "GangFailed",
-    "JobCancelled",
-    "JobNameTaken",
-    "JobNotFound",
-    "TaskTimeout",
-    "TaskTooLarge",
+    "Gang",
+    "GangWarning",
     "__version__",
     "accelerators",
+    "cls",
     "compute",
     "connect",
+    "connect_async",
     "current_accelerator",
+    "enter",
+    "exit",
+    "gang",
     "gather",
     "instance_info",
     "interrupted",
@@ -243,6 +283,7 @@ __all__ = [
     "offers",
     "on_interrupt",
     "plugins",
+    "progress",
 ]
 
 

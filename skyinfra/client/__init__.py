@@ -8,23 +8,52 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyinfra.client.task import Compute, Gather, Task, compute, gather
+from skyinfra.client.stateful import Handle, Stateful, cls
+from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 
 if TYPE_CHECKING:
+    from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
+    from skyinfra.client.jobs import Job, detach_script
+    from skyinfra.client.launching import GangWarning
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
     from skyinfra.client.script import run_script
 
 _LAZY = {
+    "AsyncPool": "skyinfra.client.asynchronous",
+    "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
+    "GangWarning": "skyinfra.client.launching",
+    "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
+    "detach_script": "skyinfra.client.jobs",
     "open_pool": "skyinfra.client.pool",
     "run_script": "skyinfra.client.script",
 }
 
-__all__ = ["Compute", "Future", "Gather", "Pool", "Task", "compute", "connect", "gather", "open_pool", "run_script"]
+__all__ = [
+    "AsyncPool",
+    "Compute",
+    "Future",
+    "GangWarning",
+    "Gather",
+    "Handle",
+    "Options",
+    "Job",
+    "Pool",
+    "Stateful",
+    "Task",
+    "cls",
+    "compute",
+    "connect",
+    "connect_async",
+    "detach_script",
+    "gather",
+    "open_pool",
+    "run_script",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -307,7 +307,7 @@ class Dispatcher:
         return SlotLost(
             f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
             f"{self.connection.manifest.fleet}",
-            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
+            hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
         )
 
     def _wake(self, waiting: _Waiting, failure: Exception) -> None:

@@ -6,21 +6,32 @@ from pathlib import Path
 
 from skyinfra._errors import InvalidField, PoolNotFound
 from skyinfra.client.pool import Pool, open_pool
+from skyinfra.client.watching import OnOutput
 from skyinfra.project import Project
 from skyinfra.protocol.manifest import Manifest
 
 
-def connect(fleet: str | Path | Manifest, pool: str | None = None, *, timeout: float = 15) -> Pool:
+def connect(
+    fleet: str | Path | Manifest,
+    pool: str | None = None,
+    *,
+    timeout: float = 15,
+    output: bool | OnOutput = True,
+    progress: bool = True,
+) -> Pool:
     """A connection to a deployed fleet; close it, or use it in a ``with`` block.
 
     fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
-    Terraform. timeout: seconds until the head must have answered.
+    Terraform. timeout: seconds until the head must have answered. output: what tasks and their subprocesses print is
+    printed here too, line by line, with the slot in front; False: it is not, and a function is called with slot and
+    line instead. progress: how far maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as
+    bars where someone watches.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
     `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`.
     """
-    return open_pool(find_manifest(fleet, pool), timeout=timeout)
+    return open_pool(find_manifest(fleet, pool), timeout=timeout, output=output, progress=progress)
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

@@ -29,13 +29,13 @@ from skyinfra.protocol.failures import Failure
 class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
 
-    def __init__(self, task: Task[Any], *, topic: str) -> None:
-        """Raises `TaskNotPicklable`."""
+    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False, key: str | None = None) -> None:
+        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.name = task.name
-        self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
+        self.key = key or f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
         self.settings = task.settings
-        self.call = _dump_call(task)
-        self._header = Header(self.key, self.name, topic, task.settings.timeout)
+        self.call = dump_call(task)
+        self._header = Header(self.key, self.name, topic, task.settings.timeout, echo)
 
     def attempt(self, number: int) -> tuple[str, bytes]:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
@@ -43,7 +43,8 @@ class Shipment:
         return header.key, header.dumps()
 
 
-def _dump_call(task: Task[Any]) -> bytes:
+def dump_call(task: Task[Any]) -> bytes:
+    """The function of *task* with its arguments, pickled. Raises `TaskNotPicklable`."""
     with _by_value():
         try:
             return _dumps((task.function, task.args, dict(task.kwargs)))

@@ -6,19 +6,26 @@ import queue
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
-from skyinfra.client import pickling
+from skyinfra.client import jobs, pickling
 from skyinfra.client.connection import Connection
+from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
+from skyinfra.client.gangs import Gangs
+from skyinfra.client.jobs import Job
+from skyinfra.client.launching import Launcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
+from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 
 T = TypeVar("T")
@@ -27,14 +34,21 @@ _PATIENCE_S = 30.0
 _ANSWER_S = 30.0
 
 
-def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
+def open_pool(
+    manifest: Manifest,
+    *,
+    timeout: float = 15,
+    patience: float = _PATIENCE_S,
+    output: bool | OnOutput = True,
+    progress: bool = True,
+) -> Pool:
     """Connects to the fleet of *manifest*.
 
-    timeout: seconds for the connection. patience: seconds for which the head or a slot may be gone before those who
-    wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that restart are back before.
-    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
+    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
+    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
+    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
     """
-    return Pool(manifest, timeout=timeout, patience=patience)
+    return Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
 
 
 @dataclass(frozen=True)
@@ -46,18 +60,21 @@ class RunningTask:
     seconds: float
 
 
-class Pool:
+class Pool(Launcher):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
         self.manifest = manifest
+        self._watcher = watcher
         self.target = ANYWHERE
         self._ended = threading.Event()
+        self._dashboards: list[Dashboard] = []
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
         try:
             self._dispatcher = self._loop.run(self._open(timeout, patience))
+            self._gangs = Gangs(self._dispatcher, self.topic)
         except BaseException:
             self._loop.close()
             raise
@@ -106,6 +123,18 @@ class Pool:
         except OSError as error:
             raise self._silent(error) from None
 
+    @property
+    def connection(self) -> Connection:
+        """The connection to the head, for what runs in its event loop; see `in_loop`."""
+        return self._dispatcher.connection
+
+    def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
+        if self._ended.is_set():
+            coroutine.close()
+        self._check_open()
+        return self._loop.run(coroutine)
+
     def running(self) -> dict[str, list[RunningTask]]:
         """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
         self._check_open()
@@ -135,6 +164,18 @@ class Pool:
         chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
 
+    def dashboard(self, port: int = 0) -> str:
+        """The address, on this machine, of the dashboard of the fleet's scheduler: there until the pool is closed.
+
+        What connects to it goes through this pool's connection: no port of the fleet has to be open for it. port: on
+        which to listen; 0 is any. Raises `MissingDependency` where the head lacks what draws it, `PortTaken`.
+        """
+        self._check_open()
+        dashboard = Dashboard(self._dispatcher.connection)
+        self._loop.run(dashboard.start(port))
+        self._dashboards.append(dashboard)
+        return dashboard.url
+
     def nodes(self) -> list[ManifestNode]:
         """The nodes of the fleet, as its manifest names them."""
         return list(self.manifest.nodes)
@@ -144,20 +185,57 @@ class Pool:
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Task[T], /, *, detach: str) -> Job[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
-    def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
+    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    @overload
+    def submit(
+        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    @overload
+    def submit(
+        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    def submit(
+        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
+    ) -> Future[Any] | Job[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
-        As many tasks as the fleet has slots are sent to it; others wait here. Raises `TaskNotPicklable`.
+        As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
+        of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
         if isinstance(task, Task):
             if args or kwargs:
                 raise TypeError("a task has its arguments already; submit the function to give others")
         else:
             task = pickling.as_task(task, args, kwargs)
+        if detach is not None:
+            return self.detach(task, detach)
         return self.send(task, self.target)
+
+    def detach(self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False) -> Job[T]:
+        """Leaves *task* with the head as a job, which goes on when this client ends and when the head restarts.
+
+        As many jobs run at once as the fleet has slots: higher priorities first (from -1000 to 1000), those who submit
+        in turns, and of each the oldest. name: of the job; None makes one. Names are unique among the jobs that the
+        head keeps; replace: unless that job has ended, which is forgotten then with its result.
+
+        A job runs at least once: again, from its beginning, where its slot or the head was lost before it had ended.
+        ``timeout`` and ``retries`` of the task hold. Raises `JobNameTaken`, `TaskNotPicklable`, `TaskTooLarge` (above
+        256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
+        """
+        self._check_open()
+        return jobs.detach(self, task, name, priority=priority, replace=replace)
+
+    def jobs(self) -> list[JobInfo]:
+        """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
+        return self.in_loop(jobs.Line(self.connection).kept())
+
+    def job(self, name: str) -> Job[Any]:
+        """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
+        return jobs.Job(self, self.in_loop(jobs.Line(self.connection).wait(name, 0)))
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
@@ -166,15 +244,26 @@ class Pool:
         is waited for: `SlotLost` is raised when it stays away, and when the layout has it no more or gives it another
         profile than in *slots*. The first task that raises ends it; its exception is raised, the others are cancelled.
         """
-        futures: list[Future[T]] = []
+        futures = self.spread(task, slots=slots)
         try:
-            for target in self._targets(slots, task.settings.profile):
-                futures.append(self.send(task, target, windowed=False))
-            self._raise_first(futures)
+            with self._watcher.counting(task.name, len(futures)) as advance:
+                self._raise_first(futures, advance)
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
+
+    def spread(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[Future[T]]:
+        """What `broadcast` waits for: one future per slot. Whoever calls this cancels those that are not needed."""
+        futures: list[Future[T]] = []
+        try:
+            for target in self._targets(slots, task.settings.profile):
+                futures.append(self.send(task, target, windowed=False))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
 
     @overload
     def map(
@@ -198,52 +287,50 @@ class Pool:
         Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
         raised, the rest is cancelled, as it is when the iterator is closed.
         """
-        if window is not None and window < 1:
-            raise ValueError(f"window is at least 1, not {window}")
-        if not iterables:
-            raise TypeError("map() needs at least one iterable")
-        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-        return self.stream(tasks, window=window, ordered=ordered)
+        check_map(window, iterables)
+        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
 
-    def stream(self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True) -> Iterator[T]:
-        """The results of *tasks*, which are taken as slots become free; see `map`."""
-        finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        kept: dict[Future[T], None] = {}  # submitted and not given out, in the order of submission
-        running = 0
-        exhausted = False
-        try:
+    def stream(
+        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
+    ) -> Iterator[T]:
+        """The results of *tasks*, which are taken as slots become free; see `map`. total: how many, where known."""
+        ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        with self.flow(tasks, window=window, ordered=ordered, total=total, when_done=ended.put) as flow:
             while True:
-                limit = window or self._dispatcher.window(self.target).limit
-                while not exhausted and running < limit and len(kept) < 2 * limit:
-                    task = next(tasks, None)
-                    if task is None:
-                        exhausted = True
-                        break
-                    future = self.send(task, self.target, windowed=False)
-                    kept[future] = None
-                    running += 1
-                    future.when_done(finished.put)
-                if not kept:
+                ready = flow.advance()
+                if ready is not None:
+                    yield ready.result()
+                elif flow.over:
                     return
-                first = next(iter(kept))
-                if ordered and first.done():
-                    del kept[first]
-                    yield first.result()
-                    continue
-                ended = finished.get()
-                running -= 1
-                if not ordered:
-                    del kept[ended]
-                    yield ended.result()
-        finally:
-            for future in kept:
-                future.cancel()
+                else:
+                    flow.take(ended.get())
+
+    def flow(
+        self,
+        tasks: Iterator[Task[T]],
+        *,
+        window: int | None,
+        ordered: bool,
+        total: int | None,
+        when_done: Callable[[Future[T]], object],
+    ) -> Flow[T]:
+        """What `stream` goes by, for whoever waits in another way."""
+        return Flow(
+            tasks,
+            send=lambda task: self.send(task, self.target, windowed=False),
+            limit=lambda: window or self._dispatcher.window(self.target).limit,
+            ordered=ordered,
+            when_done=when_done,
+            counting=self._watcher.counting("tasks", total),
+        )
 
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic)
+        shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes)
+        if task.settings.slots > 1:
+            return self.send_to_several(shipment, target)
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
@@ -258,7 +345,7 @@ class Pool:
         return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod
-    def _raise_first(futures: Sequence[Future[T]]) -> None:
+    def _raise_first(futures: Sequence[Future[T]], advance: Callable[[], None]) -> None:
         """Waits until all have ended or one has failed, and raises what that one raised."""
         finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         for future in futures:
@@ -267,6 +354,7 @@ class Pool:
             error = finished.get().exception()
             if error is not None:
                 raise error
+            advance()
 
     # Lines of scripts -----------------------------------------------------------------------------------------------
 
@@ -280,9 +368,13 @@ class Pool:
     def _on_event(self, message: tuple[str, str, Any]) -> None:
         kind, name, content = message
         if kind == "outcome":
+            self._watcher.ended(name)
             self._dispatcher.arrived(name, content)
-        elif name in self._line_sinks:
-            self._line_sinks[name](content)
+        elif kind == "lines":
+            if name in self._line_sinks:
+                self._line_sinks[name](content)
+        else:
+            self._watcher.told(kind, name, content)
 
     # Closing --------------------------------------------------------------------------------------------------------
 
@@ -296,6 +388,8 @@ class Pool:
                 self._loop.close()
 
     async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
         await self._dispatcher.close()
         await self._dispatcher.connection.close()
 
@@ -320,3 +414,23 @@ class Pool:
         notes += ["simulated"] if self.manifest.simulated else []
         notes += ["closed"] if self._ended.is_set() else []
         return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"
+
+
+def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
+    """Raises what `Pool.map` raises at once."""
+    if window is not None and window < 1:
+        raise ValueError(f"window is at least 1, not {window}")
+    if not iterables:
+        raise TypeError("map() needs at least one iterable")
+
+
+def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
+    """A task for each item, or each row of items; they may be infinite."""
+    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+
+
+def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
+    """How many rows *iterables* give, where all of them say so."""
+    if all(isinstance(each, Sized) for each in iterables):
+        return min(len(each) for each in iterables if isinstance(each, Sized))
+    return None

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import cloudpickle
-from distributed import get_worker
 
 from skyinfra._errors import TaskNotPicklable, TaskTimeout
-from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping
+from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping, telling
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -43,13 +42,14 @@ class Header:
     """What a node knows about a task before it unpickles it.
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
-    does. timeout: for how many seconds the task may run, None for ever.
+    does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     """
 
     key: str
     name: str
     topic: str
     timeout: float | None = None
+    echo: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -81,17 +81,23 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
     would wait for a connection to this process in vain when the next task ends the process.
     """
+    # Here, because the process of a rank needs the rest of this module alone.
+    from distributed import get_worker
+
     task = Header.loads(header)
     worker = get_worker()
 
-    def tell(outcome: bytes) -> None:
-        worker.log_event(task.topic, ["outcome", task.key, outcome])
+    def tell(kind: str, content: object) -> None:
+        worker.log_event(task.topic, [kind, task.key, content])
 
-    outcome = _execute(task, call, tell)
+    def say(kind: str, content: object) -> None:
+        tell(kind, [worker.name, task.name, content])
+
+    outcome = _execute(task, call, tell, say if task.echo else None)
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
         return outcome
-    tell(data)
+    tell("outcome", data)
     return None
 
 
@@ -100,23 +106,24 @@ def forget(topic: str, dask_scheduler: Scheduler) -> None:
     dask_scheduler._broker.truncate(topic)
 
 
-def _execute(task: Header, call: bytes, tell: Callable[[bytes], object]) -> Outcome:
+def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | None) -> Outcome:
     def last_words() -> None:
         if task.topic:
-            tell(pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
+            tell("outcome", pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
     late = False
     try:
         with (
             attempts.counted(task.key, task.name, task.timeout),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])),
+            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+            telling.telling(file, say),
             stopping.stoppable(task.key),
             stopping.limited(task.key, task.timeout, last_words) as is_late,
             interruption.task_scope(),
         ):
             try:
-                function, args, kwargs = _load(task, call)
-                result = _dump_result(task, function(*args, **kwargs))
+                function, args, kwargs = load(task, call)
+                result = dump_result(task, function(*args, **kwargs))
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
@@ -132,7 +139,8 @@ def _late(task: Header) -> TaskTimeout:
     return failures.late(task.name, task.timeout or 0)
 
 
-def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
     try:
         return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], pickle.loads(call))  # noqa: S301
     except ModuleNotFoundError as error:
@@ -142,7 +150,8 @@ def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[objec
         raise
 
 
-def _dump_result(task: Header, result: object) -> bytes:
+def dump_result(task: Header, result: object) -> bytes:
+    """*result*, pickled. Raises `TaskNotPicklable`."""
     try:
         return cast(bytes, cloudpickle.dumps(result))
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
