@@ -32,6 +32,7 @@ from skyinfra._errors import (
     InvalidAccelerator,
     InvalidDemand,
     InvalidField,
+    InvalidInclude,
     InvalidLayout,
     InvalidManifest,
     InvalidNodeConfig,
@@ -49,6 +50,7 @@ from skyinfra._errors import (
     NotInTask,
     NotOffered,
     NotSupported,
+    NotSynced,
     PackingFailed,
     PartitionBusy,
     PartitionFailed,
@@ -67,6 +69,7 @@ from skyinfra._errors import (
     TaskAttemptsExceeded,
     TaskError,
     TaskFailed,
+    TaskInputsLost,
     TaskNotPicklable,
     TaskTimeout,
     TaskTooLarge,
@@ -88,6 +91,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
     from skyinfra.protocol.manifest import Manifest
+    from skyinfra.protocol.views import files, synced
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
@@ -122,6 +126,7 @@ _LAZY: dict[str, str | None] = {
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
+    "files": "skyinfra.protocol.views",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
     "interrupted": "skyinfra.protocol.interruption",
@@ -134,6 +139,7 @@ _LAZY: dict[str, str | None] = {
     "offers": None,
     "on_interrupt": "skyinfra.protocol.interruption",
     "plugins": None,
+    "synced": "skyinfra.protocol.views",
 }
 
 __all__ = [
@@ -171,6 +177,7 @@ __all__ = [
     "InvalidAccelerator",
     "InvalidDemand",
     "InvalidField",
+    "InvalidInclude",
     "InvalidLayout",
     "InvalidManifest",
     "InvalidNodeConfig",
@@ -189,6 +196,7 @@ __all__ = [
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "NotSynced",
     "PackingFailed",
     "PartitionBusy",
     "PartitionFailed",
@@ -211,6 +219,7 @@ __all__ = [
     "TaskAttemptsExceeded",
     "TaskError",
     "TaskFailed",
+    "TaskInputsLost",
     "TaskNotPicklable",
     "TerraformError",
     "TerraformFailed",
@@ -231,6 +240,7 @@ __all__ = [
     "compute",
     "connect",
     "current_accelerator",
+    "files",
     "gather",
     "instance_info",
     "interrupted",
@@ -243,6 +253,7 @@ __all__ = [
     "offers",
     "on_interrupt",
     "plugins",
+    "synced",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from skyinfra._errors import InvalidField, PoolNotFound
@@ -10,17 +11,26 @@ from skyinfra.project import Project
 from skyinfra.protocol.manifest import Manifest
 
 
-def connect(fleet: str | Path | Manifest, pool: str | None = None, *, timeout: float = 15) -> Pool:
+def connect(
+    fleet: str | Path | Manifest,
+    pool: str | None = None,
+    *,
+    timeout: float = 15,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
+) -> Pool:
     """A connection to a deployed fleet; close it, or use it in a ``with`` block.
 
     fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
-    Terraform. timeout: seconds until the head must have answered.
+    Terraform. timeout: seconds until the head must have answered. includes: files and folders that tasks
+    are to have, such as the package they are in, without *excludes*; see `Pool.sync`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
-    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`.
+    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`,
+    `InvalidInclude`.
     """
-    return open_pool(find_manifest(fleet, pool), timeout=timeout)
+    return open_pool(find_manifest(fleet, pool), timeout=timeout, includes=includes, excludes=excludes)
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

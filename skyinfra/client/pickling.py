@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import linecache
+import operator
 import pickle
 import re
 import site
@@ -13,29 +15,43 @@ import sysconfig
 import threading
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from skyinfra._errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
 from skyinfra.client.task import Compute, Task
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol import cargo, views
+from skyinfra.protocol.calls import Header, Outcome, named
+from skyinfra.protocol.cargo import Cargo
 from skyinfra.protocol.failures import Failure
+
+if TYPE_CHECKING:
+    from skyinfra.client.sync import Included
 
 
 class Shipment:
-    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
+    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
 
-    def __init__(self, task: Task[Any], *, topic: str) -> None:
+    A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
+    sent. included: what the client has synced, which the task is to see.
+    """
+
+    def __init__(self, task: Task[Any], *, topic: str, included: Included | None = None) -> None:
         """Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
         self.settings = task.settings
-        self.call = _dump_call(task)
-        self._header = Header(self.key, self.name, topic, task.settings.timeout)
+        self.included = included
+        packed = _pack_call(task, included)
+        self.parcels = [] if packed.small else packed.blobs()
+        self.call = packed.joined() if packed.small else b""
+        tree = included.tree.name if included is not None else None
+        parts = () if packed.small else packed.parts
+        self._header = Header(self.key, self.name, topic, task.settings.timeout, tree, parts)
 
     def attempt(self, number: int) -> tuple[str, bytes]:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
@@ -43,28 +59,69 @@ class Shipment:
         return header.key, header.dumps()
 
 
-def _dump_call(task: Task[Any]) -> bytes:
-    with _by_value():
+def _pack_call(task: Task[Any], included: Included | None) -> Cargo:
+    references = included.module_name if included is not None else _nothing
+    with _by_value(references):
         try:
-            return _dumps((task.function, task.args, dict(task.kwargs)))
+            return _pack((task.function, task.args, dict(task.kwargs)), references)
         except Exception as error:
-            what, cause = _culprit(task) or (task.name, error)
+            what, cause = _culprit(task, references) or (task.name, error)
             raise TaskNotPicklable(
                 f"{what} cannot be pickled: {type(cause).__name__}: {cause}",
                 hint="Create it inside the function, or pass what it is made from.",
             ) from error
 
 
-def _dumps(value: object) -> bytes:
-    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return data
+# The name under which nodes can import a module of this process from what was synced, or None.
+References = Callable[[types.ModuleType], str | None]
 
 
-def _culprit(task: Task[Any]) -> tuple[str, Exception] | None:
+def _nothing(_: types.ModuleType) -> None:
+    return None
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Functions of synced modules that a decorator has replaced there travel by reference all the same."""
+
+    def __init__(self, *arguments: Any, references: References, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._references = references
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, types.FunctionType | Compute):
+            found = _reference(obj, self._references)
+            if found is not None:
+                return named, found
+        return super().reducer_override(obj)
+
+
+def _pack(value: object, references: References) -> Cargo:
+    if references is _nothing:
+        return cargo.pack(value)
+    return cargo.pack(value, functools.partial(_Pickler, references=references))
+
+
+def _reference(function: types.FunctionType | Compute[..., Any], references: References) -> tuple[str, str] | None:
+    """Module and name of *function*, where that is what a node finds there."""
+    plain = function.function if isinstance(function, Compute) else function
+    module = sys.modules.get(getattr(plain, "__module__", None) or "")
+    name = getattr(plain, "__qualname__", "")
+    if module is None or "<locals>" in name or references(module) is None:
+        return None
+    try:
+        found = operator.attrgetter(name)(module)
+    except AttributeError:
+        return None
+    same = found is plain or (isinstance(found, Compute) and found.function is plain)
+    return (module.__name__, name) if same else None
+
+
+def _culprit(task: Task[Any], references: References) -> tuple[str, Exception] | None:
     """Which part of *task* cannot be pickled, in words, and why."""
     for label, value in _parts(task):
         try:
-            _dumps(value)
+            _pack(value, references)
         except Exception as error:  # noqa: BLE001 - as above
             return label, error
     return None
@@ -99,10 +156,12 @@ _own: list[types.ModuleType] = []
 
 
 @contextlib.contextmanager
-def _by_value() -> Iterator[None]:
-    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files."""
+def _by_value(references: References) -> Iterator[None]:
+    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files.
+    Not so those that *references* names."""
     with _lock:
-        registered = [module for module in _own_modules() if module.__name__ not in _registry()]
+        own = [module for module in _own_modules() if references(module) is None]
+        registered = [module for module in own if module.__name__ not in _registry()]
         for module in registered:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -134,11 +193,12 @@ def _is_own(name: str, file: str | None) -> bool:
     path = Path(file)
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    return not any(path.is_relative_to(folder) for folder in _library_folders())
+    return not any(path.is_relative_to(folder) for folder in library_folders())
 
 
 @functools.cache
-def _library_folders() -> tuple[Path, ...]:
+def library_folders() -> tuple[Path, ...]:
+    """Where the standard library and what is installed lie."""
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
@@ -163,7 +223,8 @@ def result(outcome: Outcome, name: str) -> Any:
     if raised is not None:
         raise raised
     try:
-        return pickle.loads(outcome.result or b"")  # noqa: S301 - the fleet's own, over mutual TLS
+        # Over mutual TLS, from the fleet itself.
+        return pickle.loads(outcome.result or b"", buffers=outcome.buffers)  # noqa: S301
     except ModuleNotFoundError as error:
         error.add_note(f"The result of {name} needs the module {error.name!r} here as well.")
         raise
@@ -190,7 +251,20 @@ def _error(failure: Failure, name: str) -> BaseException:
     error.__suppress_context__ = failure.suppress_context
     if failure.traceback is None:
         return error
-    return error.with_traceback(pickle.loads(failure.traceback))  # noqa: S301
+    frames = pickle.loads(failure.traceback)  # noqa: S301
+    _find_lines(frames)
+    return error.with_traceback(frames)
+
+
+def _find_lines(frames: types.TracebackType | None) -> None:
+    """Lets tracebacks show the lines of files that were synced: their paths are those of the node."""
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        here = views.here(name)
+        if here is not None and name not in linecache.cache:
+            lines = linecache.getlines(str(here))
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        frames = frames.tb_next
 
 
 def _load_error(failure: Failure) -> BaseException | None:

@@ -6,20 +6,24 @@ import queue
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
 from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.files import PoolFiles
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.client.sync import Synced
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.transfer import Head
 
 T = TypeVar("T")
 
@@ -27,14 +31,28 @@ _PATIENCE_S = 30.0
 _ANSWER_S = 30.0
 
 
-def open_pool(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Pool:
-    """Connects to the fleet of *manifest*.
+def open_pool(
+    manifest: Manifest,
+    *,
+    timeout: float = 15,
+    patience: float = _PATIENCE_S,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
+) -> Pool:
+    """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
 
     timeout: seconds for the connection. patience: seconds for which the head or a slot may be gone before those who
     wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that restart are back before.
-    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
+    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`, `InvalidInclude`.
     """
-    return Pool(manifest, timeout=timeout, patience=patience)
+    pool = Pool(manifest, timeout=timeout, patience=patience)
+    if includes:
+        try:
+            pool.sync(*includes, excludes=excludes)
+        except BaseException:
+            pool.close()
+            raise
+    return pool
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,7 @@ class Pool:
         self.target = ANYWHERE
         self._ended = threading.Event()
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
+        self._files = PoolFiles(self)
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
         try:
@@ -243,7 +262,10 @@ class Pool:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic)
+        shipment = pickling.Shipment(task, topic=self.topic, included=self._files.included)
+        if shipment.parcels:
+            # Now, while the arguments are what they were when the task was made: they are not copied.
+            self._loop.run(self._dispatcher.bring(shipment))
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
@@ -267,6 +289,48 @@ class Pool:
             error = finished.get().exception()
             if error is not None:
                 raise error
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
+        """Sends these files and folders, and those of earlier calls, to the fleet as they are now; what is there
+        already is not sent again.
+
+        Tasks that are submitted from now on see them: as `sky.synced` says, and as modules, which they import from
+        there. Their processes keep loaded modules, and what is in them, where only other files than Python's have
+        changed. excludes: lines as in a .gitignore, added to `includes.EXCLUDED`. A path stands there as below the
+        working directory, or else below the folder that Python imports it from, or else by its last part.
+
+        Raises `InvalidInclude`, `StateDirectoryError` where the head has no room, `FleetUnreachable`.
+        """
+        return self._files.sync(paths, excludes)
+
+    def put(self, path: str | Path, remote: str | Path | None = None) -> str:
+        """Copies a file or a folder into the folder `sky.files` of every node that is there now; its path there.
+
+        remote: that path, by default the last part of *path*. Files that are there and not here stay. The files go
+        through the head, once, and what a node has already is not sent again.
+        Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
+        """
+        return self._files.put(Path(path), remote)
+
+    def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
+        """Copies *remote*, a file or a folder in `sky.files` of *node*, to *path*; gives that.
+
+        node: may be left out where the fleet has one. Where *path* is a folder, it comes into that.
+        Raises `InvalidField`, `NodeError`, `FleetUnreachable`, OSError where *path* cannot be written.
+        """
+        return self._files.get(remote, Path(path), node or self.target.node)
+
+    def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
+        """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
+        self._check_open()
+        try:
+            return self._loop.run(work(self._dispatcher.connection.client.scheduler))
+        except OSError as error:
+            if error.errno is not None:  # of a file here; what Dask says of a connection has no number
+                raise
+            raise self._silent(error) from None
 
     # Lines of scripts -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import (
@@ -20,6 +21,7 @@ from typing import (
 )
 
 from skyinfra._errors import InvalidField
+from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
     from skyinfra.client.pool import Pool
@@ -138,6 +140,10 @@ class Compute(Generic[P, T]):
         return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
 
 
+def _plain(function: Callable[P, T]) -> Callable[P, T]:
+    return function
+
+
 @overload
 def compute(function: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
@@ -150,6 +156,9 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[_Given]) 
     task uses it there, the function is the plain one. Raises `InvalidField`.
     """
     settings = Options(**given)
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return _plain if function is None else function
     return functools.partial(Compute, settings=settings) if function is None else Compute(function, settings)
 
 

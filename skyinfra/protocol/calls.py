@@ -2,14 +2,17 @@
 
 A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. `run` executes it and gives
 an `Outcome` back: the result or the exception, pickled on the node, so that whatever a task does arrives as its own
-and not as a failure of the engine.
+and not as a failure of the engine. A large call, and a large result, are blobs of the head instead, see
+`skyinfra.protocol.cargo`; so is the tree that the task is to see.
 
 Travels to nodes: standard library, ``distributed`` and ``cloudpickle`` only.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import operator
 import os
 import pickle
 from collections.abc import Callable
@@ -17,11 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import cloudpickle
 from distributed import get_worker
 
-from skyinfra._errors import TaskNotPicklable, TaskTimeout
-from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping
+from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping
+from skyinfra.protocol.cargo import Part
+from skyinfra.protocol.transfer import BlobsMissing
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -37,13 +41,16 @@ class Header:
     """What a node knows about a task before it unpickles it.
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
-    does. timeout: for how many seconds the task may run, None for ever.
+    does. timeout: for how many seconds the task may run, None for ever. tree: the name of what its client has synced,
+    or None. parts: of a large call, whose byte string is empty then.
     """
 
     key: str
     name: str
     topic: str
     timeout: float | None = None
+    tree: str | None = None
+    parts: tuple[Part, ...] = ()
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -52,20 +59,33 @@ class Header:
     @classmethod
     def loads(cls, data: bytes) -> Header:
         """The inverse of `dumps`."""
-        return cls(**json.loads(data))
+        fields = json.loads(data)
+        return cls(**fields | {"parts": tuple(Part(**part) for part in fields.get("parts", ()))})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended: with a pickled ``result``, or with a ``failure``."""
+    """How a task ended: with a pickled ``result``, or with a ``failure``.
 
-    result: bytes | None = None
+    parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
+    missing: the digests of what the head has not any more; the task has not run, or its result is lost.
+    """
+
+    result: bytes | bytearray | None = None
     failure: failures.Failure | None = None
+    parts: tuple[Part, ...] = ()
+    missing: tuple[str, ...] = ()
+    buffers: tuple[memoryview, ...] = ()
 
 
 def plain(function: F) -> F:
     """The function itself: what a decorated function is on a node, where the client package is not installed."""
     return function
+
+
+def named(module: str, name: str) -> object:
+    """What is called *name* in a module that was synced: how its functions and classes travel, by reference."""
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def run(header: bytes, call: bytes) -> Outcome | None:
@@ -109,13 +129,16 @@ def _execute(task: Header, call: bytes, tell: Callable[[bytes], object]) -> Outc
             interruption.task_scope(),
         ):
             try:
+                arrivals.use_tree(task.tree)
                 function, args, kwargs = _load(task, call)
-                result = _dump_result(task, function(*args, **kwargs))
+                outcome = _keep_result(task, function(*args, **kwargs))
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
                 raise KeyboardInterrupt
-            return Outcome(result=result)
+            return outcome
+    except BlobsMissing as error:
+        return Outcome(missing=error.digests)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         if late and isinstance(error, KeyboardInterrupt):
             error = _late(task).with_traceback(error.__traceback__)
@@ -128,20 +151,29 @@ def _late(task: Header) -> TaskTimeout:
 
 def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     try:
-        return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], pickle.loads(call))  # noqa: S301
+        loaded = arrivals.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
     except ModuleNotFoundError as error:
         error.add_note(
-            f"The node has no module {error.name!r}, which {task.name} needs: name its package in sky.Image(pip=[...])."
+            f"The node has no module {error.name!r}, which {task.name} needs: name its package in "
+            "sky.Image(pip=[...]), or its files in sky.connect(..., includes=[...])."
         )
         raise
+    return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 
-def _dump_result(task: Header, result: object) -> bytes:
+def _keep_result(task: Header, result: object) -> Outcome:
     try:
-        return cast(bytes, cloudpickle.dumps(result))
+        packed = cargo.pack(result)
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
         raise TaskNotPicklable(
             f"the result of {task.name} cannot be pickled: {type(error).__name__}: {error}",
             given=type(result).__qualname__,
             hint="Return plain values, arrays, or the path of a file.",
         ) from None
+    if packed.small:
+        return Outcome(result=packed.joined())
+    try:
+        arrivals.keep(packed)
+    except TaskTooLarge as error:
+        raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
+    return Outcome(parts=packed.parts)

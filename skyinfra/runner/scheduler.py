@@ -13,6 +13,7 @@ from distributed.core import Status
 from skyinfra.protocol import fleet, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
 
 # An answer that nobody waits for any more is given up after that long.
@@ -24,13 +25,17 @@ _REPLACED_S = 900.0
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
-    *desk*: through which clients ask nodes.
+    *desk*: through which clients ask nodes. *blobs*: what it keeps for clients and nodes.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(self, *, layout: FleetLayout, desk: Desk | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, *, layout: FleetLayout, desk: Desk | None = None, blobs: HeadBlobs | None = None, **keywords: Any
+    ) -> None:
         super().__init__(**keywords)
+        if blobs is not None:
+            self.handlers.update(blobs.handlers)
         if desk is not None:
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions
