@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
-# On two cores, since most tests wait for a program. What shares an expensive fixture stays together.
-PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=20
+# Four beside one another on two cores: most tests wait for a program. What shares an expensive fixture stays together.
+PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist loadgroup --durations=20
 export PYTHON
+# Packages of Python, npm and Debian are installed beside one another.
+MAKEFLAGS += --jobs=3
 
 .PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml debian clean
 

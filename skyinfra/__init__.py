@@ -85,12 +85,14 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import Future, Gather, Pool, Task, compute, connect, gather
+    from skyinfra.client import AsyncPool, Future, Gather, Pool, Task, cls, compute, connect, connect_async, gather
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
     from skyinfra.protocol.manifest import Manifest
+    from skyinfra.protocol.stateful import enter, exit
+    from skyinfra.protocol.telling import progress
     from skyinfra.protocol.views import files, synced
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
@@ -122,7 +124,13 @@ _LAZY: dict[str, str | None] = {
     "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
+    "AsyncPool": "skyinfra.client",
     "accelerators": None,
+    "cls": "skyinfra.client",
+    "connect_async": "skyinfra.client",
+    "enter": "skyinfra.protocol.stateful",
+    "exit": "skyinfra.protocol.stateful",
+    "progress": "skyinfra.protocol.telling",
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
@@ -144,13 +152,14 @@ _LAZY: dict[str, str | None] = {
 
 __all__ = [
     "AWS",
-    "CapacityBlock",
-    "CapacityReservation",
     "Accelerator",
     "AcceleratorMissing",
     "AcceleratorSpec",
     "AppFailed",
+    "AsyncPool",
     "BootFailed",
+    "CapacityBlock",
+    "CapacityReservation",
     "CapacityUnavailable",
     "CloudCredentialsRefused",
     "CloudPermissionDenied",
@@ -169,6 +178,7 @@ __all__ = [
     "FleetStack",
     "FleetUnreachable",
     "Future",
+    "GangFailed",
     "Gather",
     "HCPTerraform",
     "Image",
@@ -182,6 +192,9 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "JobCancelled",
+    "JobNameTaken",
+    "JobNotFound",
     "LayoutDoesNotFit",
     "LayoutError",
     "Local",
@@ -221,6 +234,8 @@ __all__ = [
     "TaskFailed",
     "TaskInputsLost",
     "TaskNotPicklable",
+    "TaskTimeout",
+    "TaskTooLarge",
     "TerraformError",
     "TerraformFailed",
     "TerraformNotFound",
@@ -229,17 +244,15 @@ __all__ = [
     "VastAI",
     "VersionMismatch",
     "Worker",
-    "GangFailed",
-    "JobCancelled",
-    "JobNameTaken",
-    "JobNotFound",
-    "TaskTimeout",
-    "TaskTooLarge",
     "__version__",
     "accelerators",
+    "cls",
     "compute",
     "connect",
+    "connect_async",
     "current_accelerator",
+    "enter",
+    "exit",
     "files",
     "gather",
     "instance_info",
@@ -253,6 +266,7 @@ __all__ = [
     "offers",
     "on_interrupt",
     "plugins",
+    "progress",
     "synced",
 ]
 

@@ -145,6 +145,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         drain_seconds=pool.worker.drain_seconds,
         secret_file=selection.secret_file,
         packages=_package_source(pool),
+        preload=tuple(pool.image.preload),
     )
 
 

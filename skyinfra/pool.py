@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _NAME = r"^[a-z][a-z0-9-]{0,39}$"
 STACK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 # A user, or a token, in front of the host of an http or https address, as it may stand in a requirement.
 _CREDENTIALS = re.compile(r"https?://[^/\s?#]*@")
 _ADDRESS = re.compile(r"https?://[^\s/@?#,]+(/[^\s@,]*)?", re.ASCII)
@@ -32,6 +33,8 @@ _PROXY = re.compile(r"https?://[^\s/@?#,]+/?", re.ASCII)
 
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
+_Module = Annotated[str, Field(pattern=_MODULE)]
+Modules = Annotated[tuple[_Module, ...] | list[_Module], BeforeValidator(strings)]
 # No variable of a process can hold a NUL.
 Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 
@@ -40,7 +43,9 @@ class Image(Declared):
     """What a node needs besides the runner.
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
-    packages. env: variables of every worker. run: shell commands, once, before the first slot starts. runner: where
+    packages. env: variables of every worker. preload: modules, such as ``torch``, that are imported once on each node,
+    before the processes of its slots are forked, which then start in a moment; one that opens a device while it is
+    imported is not kept. run: shell commands, once, before the first slot starts. runner: where
     a bought node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the
     code that compiles the stack, which travels with it.
 
@@ -55,6 +60,7 @@ class Image(Declared):
     apt: Strings = ()
     env: Variables = Field(default_factory=dict)
     run: Strings = ()
+    preload: Modules = ()
     runner: str | None = None
     index: str | None = None
     extra_indexes: Strings = ()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from support import ROOT, missing
 # Timing decides no test.
 settings.register_profile("skyinfra", deadline=None)
 settings.load_profile("skyinfra")
+
+# A shell starts what runs in its background with Ctrl-C ignored, which programs inherit; those of the tests do not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -16,4 +16,5 @@ if [ ! -x "$dir/bin/python" ]; then
     "$python" -m venv "$dir"
   }
 fi
-"$dir/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"
+# Not compiled: most of it is never imported, and what is compiles itself.
+"$dir/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"

@@ -105,9 +105,12 @@ def deploy(
     stack: StackName = None,
     auto_approve: Yes = False,
     replace: Annotated[Optional[list[str]], typer.Option(help="Address of a resource to make anew.")] = None,  # noqa: UP045
+    wait: Annotated[bool, typer.Option(help="Until bought nodes have booted and their slots are ready.")] = True,
+    patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
 ) -> None:
-    """Create or change what is declared."""
+    """Create or change what is declared, and wait for the nodes."""
     from skyinfra.cli import tables
+    from skyinfra.cli.arrival import wait_for_nodes
     from skyinfra.cost import cost_of
     from skyinfra.deploy import carry_out
 
@@ -120,6 +123,8 @@ def deploy(
         typer.echo(f"{chosen.name}: no changes, everything is as declared")
         return
     tables.show_fleets(chosen)
+    if wait:
+        wait_for_nodes(chosen, patience)
 
 
 @app.command()

@@ -18,6 +18,7 @@ def add(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(doctor)
     app.command()(top)
+    app.command()(dashboard)
     app.command()(logs)
     app.command("exec", cls=WithCommand)(execute)
     app.command(cls=WithCommand)(ssh)
@@ -41,6 +42,17 @@ def top(
     from skyinfra.cli.top import show
 
     show(fleet, node, interval=interval, as_json=as_json)
+
+
+def dashboard(
+    fleet: Fleet,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
+) -> None:
+    """Show the pages of the fleet's scheduler in the browser of this machine, until it is interrupted."""
+    from skyinfra.cli.dashboard import show
+
+    show(fleet, port=port, browser=browser)
 
 
 def logs(

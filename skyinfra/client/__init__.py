@@ -8,15 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyinfra.client.task import Compute, Gather, Task, compute, gather
+from skyinfra.client.stateful import Handle, Stateful, cls
+from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 
 if TYPE_CHECKING:
+    from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
     from skyinfra.client.script import run_script
 
 _LAZY = {
+    "AsyncPool": "skyinfra.client.asynchronous",
+    "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
@@ -24,7 +28,24 @@ _LAZY = {
     "run_script": "skyinfra.client.script",
 }
 
-__all__ = ["Compute", "Future", "Gather", "Pool", "Task", "compute", "connect", "gather", "open_pool", "run_script"]
+__all__ = [
+    "AsyncPool",
+    "Compute",
+    "Future",
+    "Gather",
+    "Handle",
+    "Options",
+    "Pool",
+    "Stateful",
+    "Task",
+    "cls",
+    "compute",
+    "connect",
+    "connect_async",
+    "gather",
+    "open_pool",
+    "run_script",
+]
 
 
 def __getattr__(name: str) -> Any:

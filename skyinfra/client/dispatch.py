@@ -127,6 +127,8 @@ class Dispatcher:
         waiting = _Waiting(shipment.name, target, waiter, shipment.settings.timeout)
         self._waiting[shipment.key] = waiting
         try:
+            if not shipment.brought:
+                await self.bring(shipment)
             async with self.window(target).place() if windowed else contextlib.nullcontext():
                 return await self._until_done(shipment, target)
         except asyncio.CancelledError:
@@ -181,9 +183,12 @@ class Dispatcher:
         while True:
             await self.connection.ready()
             try:
-                return await sync.bring(self.connection.client.scheduler, shipment, files=files)
+                await sync.bring(self.connection.client.scheduler, shipment, files=files)
             except OSError:  # the connection; give Dask time to notice
                 await asyncio.sleep(0.1)
+            else:
+                shipment.brought = True
+                return
 
     async def _bring_again(self, shipment: Shipment, losses: int) -> None:
         if losses > _LOSSES:
@@ -351,7 +356,7 @@ class Dispatcher:
         return SlotLost(
             f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
             f"{self.connection.manifest.fleet}",
-            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
+            hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
         )
 
     def _wake(self, waiting: _Waiting, failure: Exception) -> None:

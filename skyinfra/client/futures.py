@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import types
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from skyinfra.client import pickling
 from skyinfra.protocol.calls import Outcome
@@ -65,6 +66,11 @@ class Future(Generic[T]):
     def when_done(self, callback: Callable[[Future[T]], object]) -> None:
         """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
         self._inner.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Waits for the result in a coroutine; one that is cancelled cancels the task."""
+        outcome = yield from asyncio.wrap_future(self._inner).__await__()
+        return pickling.result(outcome, self._name)  # type: ignore[no-any-return]
 
     def _wait(self, timeout: float | None) -> Outcome:
         try:

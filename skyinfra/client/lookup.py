@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skyinfra._errors import InvalidField, PoolNotFound
 from skyinfra.client.pool import Pool, open_pool
+from skyinfra.client.watching import OnOutput
 from skyinfra.project import Project
 from skyinfra.protocol.manifest import Manifest
 
@@ -16,6 +17,8 @@ def connect(
     pool: str | None = None,
     *,
     timeout: float = 15,
+    output: bool | OnOutput = True,
+    progress: bool = True,
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
 ) -> Pool:
@@ -23,14 +26,18 @@ def connect(
 
     fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
-    Terraform. timeout: seconds until the head must have answered. includes: files and folders that tasks
-    are to have, such as the package they are in, without *excludes*; see `Pool.sync`.
+    Terraform. timeout: seconds until the head must have answered. output: what tasks and their subprocesses print is
+    printed here too, line by line, with the slot in front; False: it is not, and a function is called with slot and
+    line instead. progress: how far maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as
+    bars where someone watches. includes: files and folders that tasks are to have, such as the package they are in,
+    without *excludes*; see `Pool.sync`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
     `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`,
     `InvalidInclude`.
     """
-    return open_pool(find_manifest(fleet, pool), timeout=timeout, includes=includes, excludes=excludes)
+    manifest = find_manifest(fleet, pool)
+    return open_pool(manifest, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes)
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

@@ -37,10 +37,11 @@ class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
-    sent. included: what the client has synced, which the task is to see.
+    sent. included: what the client has synced, which the task is to see. echo: whether the client wants what the task
+    prints.
     """
 
-    def __init__(self, task: Task[Any], *, topic: str, included: Included | None = None) -> None:
+    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False, included: Included | None = None) -> None:
         """Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
@@ -48,10 +49,17 @@ class Shipment:
         self.included = included
         packed = _pack_call(task, included)
         self.parcels = [] if packed.small else packed.blobs()
+        self.brought = packed.small
         self.call = packed.joined() if packed.small else b""
-        tree = included.tree.name if included is not None else None
-        parts = () if packed.small else packed.parts
-        self._header = Header(self.key, self.name, topic, task.settings.timeout, tree, parts)
+        self._header = Header(
+            self.key,
+            self.name,
+            topic,
+            task.settings.timeout,
+            echo,
+            included.tree.name if included is not None else None,
+            () if packed.small else packed.parts,
+        )
 
     def attempt(self, number: int) -> tuple[str, bytes]:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
@@ -59,11 +67,16 @@ class Shipment:
         return header.key, header.dumps()
 
 
-def _pack_call(task: Task[Any], included: Included | None) -> Cargo:
+def dump_call(task: Task[Any]) -> bytes:
+    """The function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
+    return _pack_call(task, None, whole=True).joined()
+
+
+def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Cargo:
     references = included.module_name if included is not None else _nothing
     with _by_value(references):
         try:
-            return _pack((task.function, task.args, dict(task.kwargs)), references)
+            return _pack((task.function, task.args, dict(task.kwargs)), references, whole=whole)
         except Exception as error:
             what, cause = _culprit(task, references) or (task.name, error)
             raise TaskNotPicklable(
@@ -96,9 +109,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _pack(value: object, references: References) -> Cargo:
+def _pack(value: object, references: References, *, whole: bool = False) -> Cargo:
     if references is _nothing:
-        return cargo.pack(value)
+        return cargo.pack(value, whole=whole)
     return cargo.pack(value, functools.partial(_Pickler, references=references))
 
 

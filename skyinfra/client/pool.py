@@ -14,13 +14,15 @@ from typing import Any, Self, TypeVar, overload
 from skyinfra._errors import FleetError, FleetUnreachable
 from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
+from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.files import PoolFiles
+from skyinfra.client.files import FilesState, WithFiles
+from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.client.sync import Synced
 from skyinfra.client.task import Compute, Task
+from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.transfer import Head
@@ -36,16 +38,19 @@ def open_pool(
     *,
     timeout: float = 15,
     patience: float = _PATIENCE_S,
+    output: bool | OnOutput = True,
+    progress: bool = True,
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
 ) -> Pool:
     """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
 
-    timeout: seconds for the connection. patience: seconds for which the head or a slot may be gone before those who
-    wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that restart are back before.
-    Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`, `InvalidInclude`.
+    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
+    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
+    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
+    `InvalidInclude`.
     """
-    pool = Pool(manifest, timeout=timeout, patience=patience)
+    pool = Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
     if includes:
         try:
             pool.sync(*includes, excludes=excludes)
@@ -64,15 +69,19 @@ class RunningTask:
     seconds: float
 
 
-class Pool:
+class Pool(WithFiles):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
         self.manifest = manifest
+        self._watcher = watcher
         self.target = ANYWHERE
+        # Whether large arguments are at the head before `send` is back, so that they may be changed then.
+        self.brings_first = True
         self._ended = threading.Event()
+        self._dashboards: list[Dashboard] = []
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
-        self._files = PoolFiles(self)
+        self._files = FilesState()
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
         try:
@@ -154,6 +163,18 @@ class Pool:
         chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
 
+    def dashboard(self, port: int = 0) -> str:
+        """The address, on this machine, of the dashboard of the fleet's scheduler: there until the pool is closed.
+
+        What connects to it goes through this pool's connection: no port of the fleet has to be open for it. port: on
+        which to listen; 0 is any. Raises `MissingDependency` where the head lacks what draws it, `PortTaken`.
+        """
+        self._check_open()
+        dashboard = Dashboard(self._dispatcher.connection)
+        self._loop.run(dashboard.start(port))
+        self._dashboards.append(dashboard)
+        return dashboard.url
+
     def nodes(self) -> list[ManifestNode]:
         """The nodes of the fleet, as its manifest names them."""
         return list(self.manifest.nodes)
@@ -185,15 +206,26 @@ class Pool:
         is waited for: `SlotLost` is raised when it stays away, and when the layout has it no more or gives it another
         profile than in *slots*. The first task that raises ends it; its exception is raised, the others are cancelled.
         """
-        futures: list[Future[T]] = []
+        futures = self.spread(task, slots=slots)
         try:
-            for target in self._targets(slots, task.settings.profile):
-                futures.append(self.send(task, target, windowed=False))
-            self._raise_first(futures)
+            with self._watcher.counting(task.name, len(futures)) as advance:
+                self._raise_first(futures, advance)
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
+
+    def spread(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[Future[T]]:
+        """What `broadcast` waits for: one future per slot. Whoever calls this cancels those that are not needed."""
+        futures: list[Future[T]] = []
+        try:
+            for target in self._targets(slots, task.settings.profile):
+                futures.append(self.send(task, target, windowed=False))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
 
     @overload
     def map(
@@ -217,53 +249,49 @@ class Pool:
         Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
         raised, the rest is cancelled, as it is when the iterator is closed.
         """
-        if window is not None and window < 1:
-            raise ValueError(f"window is at least 1, not {window}")
-        if not iterables:
-            raise TypeError("map() needs at least one iterable")
-        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-        return self.stream(tasks, window=window, ordered=ordered)
+        check_map(window, iterables)
+        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
 
-    def stream(self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True) -> Iterator[T]:
-        """The results of *tasks*, which are taken as slots become free; see `map`."""
-        finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        kept: dict[Future[T], None] = {}  # submitted and not given out, in the order of submission
-        running = 0
-        exhausted = False
-        try:
+    def stream(
+        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
+    ) -> Iterator[T]:
+        """The results of *tasks*, which are taken as slots become free; see `map`. total: how many, where known."""
+        ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        with self.flow(tasks, window=window, ordered=ordered, total=total, when_done=ended.put) as flow:
             while True:
-                limit = window or self._dispatcher.window(self.target).limit
-                while not exhausted and running < limit and len(kept) < 2 * limit:
-                    task = next(tasks, None)
-                    if task is None:
-                        exhausted = True
-                        break
-                    future = self.send(task, self.target, windowed=False)
-                    kept[future] = None
-                    running += 1
-                    future.when_done(finished.put)
-                if not kept:
+                ready = flow.advance()
+                if ready is not None:
+                    yield ready.result()
+                elif flow.over:
                     return
-                first = next(iter(kept))
-                if ordered and first.done():
-                    del kept[first]
-                    yield first.result()
-                    continue
-                ended = finished.get()
-                running -= 1
-                if not ordered:
-                    del kept[ended]
-                    yield ended.result()
-        finally:
-            for future in kept:
-                future.cancel()
+                else:
+                    flow.take(ended.get())
+
+    def flow(
+        self,
+        tasks: Iterator[Task[T]],
+        *,
+        window: int | None,
+        ordered: bool,
+        total: int | None,
+        when_done: Callable[[Future[T]], object],
+    ) -> Flow[T]:
+        """What `stream` goes by, for whoever waits in another way."""
+        return Flow(
+            tasks,
+            send=lambda task: self.send(task, self.target, windowed=False),
+            limit=lambda: window or self._dispatcher.window(self.target).limit,
+            ordered=ordered,
+            when_done=when_done,
+            counting=self._watcher.counting("tasks", total),
+        )
 
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic, included=self._files.included)
-        if shipment.parcels:
+        shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes, included=self._files.included)
+        if self.brings_first and not shipment.brought:
             # Now, while the arguments are what they were when the task was made: they are not copied.
             self._loop.run(self._dispatcher.bring(shipment))
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
@@ -280,7 +308,7 @@ class Pool:
         return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod
-    def _raise_first(futures: Sequence[Future[T]]) -> None:
+    def _raise_first(futures: Sequence[Future[T]], advance: Callable[[], None]) -> None:
         """Waits until all have ended or one has failed, and raises what that one raised."""
         finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         for future in futures:
@@ -289,38 +317,9 @@ class Pool:
             error = finished.get().exception()
             if error is not None:
                 raise error
+            advance()
 
     # Files ----------------------------------------------------------------------------------------------------------
-
-    def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
-        """Sends these files and folders, and those of earlier calls, to the fleet as they are now; what is there
-        already is not sent again.
-
-        Tasks that are submitted from now on see them: as `sky.synced` says, and as modules, which they import from
-        there. Their processes keep loaded modules, and what is in them, where only other files than Python's have
-        changed. excludes: lines as in a .gitignore, added to `includes.EXCLUDED`. A path stands there as below the
-        working directory, or else below the folder that Python imports it from, or else by its last part.
-
-        Raises `InvalidInclude`, `StateDirectoryError` where the head has no room, `FleetUnreachable`.
-        """
-        return self._files.sync(paths, excludes)
-
-    def put(self, path: str | Path, remote: str | Path | None = None) -> str:
-        """Copies a file or a folder into the folder `sky.files` of every node that is there now; its path there.
-
-        remote: that path, by default the last part of *path*. Files that are there and not here stay. The files go
-        through the head, once, and what a node has already is not sent again.
-        Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
-        """
-        return self._files.put(Path(path), remote)
-
-    def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
-        """Copies *remote*, a file or a folder in `sky.files` of *node*, to *path*; gives that.
-
-        node: may be left out where the fleet has one. Where *path* is a folder, it comes into that.
-        Raises `InvalidField`, `NodeError`, `FleetUnreachable`, OSError where *path* cannot be written.
-        """
-        return self._files.get(remote, Path(path), node or self.target.node)
 
     def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
         """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
@@ -344,9 +343,13 @@ class Pool:
     def _on_event(self, message: tuple[str, str, Any]) -> None:
         kind, name, content = message
         if kind == "outcome":
+            self._watcher.ended(name)
             self._dispatcher.arrived(name, content)
-        elif name in self._line_sinks:
-            self._line_sinks[name](content)
+        elif kind == "lines":
+            if name in self._line_sinks:
+                self._line_sinks[name](content)
+        else:
+            self._watcher.told(kind, name, content)
 
     # Closing --------------------------------------------------------------------------------------------------------
 
@@ -360,6 +363,8 @@ class Pool:
                 self._loop.close()
 
     async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
         await self._dispatcher.close()
         await self._dispatcher.connection.close()
 

@@ -132,7 +132,7 @@ async def bring(head: Head, shipment: Shipment, *, files: bool) -> None:
         raise TaskTooLarge(message, field=error.field, hint=error.hint) from None
     except WrongContent:
         raise TaskInputsLost(
-            f"what {shipment.name} needs is gone from the head, and has changed here since it was sent",
+            f"what {shipment.name} needs is not at the head, and has changed here since the task was made",
             hint="Send the task again, after pool.sync() where files have changed.",
         ) from None
 

@@ -6,7 +6,8 @@ import contextvars
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import (
     TYPE_CHECKING,
@@ -24,6 +25,9 @@ from skyinfra._errors import InvalidField
 from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from skyinfra.client.asynchronous import AsyncPool
     from skyinfra.client.pool import Pool
 
 P = ParamSpec("P")
@@ -36,6 +40,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 # True while a function runs through `Compute.local`: on a node, decorated functions call each other plainly.
 _local: contextvars.ContextVar[bool] = contextvars.ContextVar("skyinfra_local", default=False)
+
+
+def is_local() -> bool:
+    """Whether a function runs through `Compute.local`."""
+    return _local.get()
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ class Options:
 _DEFAULT = Options()
 
 
-class _Given(TypedDict, total=False):
+class Given(TypedDict, total=False):
+    """The keywords that make `Options`."""
+
     timeout: float | None
     retries: int
     profile: str | None
@@ -86,7 +97,7 @@ class Task(Generic[T]):
     kwargs: Mapping[str, object] = field(default_factory=dict)
     settings: Options = _DEFAULT
 
-    def options(self, **given: Unpack[_Given]) -> Task[T]:
+    def options(self, **given: Unpack[Given]) -> Task[T]:
         """The same task with other `Options`: ``train(0).options(timeout=60) >> pool``. Raises `InvalidField`."""
         return replace(self, settings=replace(self.settings, **given))
 
@@ -95,15 +106,35 @@ class Task(Generic[T]):
         """The function's name, for messages."""
         return str(getattr(self.function, "__qualname__", None) or type(self.function).__qualname__)
 
-    def __rshift__(self, pool: Pool) -> T:
-        from skyinfra.client.pool import Pool
+    @overload
+    def __rshift__(self, pool: Pool) -> T: ...
+    @overload
+    def __rshift__(self, pool: AsyncPool) -> Awaitable[T]: ...
+    def __rshift__(self, pool: Pool | AsyncPool) -> T | Awaitable[T]:
+        if _is_async(pool):
+            return pool.run(self)
+        return pool.submit(self).result() if _is_pool(pool) else NotImplemented
 
-        return pool.submit(self).result() if isinstance(pool, Pool) else NotImplemented
+    @overload
+    def __matmul__(self, pool: Pool) -> list[T]: ...
+    @overload
+    def __matmul__(self, pool: AsyncPool) -> Awaitable[list[T]]: ...
+    def __matmul__(self, pool: Pool | AsyncPool) -> list[T] | Awaitable[list[T]]:
+        if _is_async(pool):
+            return pool.broadcast(self)
+        return pool.broadcast(self) if _is_pool(pool) else NotImplemented
 
-    def __matmul__(self, pool: Pool) -> list[T]:
-        from skyinfra.client.pool import Pool
 
-        return pool.broadcast(self) if isinstance(pool, Pool) else NotImplemented
+def _is_pool(value: object) -> TypeIs[Pool]:
+    from skyinfra.client.pool import Pool
+
+    return isinstance(value, Pool)
+
+
+def _is_async(value: object) -> TypeIs[AsyncPool]:
+    # A program that has not imported it has none.
+    module = sys.modules.get("skyinfra.client.asynchronous")
+    return module is not None and isinstance(value, module.AsyncPool)
 
 
 class Compute(Generic[P, T]):
@@ -147,8 +178,8 @@ def _plain(function: Callable[P, T]) -> Callable[P, T]:
 @overload
 def compute(function: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
-def compute(**given: Unpack[_Given]) -> Callable[[Callable[P, T]], Compute[P, T]]: ...
-def compute(function: Callable[P, T] | None = None, /, **given: Unpack[_Given]) -> Any:
+def compute(**given: Unpack[Given]) -> Callable[[Callable[P, T]], Compute[P, T]]: ...
+def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -> Any:
     """Decorator, as ``@sky.compute`` or ``@sky.compute(timeout=60)``: calling the function then gives a `Task` and
     runs nothing.
 
@@ -174,13 +205,23 @@ class Gather(Generic[R_co]):
     stream: bool = False
     ordered: bool = True
 
-    def __rshift__(self, pool: Pool) -> R_co:
-        from skyinfra.client.pool import Pool
-
-        if not isinstance(pool, Pool):
+    @overload
+    def __rshift__(self, pool: Pool) -> R_co: ...
+    @overload
+    def __rshift__(self, pool: AsyncPool) -> Any: ...
+    def __rshift__(self, pool: Pool | AsyncPool) -> Any:
+        ordered = self.ordered or not self.stream
+        if _is_async(pool):
+            results = pool.stream(iter(self.tasks), ordered=ordered, total=len(self.tasks))
+            return results if self.stream else _all(results)
+        if not _is_pool(pool):
             return NotImplemented
-        results = pool.stream(iter(self.tasks), ordered=self.ordered or not self.stream)
-        return results if self.stream else tuple(results)  # type: ignore[return-value]
+        there = pool.stream(iter(self.tasks), ordered=ordered, total=len(self.tasks))
+        return there if self.stream else tuple(there)
+
+
+async def _all(results: AsyncIterator[T]) -> tuple[T, ...]:
+    return tuple([result async for result in results])
 
 
 @overload

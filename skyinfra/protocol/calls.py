@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from distributed import get_worker
 
 from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
-from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping
+from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping, telling
 from skyinfra.protocol.cargo import Part
 from skyinfra.protocol.transfer import BlobsMissing
 
@@ -41,14 +41,15 @@ class Header:
     """What a node knows about a task before it unpickles it.
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
-    does. timeout: for how many seconds the task may run, None for ever. tree: the name of what its client has synced,
-    or None. parts: of a large call, whose byte string is empty then.
+    does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
+    tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     """
 
     key: str
     name: str
     topic: str
     timeout: float | None = None
+    echo: bool = False
     tree: str | None = None
     parts: tuple[Part, ...] = ()
 
@@ -98,14 +99,17 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     task = Header.loads(header)
     worker = get_worker()
 
-    def tell(outcome: bytes) -> None:
-        worker.log_event(task.topic, ["outcome", task.key, outcome])
+    def tell(kind: str, content: object) -> None:
+        worker.log_event(task.topic, [kind, task.key, content])
 
-    outcome = _execute(task, call, tell)
+    def say(kind: str, content: object) -> None:
+        tell(kind, [worker.name, task.name, content])
+
+    outcome = _execute(task, call, tell, say if task.echo else None)
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
         return outcome
-    tell(data)
+    tell("outcome", data)
     return None
 
 
@@ -114,16 +118,17 @@ def forget(topic: str, dask_scheduler: Scheduler) -> None:
     dask_scheduler._broker.truncate(topic)
 
 
-def _execute(task: Header, call: bytes, tell: Callable[[bytes], object]) -> Outcome:
+def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | None) -> Outcome:
     def last_words() -> None:
         if task.topic:
-            tell(pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
+            tell("outcome", pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
     late = False
     try:
         with (
             attempts.counted(task.key, task.name, task.timeout),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])),
+            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+            telling.telling(file, say),
             stopping.stoppable(task.key),
             stopping.limited(task.key, task.timeout, last_words) as is_late,
             interruption.task_scope(),

@@ -90,8 +90,10 @@ class Cargo:
             yield [buffer]
 
 
-def pack(value: object, pickler: Callable[..., cloudpickle.Pickler] = cloudpickle.Pickler) -> Cargo:
-    """*value* pickled; a large one keeps its memory. Raises what pickling it raises."""
+def pack(
+    value: object, pickler: Callable[..., cloudpickle.Pickler] = cloudpickle.Pickler, *, whole: bool = False
+) -> Cargo:
+    """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
     file = _Pieces()
     buffers: list[memoryview] = []
 
@@ -101,7 +103,7 @@ def pack(value: object, pickler: Callable[..., cloudpickle.Pickler] = cloudpickl
             raw = buffer.raw()
         except BufferError:  # not in one piece
             return True
-        if raw.nbytes < _OUT_OF_BAND:
+        if whole or raw.nbytes < _OUT_OF_BAND:
             return True
         buffers.append(raw)
         return False

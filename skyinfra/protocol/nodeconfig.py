@@ -68,7 +68,8 @@ class NodeConfig:
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
     ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
     ``secret_file`` is relative to the folder of the configuration file. ``packages``: where ``pip`` gets them from,
-    None where nothing is declared of that.
+    None where nothing is declared of that. ``preload``: the modules that are imported once for all slots, before their
+    processes are forked.
     """
 
     version: int
@@ -88,6 +89,7 @@ class NodeConfig:
     drain_seconds: float = 600.0
     secret_file: str = "secret"  # noqa: S105 - the name of a file
     packages: PackageSource | None = None
+    preload: tuple[str, ...] = ()
 
     @property
     def fleet(self) -> str:

@@ -35,8 +35,11 @@ def keep_logging() -> None:
 
 
 @contextlib.contextmanager
-def captured(key: str, folder: Path) -> Iterator[None]:
-    """Around the task *key*: its output goes to a file in *folder*, which is removed again where there was none."""
+def captured(key: str, folder: Path) -> Iterator[str | None]:
+    """Around the task *key*: its output goes to a file in *folder*, which is removed again where there was none.
+
+    Gives the file; None where it could not be made.
+    """
     global _count
     # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
     file = f"{folder}/{FOLDER}/{key}.log"
@@ -46,16 +49,16 @@ def captured(key: str, folder: Path) -> Iterator[None]:
         _count += 1
         handle = os.open(file, _FLAGS, 0o644)
     except OSError:
-        yield
+        yield None
         return
-    _flush()
+    flush()
     before = os.dup(1), os.dup(2)
     try:
         for number in (1, 2):
             os.dup2(handle, number)
-        yield
+        yield file
     finally:
-        _flush()
+        flush()
         for number, old in zip((1, 2), before, strict=True):
             os.dup2(old, number)
             os.close(old)
@@ -73,7 +76,8 @@ def find(folder: Path, key: str) -> Path | None:
     return None
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Hands on what Python still holds of the standard streams."""
     for stream in (sys.stdout, sys.stderr):
         # A task may have closed it, or put something of its own there.
         with contextlib.suppress(OSError, ValueError, AttributeError):

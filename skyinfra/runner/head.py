@@ -57,7 +57,7 @@ def configure(*, scratch: Path) -> None:
     dask.config.set(_CONFIG)
     dask.config.set({"temporary-directory": str(scratch)})
     # Dask would load numpy and pandas there, before the worker's own import path and variables are set.
-    get_mp_context().set_forkserver_preload(["skyinfra.runner.worker"])
+    get_mp_context().set_forkserver_preload(["skyinfra.runner.worker", "skyinfra.runner.preloaded"])
 
 
 def quiet() -> None:

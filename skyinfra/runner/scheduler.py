@@ -15,6 +15,7 @@ from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
+from skyinfra.runner.tunnel import Tunnel
 
 # An answer that nobody waits for any more is given up after that long.
 _LONGEST_WAIT_S = 60.0
@@ -40,6 +41,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions
             self.handlers[questions.ANSWER_CALL] = desk.answer
+        self._tunnel = Tunnel(self)
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}

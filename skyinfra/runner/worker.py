@@ -19,7 +19,7 @@ from distributed.core import Status
 from distributed.security import Security
 from distributed.worker_state_machine import READY, CancelComputeEvent
 
-from skyinfra.protocol import output, stopping
+from skyinfra.protocol import output, stateful, stopping
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.runner import head, slots
 
@@ -31,7 +31,7 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
 DRAIN_CALL = "skyinfra_drain"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class SlotWorker(Worker):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         os.setpgrp()
         if packages.is_dir():
             sys.path.insert(0, str(packages))
-        super().__init__(*arguments, plugins=[_AbandonedTasks()], **keywords)
+        super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
         self.handlers[DRAIN_CALL] = self.drain
 
     async def get_startup_information(self) -> dict[str, Any]:
@@ -110,6 +110,13 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
             stopping.stop(str(key))
 
 
+class _Objects(WorkerPlugin):  # type: ignore[misc]
+    """Lets the objects that tasks have left in the process go when it ends."""
+
+    async def teardown(self, worker: Worker) -> None:
+        await asyncio.to_thread(stateful.release_all)
+
+
 def environment(
     slot: InstanceInfo,
     *,
@@ -128,7 +135,7 @@ def environment(
     inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     path.extend([inherited] if inherited else [])
     return {
-        **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **variables,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **confine,

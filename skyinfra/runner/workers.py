@@ -15,7 +15,7 @@ from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
-from skyinfra.runner import head, slots, worker
+from skyinfra.runner import head, preload, slots, worker
 from skyinfra.runner.state import NodeDirectory
 from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
 
@@ -32,6 +32,7 @@ class Wanted:
     vendor: Vendor | None
     env: tuple[tuple[str, str], ...]
     pip: tuple[str, ...]
+    preload: tuple[str, ...]
     scheduler: Endpoint
     secret: str = field(repr=False)
 
@@ -39,7 +40,7 @@ class Wanted:
     def of(cls, slot: InstanceInfo, config: NodeConfig, scheduler: Endpoint, secret: str) -> Wanted:
         """What *slot* of the node *config* is started from."""
         vendor = config.accelerator.vendor if config.accelerator else None
-        return cls(slot, vendor, tuple(config.env.items()), config.pip, scheduler, secret)
+        return cls(slot, vendor, tuple(config.env.items()), config.pip, config.preload, scheduler, secret)
 
 
 class Workers:
@@ -86,14 +87,18 @@ class Workers:
     def start(self, wanted: Wanted, *, threads: int) -> None:
         """Starts the worker of one slot. *threads*: how many CPU threads numerical libraries start in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
+        confine = slots.environment(wanted.slot, wanted.vendor)
         env = worker.environment(
             wanted.slot,
             directory=self._directory.path,
             packages=self._directory.packages,
             variables=dict(wanted.env),
-            confine=slots.environment(wanted.slot, wanted.vendor),
+            confine=confine,
             threads=threads,
         )
+
+        shared = {name: env[name] for name in (*worker.THREAD_VARIABLES, *dict(wanted.env)) if name not in confine}
+        preload.announce(wanted.preload, packages=self._directory.packages, env=shared)
 
         def make() -> Nanny:
             return worker.nanny(

@@ -164,7 +164,7 @@ def test_what_the_head_has_lost_is_sent_again(fleets):
         content[0] ^= 2
         shutil.rmtree(fleet.root / "n0" / "blobs")
         (fleet.root / "go").touch()
-        with pytest.raises(sky.TaskInputsLost, match="what look needs is gone from the head, and has changed here"):
+        with pytest.raises(sky.TaskInputsLost, match="what look needs is not at the head, and has changed here"):
             future.result(timeout=60)
         assert [each.result(timeout=60) for each in busy] == [None] * 4
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from running_node import OTHER_SECRET, SECRET, RunningNode, until
 import skyinfra as sky
 from skyinfra.cli.status import _fleet_status
 from skyinfra.client import open_pool
+from skyinfra.client.arrival import wait_until_ready
 from skyinfra.first_boot import report
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
@@ -192,3 +194,42 @@ def test_packages_come_from_where_it_is_declared(make_node: MakeNode, tmp_path: 
     assert bundle.read_text().endswith("THE CERTIFICATE\n")
     assert json.loads(node.file.read_text())["packages"]["wheelhouse"] == str(wheels)
     assert head.parse(node.directory.scheduler_file.read_text()).port
+
+
+def arrived(fleet: Manifest, patience: float) -> list[str]:
+    said: list[str] = []
+    wait_until_ready(fleet, patience=patience, on_change=said.append)
+    return said
+
+
+def test_a_deploy_waits_until_every_node_is_there(make_node: MakeNode) -> None:
+    port = free_ports()
+    fleet = manifest(port, "n1", "n2")
+    head_node = make_node("n1", cpu_slots=2, provider="aws", scheduler=f"127.0.0.1:{port}")
+    other = make_node("n2", cpu_slots=1, provider="aws", head=False, scheduler=f"127.0.0.1:{port}")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(arrived, fleet, 120)
+        head_node.boot()
+        other.boot()
+        said = waiting.result(timeout=120)
+    assert said[0] == "boots"
+    assert said[-1] == "3 of 3 slots are ready"
+
+
+def test_a_deploy_says_which_step_of_which_node_failed(make_node: MakeNode) -> None:
+    port = free_ports()
+    fleet = manifest(port, "n1", "n2")
+    make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
+    assert report.tell("127.0.0.1", port + 1, SECRET, FAILURE)
+    with pytest.raises(sky.BootFailed, match=r"n2 of demo/mig was not set up: step driver: missing\na\nb"):
+        arrived(fleet, 120)
+
+
+def test_a_deploy_does_not_wait_for_ever(make_node: MakeNode) -> None:
+    port = free_ports()
+    fleet = manifest(port, "n1", "n2")
+    with pytest.raises(sky.FleetUnreachable, match=r"is not ready 0 s after .*does not answer.*\n.*--no-wait"):
+        arrived(fleet, 0)
+    make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
+    with pytest.raises(sky.FleetUnreachable, match="1 of 2 slots are ready"):
+        arrived(fleet, 0)

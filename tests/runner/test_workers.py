@@ -25,7 +25,7 @@ def never() -> Nanny:
 def test_a_cancelled_stop_is_taken_up(tmp_path: Path, cancelled: bool) -> None:
     async def main() -> None:
         workers = Workers(NodeDirectory(tmp_path))
-        wanted = Wanted(SLOT, None, (), (), Endpoint("127.0.0.1", 1), "secret")
+        wanted = Wanted(SLOT, None, (), (), (), Endpoint("127.0.0.1", 1), "secret")
         supervisor = SlotSupervisor(SLOT, never)
         workers._running[wanted] = supervisor
         await asyncio.sleep(0.05)

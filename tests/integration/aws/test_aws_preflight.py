@@ -50,7 +50,7 @@ def test_what_is_in_use_is_counted_and_its_own_nodes_are_not(cloud: Cloud, tmp_p
     project.declare(*POOLS)
     assert {line["result"] for lines in looked(project).values() for line in lines} <= {"pass", "warn"}
     assert not cloud.instances()  # it creates nothing
-    project.run("deploy", "--auto-approve")
+    project.run("deploy", "--auto-approve", "--no-wait")
 
     # Room for the fleet as it stands, and for one machine of somebody else.
     start(cloud, "p5.4xlarge", 1)

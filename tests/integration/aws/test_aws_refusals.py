@@ -100,7 +100,7 @@ def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
     project = Project(tmp_path, cloud)
     project.declare(on_demand(cloud, 2))
     cloud.tell(refuse=[{**QUOTA, "after": 1}])
-    said = project.refused("deploy", "--auto-approve")
+    said = project.refused("deploy", "--auto-approve", "--no-wait")
     lines = said.splitlines()
     assert lines[0] == "error: terraform apply failed"
     assert lines[1].startswith("pool mig (aws_instance.")
@@ -113,7 +113,7 @@ def test_a_quota_that_is_used_up(cloud: Cloud, tmp_path: Path) -> None:
     [first] = project.instances()
     assert [each["InstanceId"] for each in cloud.instances("mig")] == [first]
     cloud.tell()
-    project.run("deploy", "--auto-approve")
+    project.run("deploy", "--auto-approve", "--no-wait")
     running = {each["InstanceId"] for each in cloud.instances("mig")}
     assert first in running and len(running) == 2 and project.instances() == running
     for instance in running:
@@ -142,7 +142,7 @@ def deployed(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     before = _server.standing()
     made = Fleet(_server, Project(tmp_path_factory.mktemp("refusals"), _server))
     made.declare()
-    made.project.run("deploy", "--auto-approve")
+    made.project.run("deploy", "--auto-approve", "--no-wait")
     yield made
     made.project.run("destroy", "--auto-approve")
     assert _server.standing() == before
@@ -184,7 +184,7 @@ def test_refused_at_apply(deployed: Fleet, case: str) -> None:
         deployed.nodes += 1
     deployed.declare()
     deployed.cloud.tell(refuse=[refusal])
-    said = deployed.project.refused("deploy", "--auto-approve")
+    said = deployed.project.refused("deploy", "--auto-approve", "--no-wait")
     assert not [each for each in expected if each not in words(said)], said
     assert said.count(refusal["code"]) == 1, said
     assert "RequestID" not in said and "AbCd_ef-123" not in said
@@ -195,7 +195,7 @@ def test_refused_at_apply(deployed: Fleet, case: str) -> None:
     if case not in GO_ON:
         deployed.nodes, deployed.spots = nodes, spots
         return
-    deployed.project.run("deploy", "--auto-approve")
+    deployed.project.run("deploy", "--auto-approve", "--no-wait")
     after = deployed.running()
     assert before < after and len(after) == len(before) + 1 and deployed.project.instances() == after
 
@@ -206,7 +206,7 @@ def test_a_moment_of_throttling_is_waited_for(deployed: Fleet) -> None:
     deployed.nodes += 1
     deployed.declare()
     deployed.cloud.tell(refuse=[{**THROTTLED, "times": 2}])
-    deployed.project.run("deploy", "--auto-approve")
+    deployed.project.run("deploy", "--auto-approve", "--no-wait")
     assert len(deployed.running()) == len(before) + 1
 
 

@@ -46,7 +46,7 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     before = cloud.standing()
     project = Project(tmp_path, cloud)
     declare(project, BEFORE)
-    project.run("deploy", "--auto-approve")
+    project.run("deploy", "--auto-approve", "--no-wait")
     secrets = project.secrets()
     assert len(secrets) == len(set(secrets)) == 4
     _check_nodes(cloud)
@@ -56,7 +56,7 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     declare(project, AFTER)
     planned = json.loads(project.run("plan", "--json"))
     assert [change["action"] for change in planned["changes"]] == ["update"]
-    project.run("deploy", "--auto-approve")
+    project.run("deploy", "--auto-approve", "--no-wait")
     assert {i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()} == running
     assert tags(cloud.instance("mig-0"))["skyinfra:layout"] == "1g.5gb"
 

@@ -1,0 +1,200 @@
+"""The client for coroutines: the same fleet, nothing of which blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar, overload
+
+from skyinfra.client.flow import check_map, tasks_of, total_of
+from skyinfra.client.futures import Future
+from skyinfra.client.lookup import connect
+from skyinfra.client.pool import Pool, RunningTask
+from skyinfra.client.sync import Synced
+from skyinfra.client.task import Compute, Task
+from skyinfra.client.watching import OnOutput
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest, ManifestNode
+
+T = TypeVar("T")
+
+
+def connect_async(
+    fleet: str | Path | Manifest,
+    pool: str | None = None,
+    *,
+    timeout: float = 15,
+    output: bool | OnOutput = True,
+    progress: bool = True,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
+) -> Connecting:
+    """What `connect` does, for coroutines: ``async with sky.connect_async("inference", "mig") as pool``, or await it.
+
+    In it, ``await (task >> pool)`` gives a result, ``await (task @ pool)`` a list, ``async for`` goes over `map`.
+    """
+    return Connecting(
+        lambda: connect(
+            fleet, pool, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes
+        )
+    )
+
+
+class Connecting:
+    """A connection that is to be made: to be awaited, or entered with ``async with``."""
+
+    def __init__(self, make: Callable[[], Pool]) -> None:
+        self._make = make
+        self._pool: AsyncPool | None = None
+
+    def __await__(self) -> Any:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> AsyncPool:
+        self._pool = await self._connect()
+        return self._pool
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _connect(self) -> AsyncPool:
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._make))
+        try:
+            return AsyncPool(await asyncio.shield(connecting))
+        except asyncio.CancelledError:
+            # The thread cannot be interrupted; what it makes is not left open.
+            connecting.add_done_callback(_close)
+            raise
+
+
+def _close(connecting: asyncio.Future[Pool]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        # In a thread of its own: closing waits for the head.
+        asyncio.get_running_loop().run_in_executor(None, connecting.result().close)
+
+
+class AsyncPool:
+    """A connected fleet, for coroutines: `Pool`, whose words have the same meaning here. Use it in one event loop.
+
+    Cancelling a coroutine that waits for a task stops the task.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        # The loop goes on while large arguments are on their way; they must not be changed meanwhile.
+        pool.brings_first = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the fleet."""
+        return self.pool.manifest
+
+    def select(
+        self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None
+    ) -> AsyncPool:
+        """See `Pool.select`."""
+        return AsyncPool(self.pool.select(profile=profile, node=node, accelerator=accelerator))
+
+    def nodes(self) -> list[ManifestNode]:
+        """See `Pool.nodes`."""
+        return self.pool.nodes()
+
+    async def slots(self) -> list[InstanceInfo]:
+        """See `Pool.slots`."""
+        return await asyncio.to_thread(self.pool.slots)
+
+    async def running(self) -> dict[str, list[RunningTask]]:
+        """See `Pool.running`."""
+        return await asyncio.to_thread(self.pool.running)
+
+    @overload
+    def submit(self, task: Task[T], /) -> Future[T]: ...
+    @overload
+    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
+        """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`."""
+        return self.pool.submit(task, *args, **kwargs)
+
+    async def run(self, task: Task[T]) -> T:
+        """Runs *task* on one slot; ``await (task >> pool)`` is the same."""
+        return await self.pool.submit(task)
+
+    async def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
+        """Runs *task* on every slot; ``await (task @ pool)`` is the same. See `Pool.broadcast`."""
+        futures = await asyncio.to_thread(self.pool.spread, task, slots=slots)
+        waiting = [asyncio.ensure_future(_result(future)) for future in futures]
+        try:
+            return list(await asyncio.gather(*waiting))
+        finally:
+            for each in waiting:
+                each.cancel()
+            for future in futures:
+                future.cancel()
+
+    def map(
+        self, function: Callable[..., Any], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+    ) -> AsyncIterator[Any]:
+        """The results of *function* for the items of *iterables*: ``async for`` goes over them. See `Pool.map`."""
+        check_map(window, iterables)
+        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
+
+    async def stream(
+        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
+    ) -> AsyncIterator[T]:
+        """The results of *tasks*, which are taken as slots become free. See `Pool.stream`."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Queue[Future[T]] = asyncio.Queue()
+        flow = self.pool.flow(
+            tasks,
+            window=window,
+            ordered=ordered,
+            total=total,
+            when_done=lambda future: loop.call_soon_threadsafe(ended.put_nowait, future),
+        )
+        with flow:
+            while True:
+                ready = flow.advance()
+                if ready is not None:
+                    yield await ready
+                elif flow.over:
+                    return
+                else:
+                    flow.take(await ended.get())
+
+    async def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
+        """See `Pool.sync`."""
+        return await asyncio.to_thread(self.pool.sync, *paths, excludes=excludes)
+
+    async def put(self, path: str | Path, remote: str | Path | None = None) -> str:
+        """See `Pool.put`."""
+        return await asyncio.to_thread(self.pool.put, path, remote)
+
+    async def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
+        """See `Pool.get`."""
+        return await asyncio.to_thread(self.pool.get, remote, path, node)
+
+    async def close(self) -> None:
+        """See `Pool.close`."""
+        await asyncio.to_thread(self.pool.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.pool)[1:]}"
+
+
+async def _result(future: Future[T]) -> T:
+    return await future

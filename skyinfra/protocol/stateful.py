@@ -1,0 +1,122 @@
+"""Objects that stay in the worker process of a slot between tasks: a model that is loaded once.
+
+A class says by `enter` what is done once in each process, and by `exit` what is done when the object goes. Travels to
+nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+# The marks of methods.
+ENTER, EXIT = "__skyinfra_enter__", "__skyinfra_exit__"
+
+
+def enter(method: F) -> F:
+    """Decorator in a class of `skyinfra.cls`: *method* runs once in the process of a slot, before its first task."""
+    setattr(method, ENTER, True)
+    return method
+
+
+def exit(method: F) -> F:
+    """Decorator in a class of `skyinfra.cls`: *method* runs when the object goes: its process ends, or another object
+    takes its place. A process that is killed runs nothing any more."""
+    setattr(method, EXIT, True)
+    return method
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an object is made from. name: of its class, for messages; the objects of one name have room for *keep* in
+    a process, the one that was used longest ago goes first. digest: names the recipe. made: the pickled class and
+    arguments.
+    """
+
+    name: str
+    digest: str
+    keep: int
+    made: bytes
+
+
+_lock = threading.RLock()
+# The last one was used last.
+_objects: dict[str, tuple[Recipe, object]] = {}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A *method* of the object of *recipe*, which is made where this process has none."""
+
+    recipe: Recipe
+    method: str
+
+    def __post_init__(self) -> None:
+        # As a function has it: names the task.
+        object.__setattr__(self, "__qualname__", f"{self.recipe.name.rpartition('.')[2]}.{self.method}")
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return getattr(_object(self.recipe), self.method)(*args, **kwargs)
+
+
+def _object(recipe: Recipe) -> object:
+    with _lock:
+        if recipe.digest in _objects:
+            _objects[recipe.digest] = _objects.pop(recipe.digest)
+        else:
+            _make_room(recipe)
+            _objects[recipe.digest] = recipe, _made(recipe)
+        return _objects[recipe.digest][1]
+
+
+def release(digest: str) -> bool:
+    """Lets the object of a recipe go, after what its class does at its exit. False where this process has none."""
+    with _lock:
+        found = _objects.pop(digest, None)
+    if found is None:
+        return False
+    _run(found[1], EXIT)
+    return True
+
+
+def release_all() -> None:
+    """Lets every object go; what is raised meanwhile is printed."""
+    for digest in tuple(_objects):
+        try:
+            release(digest)
+        except Exception:  # noqa: BLE001 - somebody else's code; the others have their turn
+            traceback.print_exc()
+
+
+def _make_room(recipe: Recipe) -> None:
+    same = [digest for digest, (other, _) in _objects.items() if other.name == recipe.name]
+    for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
+        release(digest)
+
+
+def _made(recipe: Recipe) -> object:
+    kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
+    made = kind(*args, **kwargs)
+    _run(made, ENTER)
+    return made
+
+
+def _run(target: object, mark: str) -> None:
+    for method in marked(type(target), mark):
+        getattr(target, method)()
+
+
+def marked(kind: type[Any], mark: str) -> list[str]:
+    """The names of the methods of *kind* with the *mark*: those of its bases first, each in the order of definition."""
+    names: dict[str, None] = {}
+    for base in reversed(kind.__mro__):
+        for name, value in vars(base).items():
+            if getattr(value, mark, False) is True:
+                names.setdefault(name)
+    return [name for name in names if getattr(getattr(kind, name), mark, False) is True]

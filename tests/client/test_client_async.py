@@ -1,0 +1,184 @@
+"""The client of coroutines over a real fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import AsyncPool, Task, connect_async, open_pool
+
+
+@sky.compute
+def double(x: int) -> int:
+    return 2 * x
+
+
+@sky.compute
+def fail() -> None:
+    raise LookupError("not here")
+
+
+@sky.compute
+def spin(path: str) -> None:
+    Path(path).touch()
+    try:
+        while True:
+            time.sleep(0.02)
+    except KeyboardInterrupt:
+        Path(path + ".stopped").touch()
+        raise
+
+
+def test_the_operators_give_what_can_be_awaited(fleet):
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            assert await (double(2) >> pool) == 4
+            assert await (double(3) @ pool) == [6, 6, 6, 6]
+            assert await pool.run(double(4)) == 8
+            assert await pool.submit(double, 5) == 10
+            assert await (sky.gather(double(1), double(2)) >> pool) == (2, 4)
+            assert [x async for x in sky.gather(double(1), double(2), stream=True) >> pool] == [2, 4]
+            assert [x async for x in pool.map(double, range(20))] == [2 * x for x in range(20)]
+            assert {x async for x in pool.map(double, range(20), ordered=False)} == {2 * x for x in range(20)}
+            assert len(await pool.slots()) == 4
+            assert len(await pool.select(node="n0").slots()) == 2
+            assert [node.name for node in pool.nodes()] == ["n0", "n1"]
+
+    asyncio.run(main())
+
+
+def test_many_tasks_wait_at_once_and_the_loop_goes_on(fleet):
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            results = await asyncio.gather(*(pool.run(double(x)) for x in range(30)))
+            ticking.cancel()
+            assert results == [2 * x for x in range(30)]
+            assert ticks > 30
+
+    asyncio.run(main())
+
+
+def test_what_a_task_raises_is_raised_where_it_is_awaited(fleet):
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            with pytest.raises(LookupError, match="not here"):
+                await (fail() >> pool)
+            with pytest.raises(LookupError, match="not here"):
+                await (fail() @ pool)
+            with pytest.raises(LookupError, match="not here"):
+                async for _ in sky.gather(double(1), fail(), stream=True) >> pool:
+                    pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait", ["future", "run", "broadcast"])
+def test_a_coroutine_that_is_cancelled_stops_its_task(fleet, tmp_path, wait):
+    path = tmp_path / "spin"
+
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            slots = (await pool.slots())[:1]
+            ways = {
+                "future": lambda: pool.submit(spin(str(path))),
+                "run": lambda: pool.run(spin(str(path))),
+                "broadcast": lambda: pool.broadcast(spin(str(path)), slots=slots),
+            }
+
+            async def waiting() -> None:
+                await ways[wait]()
+
+            task = asyncio.create_task(waiting())
+            while not path.exists():
+                await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with asyncio.timeout(30):
+                while not Path(f"{path}.stopped").exists():
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_a_map_that_is_left_takes_no_more_items(fleet):
+    taken = []
+
+    def numbers():
+        for number in itertools.count():
+            taken.append(number)
+            yield number
+
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            results = pool.map(double, numbers())
+            async for result in results:
+                if result == 10:
+                    break
+            await results.aclose()
+            seen = len(taken)
+            assert await pool.run(double(1)) == 2
+            assert len(taken) == seen <= 30
+
+    asyncio.run(main())
+
+
+def test_a_future_of_the_plain_client_can_be_awaited(pool):
+    async def main() -> int:
+        return await pool.submit(double, 4)
+
+    assert asyncio.run(main()) == 8
+
+
+def test_connecting_can_be_awaited_and_its_errors_arrive(fleet):
+    async def main() -> None:
+        pool = await connect_async(fleet.manifest)
+        assert isinstance(pool, AsyncPool)
+        assert repr(pool).startswith("<AsyncPool stack/pool")
+        await pool.close()
+        with pytest.raises(sky.InvalidManifest):
+            await connect_async(Path("no-such.json"))
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_nobody_waits_for_any_more_is_closed(fleet, monkeypatch):
+    made = []
+
+    def slow(*args, **kwargs):
+        pool = open_pool(fleet.manifest)
+        made.append(pool)
+        time.sleep(0.5)
+        return pool
+
+    monkeypatch.setattr("skyinfra.client.asynchronous.connect", slow)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await connect_async(fleet.manifest)
+        async with asyncio.timeout(30):
+            while not made or "closed" not in repr(made[0]):
+                await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+
+
+def test_another_pool_cannot_stand_behind_the_operators(fleet):
+    with pytest.raises(TypeError):
+        Task(os.getpid) >> object()  # type: ignore[operator]

@@ -1,0 +1,170 @@
+"""What tasks print, and how far they say they are, arrives while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import open_pool, watching
+from skyinfra.client.watching import Watcher
+
+
+@sky.compute
+def speak(path: str) -> None:
+    print("first")
+    sys.stdout.flush()
+    while not Path(path).exists():
+        time.sleep(0.02)
+    subprocess.run(["/bin/sh", "-c", "echo from a program; echo to the other stream >&2"], check=True)
+    print("no end of line", end="")
+
+
+@sky.compute
+def shout(lines: int) -> None:
+    for number in range(lines):
+        print(number, "x" * 80)
+
+
+@sky.compute
+def step(total: int) -> int:
+    for number in range(total + 1):
+        sky.progress(number, total, "epochs")
+    return total
+
+
+def test_lines_arrive_while_the_task_runs(fleet, tmp_path, wait_until):
+    seen: list[tuple[str, str]] = []
+    with open_pool(fleet.manifest, output=lambda slot, line: seen.append((slot, line))) as pool:
+        slot = pool.slots()[0]
+        futures = pool.spread(speak(str(tmp_path / "go")), slots=[slot])
+        wait_until(lambda: seen == [(slot.slot, "first")])
+        (tmp_path / "go").touch()
+        futures[0].result(timeout=60)
+        lines = ["first", "from a program", "to the other stream", "no end of line"]
+        assert seen == [(slot.slot, line) for line in lines], "all of it is here before the result"
+
+
+def test_a_flood_is_cut_and_its_end_arrives(fleet):
+    seen: list[str] = []
+    with open_pool(fleet.manifest, output=lambda slot, line: seen.append(line)) as pool:
+        shout(20_000) >> pool
+    assert seen[-1].startswith("19999 x")
+    assert any("bytes of output are left out" in line for line in seen)
+    numbers = [int(line.split()[0]) for line in seen if line.endswith("x")]
+    assert numbers == sorted(set(numbers)), "none twice, none torn, in order"
+
+
+def test_it_is_printed_with_the_slot_in_front(fleet, tmp_path, capfd):
+    (tmp_path / "go").touch()
+    with open_pool(fleet.manifest) as pool:
+        speak(str(tmp_path / "go")) >> pool.select(node="n1")
+    out = capfd.readouterr().out.splitlines()
+    assert out[0].startswith("n1/")
+    assert [line.partition(" | ")[2] for line in out] == [
+        "first",
+        "from a program",
+        "to the other stream",
+        "no end of line",
+    ]
+
+
+def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
+    (tmp_path / "go").touch()
+    with open_pool(fleet.manifest, output=False) as pool:
+        speak(str(tmp_path / "go")) >> pool
+    assert capfd.readouterr().out == ""
+
+
+def test_progress_outside_of_a_task_is_nothing():
+    assert sky.progress(1, 2) is None
+
+
+def test_how_far_a_task_is_arrives(fleet, monkeypatch):
+    told = []
+    monkeypatch.setattr(Watcher, "_step", lambda self, key, *what: told.append(what))
+    with open_pool(fleet.manifest) as pool:
+        assert step(50) >> pool == 50
+    assert told[0][1:] == (0, 50, "epochs")
+    assert told[-1][1:] == (50, 50, "epochs")
+    assert told[0][0].endswith(" step")
+    assert len(told) < 20, "it is told now and then only"
+
+
+def test_lines_say_how_far_a_map_is_where_nobody_watches(fleet, monkeypatch, capfd):
+    monkeypatch.setattr(watching, "_LINE_EVERY_S", 0.0)
+    with open_pool(fleet.manifest) as pool:
+        assert list(pool.map(step, [1] * 5)) == [1] * 5
+    err = capfd.readouterr().err
+    assert "tasks: 5 of 5 tasks done" in err
+
+
+def test_progress_can_be_switched_off(fleet, monkeypatch, capfd):
+    monkeypatch.setattr(watching, "_LINE_EVERY_S", 0.0)
+    with open_pool(fleet.manifest, progress=False) as pool:
+        list(pool.map(step, [1] * 5))
+    assert capfd.readouterr().err == ""
+
+
+_WATCHED = """
+import pathlib, sys, time
+import skyinfra as sky
+from skyinfra.client import open_pool
+from skyinfra.client import watching
+from skyinfra.protocol.manifest import Manifest
+watching._SHOW_AFTER_S = 0.05
+def slow(x):
+    print("line of", x)
+    sky.progress(x, 8, "half way")
+    time.sleep(0.2)
+with open_pool(Manifest.load(pathlib.Path(sys.argv[1]))) as pool:
+    list(pool.map(slow, range(8)))
+"""
+
+
+def test_bars_where_someone_watches(fleet, tmp_path):
+    import json
+
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WATCHED, str(manifest)]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(main, 65536):
+            shown += data
+    os.close(main)
+    assert process.wait(60) == 0, shown.decode()
+    text = shown.decode()
+    assert "/8" in text
+    assert "half way" in text
+    assert "| line of 7" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32 * 1024, 100_000])
+def test_a_tail_gives_every_line_once(tmp_path, size):
+    from skyinfra.protocol.telling import _Tail
+
+    file = tmp_path / "log"
+    sent: list[str] = []
+    file.write_bytes(b"")
+    tail = _Tail(str(file), sent.extend)
+    text = "".join(f"{number} ä\r\n" for number in range(size // 8))
+    data = text.encode()
+    for start in range(0, len(data), 1000):
+        with file.open("ab") as stream:
+            stream.write(data[start : start + 1000])
+        tail.advance()
+    tail.advance(final=True)
+    assert sent == [f"{number} ä" for number in range(size // 8)]
