@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from skyinfra._errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
+from skyinfra.client.stateful import InObject, Stateful
 from skyinfra.client.task import Compute, Task
 from skyinfra.protocol import cargo, views
 from skyinfra.protocol.calls import Header, Outcome, named
@@ -67,74 +68,74 @@ class Shipment:
         return header.key, header.dumps()
 
 
-def dump_call(task: Task[Any]) -> bytes:
+def dump_call(task: Task[Any], included: Included | None = None) -> bytes:
     """The function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
-    return _pack_call(task, None, whole=True).joined()
+    return _pack_call(task, included, whole=True).joined()
 
 
 def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Cargo:
-    references = included.module_name if included is not None else _nothing
-    with _by_value(references):
+    with _by_value(included):
         try:
-            return _pack((task.function, task.args, dict(task.kwargs)), references, whole=whole)
+            return _pack((task.function, task.args, dict(task.kwargs)), included, whole=whole)
+        except TaskNotPicklable:  # of what the object of a method is made from
+            raise
         except Exception as error:
-            what, cause = _culprit(task, references) or (task.name, error)
+            what, cause = _culprit(task, included) or (task.name, error)
             raise TaskNotPicklable(
                 f"{what} cannot be pickled: {type(cause).__name__}: {cause}",
                 hint="Create it inside the function, or pass what it is made from.",
             ) from error
 
 
-# The name under which nodes can import a module of this process from what was synced, or None.
-References = Callable[[types.ModuleType], str | None]
-
-
-def _nothing(_: types.ModuleType) -> None:
-    return None
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Functions of synced modules that a decorator has replaced there travel by reference all the same."""
+    """What a decorator has replaced in a synced module travels by reference all the same."""
 
-    def __init__(self, *arguments: Any, references: References, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, included: Included, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._references = references
+        self._included = included
 
     def reducer_override(self, obj: Any) -> Any:
         """As `pickle.Pickler.reducer_override`."""
-        if isinstance(obj, types.FunctionType | Compute):
-            found = _reference(obj, self._references)
+        if isinstance(obj, types.FunctionType | type | Compute | Stateful):
+            found = _reference(obj, self._included)
             if found is not None:
                 return named, found
+        elif isinstance(obj, InObject):
+            return obj.reduced(self._included)
         return super().reducer_override(obj)
 
 
-def _pack(value: object, references: References, *, whole: bool = False) -> Cargo:
-    if references is _nothing:
+def _pack(value: object, included: Included | None, *, whole: bool = False) -> Cargo:
+    if included is None:
         return cargo.pack(value, whole=whole)
-    return cargo.pack(value, functools.partial(_Pickler, references=references))
+    return cargo.pack(value, functools.partial(_Pickler, included=included), whole=whole)
 
 
-def _reference(function: types.FunctionType | Compute[..., Any], references: References) -> tuple[str, str] | None:
-    """Module and name of *function*, where that is what a node finds there."""
-    plain = function.function if isinstance(function, Compute) else function
+def _reference(decorated: object, included: Included) -> tuple[str, str] | None:
+    """Module and name of a function or class, where a decorator stands in its place in a synced module."""
+    plain = _undecorated(decorated)
     module = sys.modules.get(getattr(plain, "__module__", None) or "")
     name = getattr(plain, "__qualname__", "")
-    if module is None or "<locals>" in name or references(module) is None:
+    if module is None or "<locals>" in name or included.module_name(module) is None:
         return None
     try:
         found = operator.attrgetter(name)(module)
     except AttributeError:
         return None
-    same = found is plain or (isinstance(found, Compute) and found.function is plain)
-    return (module.__name__, name) if same else None
+    return (module.__name__, name) if _undecorated(found) is plain else None
 
 
-def _culprit(task: Task[Any], references: References) -> tuple[str, Exception] | None:
+def _undecorated(value: object) -> object:
+    if isinstance(value, Compute):
+        return value.function
+    return value.kind if isinstance(value, Stateful) else value
+
+
+def _culprit(task: Task[Any], included: Included | None) -> tuple[str, Exception] | None:
     """Which part of *task* cannot be pickled, in words, and why."""
     for label, value in _parts(task):
         try:
-            _pack(value, references)
+            _pack(value, included)
         except Exception as error:  # noqa: BLE001 - as above
             return label, error
     return None
@@ -163,17 +164,18 @@ def _named_arguments(task: Task[Any]) -> list[tuple[str, object]]:
 
 # Functions by value -------------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()
+# What is pickled may pickle something itself.
+_lock = threading.RLock()
 _seen: set[str] = set()
 _own: list[types.ModuleType] = []
 
 
 @contextlib.contextmanager
-def _by_value(references: References) -> Iterator[None]:
-    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files.
-    Not so those that *references* names."""
+def _by_value(included: Included | None) -> Iterator[None]:
+    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files,
+    unless they are *included*."""
     with _lock:
-        own = [module for module in _own_modules() if references(module) is None]
+        own = [each for each in _own_modules() if included is None or included.module_name(each) is None]
         registered = [module for module in own if module.__name__ not in _registry()]
         for module in registered:
             cloudpickle.register_pickle_by_value(module)

@@ -57,6 +57,17 @@ def fail():
     raise LookupError("as it should")  # this line
 
 
+@sky.cls
+class Model:
+    def __init__(self, start):
+        self.total = start
+
+    def add(self, thing):
+        assert isinstance(thing, Thing)
+        self.total += thing.x
+        return self.total, VERSION
+
+
 @sky.compute
 def twice(thing):
     from shiny.deeper import double
@@ -148,6 +159,21 @@ def test_changed_code_is_loaded_anew_in_the_same_process(pool, project):
     assert first(pool, shiny.count()) == 1
     assert first(pool, shiny.twice(shiny.Thing(1)))[0].x == 20
     assert first(pool, Task(os.getpid)) == pid
+
+
+def test_objects_stay_with_their_code(pool, project):
+    import shiny
+
+    model = shiny.Model(10)
+    assert [first(pool, model.add(shiny.Thing(1))) for _ in range(2)] == [(11, 1), (12, 1)]
+    (project / "data" / "vocab.txt").write_text("words 2")
+    pool.sync()
+    assert first(pool, model.add(shiny.Thing(1))) == (13, 1)
+    write_library(project, 2)
+    pool.sync()
+    assert first(pool, model.add(shiny.Thing(1))) == (11, 2)
+    assert first(pool, model.release()) is True
+    assert first(pool, model.release()) is False
 
 
 def use_shiny() -> tuple[int, int]:
