@@ -145,11 +145,7 @@ async def fetched(head: Head, outcome: Outcome) -> Outcome:
         stream, *rest = [await transfer.fetch_bytes(head, part.digest, part.size) for part in outcome.parts]
     except BlobsMissing as error:
         return Outcome(missing=error.digests)
-    buffers = tuple(
-        memoryview(content) if part.writable else memoryview(content).toreadonly()
-        for part, content in zip(outcome.parts[1:], rest, strict=True)
-    )
-    return Outcome(result=stream, buffers=buffers)
+    return Outcome(result=stream, buffers=tuple(map(memoryview, rest)))
 
 
 # Files of the nodes -------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ class Part:
 
     digest: str
     size: int
-    writable: bool = False
 
 
 class _Pieces:
@@ -42,9 +41,10 @@ class _Pieces:
     def __init__(self) -> None:
         self.pieces: list[bytes | bytearray | memoryview] = []
 
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        self.pieces.append(data)
-        return len(data)
+    def write(self, data: bytes | bytearray | memoryview | pickle.PickleBuffer) -> int:
+        piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
+        self.pieces.append(piece)
+        return len(piece)
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,7 @@ class Cargo:
     def parts(self) -> tuple[Part, ...]:
         """What it is put together from elsewhere."""
         sizes = [sum(map(len, self.pieces)), *(buffer.nbytes for buffer in self.buffers)]
-        writable = [False, *(not buffer.readonly for buffer in self.buffers)]
-        return tuple(
-            Part(_sha256(pieces), size, each) for pieces, size, each in zip(self._all(), sizes, writable, strict=True)
-        )
+        return tuple(Part(_sha256(pieces), size) for pieces, size in zip(self._all(), sizes, strict=True))
 
     def blobs(self) -> list[Blob]:
         """Its parts, to be sent."""
@@ -133,10 +130,10 @@ def _mapped(part: Part, store: BlobStore) -> memoryview:
     """The content of a part: pages of its file, which are copied where somebody writes to them."""
     try:
         with store.path(part.digest).open("rb") as file:
-            content = memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+            # Pickle makes it read-only where it was.
+            return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
     except FileNotFoundError:
         raise BlobsMissing([part.digest]) from None
-    return content if part.writable else content.toreadonly()
 
 
 def _sha256(pieces: Sequence[bytes | bytearray | memoryview]) -> str:
