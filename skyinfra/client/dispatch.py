@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import pickle
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -140,20 +140,22 @@ class Dispatcher:
 
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Runs the task, again as often as it may fail."""
+        numbers = itertools.count()
         attempt = 0
         while True:
-            outcome = await self._one_attempt(shipment, attempt, target)
+            outcome = await self._one_attempt(shipment, numbers, target)
             attempt += 1
             if attempt > shipment.settings.retries or not pickling.may_pass(outcome):
                 return outcome
 
-    async def _one_attempt(self, shipment: Shipment, attempt: int, target: Target) -> Outcome:
+    async def _one_attempt(self, shipment: Shipment, numbers: Iterator[int], target: Target) -> Outcome:
         """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life,
         and may lose what the task needs, or its result."""
         losses = 0
+        number = next(numbers)
         while True:
             await self.connection.ready()
-            future = self._submit(shipment, attempt, target)
+            future = self._submit(shipment, number, target)
             self._waiting[shipment.key].future = future
             try:
                 outcome = await self._outcome(future)
@@ -162,6 +164,8 @@ class Dispatcher:
                     return outcome
                 if outcome is not None:
                     losses += 1
+                    # Under its old key, the head would give what it has: that the task could not run.
+                    number = next(numbers)
                     await self._bring_again(shipment, losses)
             except asyncio.CancelledError:
                 # On its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares it.
