@@ -206,7 +206,7 @@ def _roots(tops: dict[str, Path], files: dict[str, Entry]) -> tuple[str, ...]:
                 elif top.endswith(f"/{below}"):
                     found[top.removesuffix(f"/{below}")] = None
     for top, start in tops.items():
-        if not any(_holds(root, top) for root in found):
+        if not any(_holds(root, top) or _holds(top, root) for root in found):
             package = start.is_file() or (start / "__init__.py").exists()
             found[str(PurePosixPath(top).parent) if package else top] = None
     kept = [root for root in found if any(_holds(root, path) for path in Tree(files, (".",)).code)]

@@ -289,28 +289,30 @@ def test_a_file_is_read_again_only_if_it_may_have_changed(project, monkeypatch):
 
 def test_a_file_that_changes_while_it_is_synced(pool, project, monkeypatch):
     path = project / "data" / "vocab.txt"
-    path.write_text("words 2")
+    path.write_text("before it changes")
     kept, read = sync._read, []
 
     def changing(file):
         if file == path and not read:
-            path.write_text("words 3")
+            path.write_text("after that")
             read.append(file)
         return kept(file)
 
     monkeypatch.setattr(sync, "_read", changing)
     pool.sync()
-    assert first(pool, Task(read_vocabulary)) == "words 3"
+    assert read
+    assert first(pool, Task(read_vocabulary)) == "after that"
 
     def restless(file):
-        path.write_text(str(len(read)))
+        path.write_text(f"restless {len(read)}")
         read.append(file)
         return kept(file)
 
     monkeypatch.setattr(sync, "_read", restless)
+    path.write_text("new")
     with pytest.raises(sky.InvalidInclude, match="changes faster than it can be sent"):
         pool.sync()
-    assert first(pool, Task(read_vocabulary)) == "words 3"
+    assert first(pool, Task(read_vocabulary)) == "after that"
 
 
 def read_vocabulary() -> str:
