@@ -60,6 +60,7 @@ from skyinfra._errors import (
     ProjectError,
     ProjectNotFound,
     QuotaExceeded,
+    ScriptFailed,
     SkyinfraError,
     SlotLost,
     SpotPriceTooLow,
@@ -85,11 +86,26 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra import accelerators, mig, offers, plugins
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
-    from skyinfra.client import AsyncPool, Future, Gather, Pool, Task, cls, compute, connect, connect_async, gather
+    from skyinfra.client import (
+        AsyncPool,
+        Future,
+        GangWarning,
+        Gather,
+        Job,
+        Pool,
+        Task,
+        cls,
+        compute,
+        connect,
+        connect_async,
+        gather,
+    )
     from skyinfra.pool import ComputePool, Image, Worker
     from skyinfra.protocol.checkpoints import SpotCheckpointer
+    from skyinfra.protocol.gang import Gang, gang
     from skyinfra.protocol.instance import InstanceInfo, current_accelerator, instance_info
     from skyinfra.protocol.interruption import Interruption, interrupted, interruption, on_interrupt
+    from skyinfra.protocol.jobs import JobInfo
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.protocol.stateful import enter, exit
     from skyinfra.protocol.telling import progress
@@ -109,11 +125,15 @@ _LAZY: dict[str, str | None] = {
     "ComputePool": "skyinfra.pool",
     "FleetStack": "skyinfra.stack",
     "Future": "skyinfra.client",
+    "Gang": "skyinfra.protocol.gang",
+    "GangWarning": "skyinfra.client",
     "Gather": "skyinfra.client",
     "HCPTerraform": "skyinfra.backends",
     "Image": "skyinfra.pool",
     "InstanceInfo": "skyinfra.protocol.instance",
     "Interruption": "skyinfra.protocol.interruption",
+    "Job": "skyinfra.client",
+    "JobInfo": "skyinfra.protocol.jobs",
     "Local": "skyinfra.providers",
     "LocalState": "skyinfra.backends",
     "Manifest": "skyinfra.protocol.manifest",
@@ -135,6 +155,7 @@ _LAZY: dict[str, str | None] = {
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
     "files": "skyinfra.protocol.views",
+    "gang": "skyinfra.protocol.gang",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
     "interrupted": "skyinfra.protocol.interruption",
@@ -192,7 +213,9 @@ __all__ = [
     "InvalidManifest",
     "InvalidNodeConfig",
     "InvalidPartition",
+    "Job",
     "JobCancelled",
+    "JobInfo",
     "JobNameTaken",
     "JobNotFound",
     "LayoutDoesNotFit",
@@ -221,6 +244,7 @@ __all__ = [
     "ProjectNotFound",
     "QuotaExceeded",
     "S3",
+    "ScriptFailed",
     "SkyinfraError",
     "SlotLost",
     "SpotCheckpointer",
@@ -244,6 +268,8 @@ __all__ = [
     "VastAI",
     "VersionMismatch",
     "Worker",
+    "Gang",
+    "GangWarning",
     "__version__",
     "accelerators",
     "cls",
@@ -254,6 +280,7 @@ __all__ = [
     "enter",
     "exit",
     "files",
+    "gang",
     "gather",
     "instance_info",
     "interrupted",

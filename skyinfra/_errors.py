@@ -61,6 +61,7 @@
         ├── TaskTooLarge              the call or its result is larger than can be shipped
         ├── TaskTimeout               the task ran for longer than it may and was stopped
         ├── TaskAttemptsExceeded      the task took its worker process down again and again
+        ├── ScriptFailed              a script ended with an exit code other than 0, or by a signal
         ├── GangFailed                a rank ended without an exception of its own: exit code, signal, lost slot
         ├── JobNotFound               the head keeps no job of that name
         ├── JobNameTaken              a job of that name is there already
@@ -393,8 +394,23 @@ class TaskTimeout(TaskError):
     """The task ran for longer than it may and was stopped. Waiting in vain for a result raises TimeoutError instead."""
 
 
+class ScriptFailed(TaskError):
+    """The script of a job ended with an exit code other than 0, or by a signal.
+
+    code: the exit code, negative for the signal that ended it.
+    """
+
+    code: int = 1
+
+
 class GangFailed(TaskError):
-    """A rank of a gang ended without an exception of its own: with an exit code, by a signal, or with its slot."""
+    """A rank of a gang ended without an exception of its own: with an exit code, by a signal, or with its slot.
+
+    rank: the first one that did. code: its exit code, negative for a signal; None where its slot was lost.
+    """
+
+    rank: int | None = None
+    code: int | None = None
 
 
 class JobNotFound(TaskError):
@@ -476,6 +492,7 @@ __all__ = [
     "ProjectError",
     "ProjectNotFound",
     "QuotaExceeded",
+    "ScriptFailed",
     "SkyinfraError",
     "SlotLost",
     "SpotPriceTooLow",

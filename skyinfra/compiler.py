@@ -139,7 +139,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         accelerator=_node_accelerator(accelerator, selection) if accelerator else None,
         cpu_slots=0 if accelerator else pool.worker.concurrency or 1,
         simulate=selection.simulated,
-        env=dict(sorted(pool.image.env.items())),
+        env=dict(sorted(pool.variables.items())),
         pip=tuple(pool.image.pip),
         run=tuple(pool.image.run),
         drain_seconds=pool.worker.drain_seconds,

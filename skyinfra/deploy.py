@@ -25,8 +25,8 @@ from skyinfra._errors import (
 from skyinfra.backends import LocalState
 from skyinfra.compiler import compile_pools
 from skyinfra.next_steps import next_steps
-from skyinfra.progress import Reporter
 from skyinfra.project import Project, SynthesizedStack, node_environment
+from skyinfra.reporting import Reporter
 from skyinfra.terraform import Plan, Terraform, find_program
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Plugins: the older way to say what a pool's accelerators are to be.
+"""Plugins of a pool: what its accelerators are to be, said the older way, and what a framework needs on every node.
 
 ``plugins=[sky.plugins.mig(profile="3g.40gb")]`` says the same as ``accelerator="H100/3g.40gb"``.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from skyinfra._errors import InvalidField
 from skyinfra.accelerators import Accelerator
 from skyinfra.mig import PerGpu
+from skyinfra.protocol.gang import DEFAULTS, Framework
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,34 @@ class Mig:
         return accelerator.with_(mig=self.profile)
 
 
+@dataclass(frozen=True)
+class Environment:
+    """The variables that `torch` and `jax` declare. What the pool's image declares stands above them."""
+
+    framework: Framework
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """By name."""
+        return dict(DEFAULTS[self.framework])
+
+
 def mig(profile: str | Mapping[str, int] | Sequence[str] | PerGpu) -> Mig:
     """The layout of the pool's GPUs: a profile that fills each, a list, a mapping, or ``sky.mig.per_gpu(...)``."""
     return Mig(profile)
+
+
+def torch() -> Environment:
+    """Sets what PyTorch reads from the environment, for every task: a process in which NCCL fails or hangs ends.
+
+    Ranks of ``pool.launch(..., framework="torch")`` have that anyway.
+    """
+    return Environment("torch")
+
+
+def jax() -> Environment:
+    """Sets what JAX reads from the environment, for every task: memory of the device is taken as it is needed.
+
+    Ranks of ``pool.launch(..., framework="jax")`` have that anyway.
+    """
+    return Environment("jax")

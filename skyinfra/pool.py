@@ -14,7 +14,7 @@ from skyinfra import accelerators as catalog
 from skyinfra._declared import Declared
 from skyinfra._errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
-from skyinfra.plugins import Mig
+from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ComputePool(Declared):
     nodes: int = Field(default=1, ge=1)
     image: Image = Field(default_factory=Image)
     worker: Worker = Field(default_factory=Worker)
-    plugins: Annotated[tuple[Mig, ...] | list[Mig], BeforeValidator(strings)] = ()
+    plugins: Annotated[tuple[Mig | Environment, ...] | list[Mig | Environment], BeforeValidator(strings)] = ()
     spot: bool = False
     vcpus: int | None = Field(default=None, ge=1)
     memory_gb: float | None = Field(default=None, gt=0)
@@ -156,8 +156,18 @@ class ComputePool(Declared):
         """The declared accelerators in order of preference, with the plugins applied; empty for CPU nodes."""
         parsed = catalog.parse_preferences(self.accelerator)
         for plugin in self.plugins:
-            parsed = tuple(plugin.apply(accelerator) for accelerator in parsed)
+            if isinstance(plugin, Mig):
+                parsed = tuple(plugin.apply(accelerator) for accelerator in parsed)
         return parsed
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of every worker: those of the image, and of the plugins where the image says nothing."""
+        declared: dict[str, str] = {}
+        for plugin in self.plugins:
+            if isinstance(plugin, Environment):
+                declared.update(plugin.variables)
+        return {**declared, **self.image.env}
 
     @model_validator(mode="after")
     def _check(self) -> ComputePool:
@@ -165,7 +175,7 @@ class ComputePool(Declared):
             accelerators = self.accelerators
         except SkyinfraError as error:
             raise error.at(f"ComputePool({self.name!r}).accelerator") from None
-        if self.plugins and not accelerators:
+        if not accelerators and any(isinstance(plugin, Mig) for plugin in self.plugins):
             raise InvalidField("a layout needs an accelerator", field=f"ComputePool({self.name!r}).plugins")
         for accelerator in accelerators:
             check_concurrency(self, accelerator)

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from skyinfra.cli.strips import STYLES, GpuStrip, lines, strips
+from skyinfra.client.pool import RunningTask
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 
@@ -102,7 +103,31 @@ def test_as_json() -> None:
         "units": 8,
         "missing": 1,
     }
-    assert document["partitions"][1] == {"profile": "2g.20gb", "start": 4, "size": 2, "worker": 1, "uuid": "MIG-1"}
+    assert document["partitions"][1] == {
+        "profile": "2g.20gb",
+        "start": 4,
+        "size": 2,
+        "worker": 1,
+        "uuid": "MIG-1",
+        "tasks": [],
+    }
+
+
+def test_tasks_stand_below_their_partitions() -> None:
+    live = on_gpus(MIXED, MIXED, MIXED)
+    name = "evaluate_everything_there_is"
+    running = {
+        **{f"n1/{slot}": [RunningTask(f"train-{slot}", "train", 61.0)] for slot in (0, 3)},
+        **{f"n1/{slot}": [RunningTask(f"{name}-{slot}", name, float(slot))] for slot in (1, 4)},
+    }
+    found = drawn(("n1", strips(live, promised(live), running)))
+    assert found == [
+        "n1  GPU 0-1  H100  |3g.40gb                        |2g.20gb        |1g.10gb|       |",
+        "                    train                           evaluate_every…",
+        "n1  GPU 2    H100  |3g.40gb                        |2g.20gb        |1g.10gb|       |",
+    ]
+    partitions = strips(live, promised(live), running)[0].to_json()["partitions"]
+    assert partitions[0]["tasks"] == [{"key": "train-0", "name": "train", "seconds": 61.0}]
 
 
 def test_a_slot_whose_place_is_not_known_is_left_out() -> None:

@@ -21,6 +21,12 @@ def test_every_public_name_can_be_had_and_is_documented() -> None:
     assert len(sky.__all__) == len(set(sky.__all__))
 
 
+def test_no_module_takes_the_place_of_a_name() -> None:
+    # Importing skyinfra.NAME would put the module there.
+    taken = {path.stem for path in SOURCE.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert not [name for name, module in sky._LAZY.items() if module is not None and name in taken]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(sky, "nothing_of_the_sort")
 

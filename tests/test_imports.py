@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "accelerators": {"mig"},
     "offers": {"accelerators"},
     "providers": {"offers", "accelerators", "mig", "_declared"},
-    "plugins": {"accelerators", "mig"},
+    "plugins": {"accelerators", "mig", "protocol"},
     "pool": {"providers", "accelerators", "plugins", "_declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "project": {"terraform", "protocol", "expressions"},
     "next_steps": {"cloud_errors", "offers", "project", "providers"},
     "preflight": {"cloud_errors", "offers", "project", "providers"},
-    "progress": {"terraform"},
+    "reporting": {"terraform"},
     "client": {"first_boot", "protocol", "terraform", "project"},
     "deploy": {
         "stack",
@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
         "client",
         "next_steps",
         "project",
-        "progress",
+        "reporting",
         "terraform",
     },
 }
@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
 TRAVELS = {"first_boot", "mig", "protocol", "runner", "_errors"}
-ON_NODES = {"distributed", "dask", "tornado", "cloudpickle", "cryptography", "pynvml"}
+ON_NODES = {"distributed", "dask", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
 
 
 def room(path: Path) -> str:

@@ -93,6 +93,21 @@ def test_the_plugin_says_what_the_accelerator_says() -> None:
         pool(plugins=[sky.plugins.mig("3g.40gb")])
 
 
+def test_plugins_of_frameworks_set_variables_where_the_image_does_not() -> None:
+    both = pool(plugins=[sky.plugins.torch(), sky.plugins.jax()])
+    assert both.variables == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    image = sky.Image(env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "MINE": "x"})
+    own = pool(plugins=[sky.plugins.torch()], image=image).variables
+    assert own["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert own["MINE"] == "x"
+    with_layout = pool(accelerator="A100", plugins=[sky.plugins.torch(), sky.plugins.mig("3g.40gb")])
+    assert with_layout.accelerators == pool(accelerator="A100/3g.40gb").accelerators
+
+
 def test_a_declaration_is_frozen() -> None:
     made = pool()
     with pytest.raises(Exception, match="frozen"):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from skyinfra.cli import operate
+from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
+from skyinfra.cli.run import ScriptCommand
 
 if TYPE_CHECKING:
     from skyinfra.cost import Cost
@@ -26,6 +28,7 @@ app = typer.Typer(
 )
 
 app.add_typer(mig_app, name="mig")
+app.add_typer(jobs_app, name="jobs")
 operate.add(app)
 
 # typer reads these annotations at run time.
@@ -169,17 +172,44 @@ def render(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    cls=ScriptCommand,
+    context_settings={"allow_interspersed_args": False},
 )
 def run(
     fleet: Annotated[str, typer.Argument(metavar="STACK/POOL", help="Where to run.")],
     script: Annotated[Path, typer.Argument(help="A Python script.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="As ranks of torch.distributed, on many slots.")] = False,
+    nodes: Annotated[Optional[int], typer.Option(metavar="N", help="On how many nodes; on all, if not given.")] = None,  # noqa: UP045
+    per_node: Annotated[Optional[int], typer.Option(metavar="N", help="Ranks on each node; one on each slot.")] = None,  # noqa: UP045
+    max_restarts: Annotated[
+        int, typer.Option(metavar="N", help="How often all ranks start again when one failed.")
+    ] = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
+    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
+    priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
 ) -> None:
-    """Run a Python script on one slot. Its output is streamed and its exit code is ours."""
-    from skyinfra.cli.run import run_on_slot
+    """Run a Python script on one slot, or with --torchrun as ranks on many, all or none.
 
-    raise typer.Exit(run_on_slot(fleet, script, arguments or []))
+    Its output is streamed and its exit code is ours. What stands behind the script is handed to it.
+    """
+    from skyinfra.cli.run import check_options, run_gang, run_on_slot
+
+    check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
+    given = arguments or []
+    given = given[1:] if given[:1] == ["--"] else given
+    if detach and torchrun:
+        raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
+    if detach:
+        from skyinfra.cli.job_tables import submit_script
+
+        submit_script(fleet, script, given, name=name, priority=priority)
+        return
+    if name is not None or priority != 0:
+        raise typer.BadParameter("--name and --priority are those of a job: give --detach as well")
+    if not torchrun:
+        raise typer.Exit(run_on_slot(fleet, script, given))
+    raise typer.Exit(run_gang(fleet, script, given, nodes=nodes, per_node=per_node, max_restarts=max_restarts))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Commands that take another command behind ``--``."""
+"""Commands that take another command, or a script and its arguments."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from skyinfra.project import Project, SynthesizedStack
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 
 if TYPE_CHECKING:
+    from skyinfra.client.pool import RunningTask
     from skyinfra.client.snapshot import Snapshot
+
+Tasks = dict[str, list["RunningTask"]]
 
 
 def show_status(stack: str | None, *, as_json: bool) -> None:
@@ -40,9 +43,10 @@ def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
 
 def _fleet_status(manifest: Manifest) -> dict[str, Any]:
     now: Snapshot | None = None
+    tasks: Tasks = {}
     problem: str | None = None
     try:
-        now = _look(manifest)
+        now, tasks = _look(manifest)
     except FleetError as error:
         problem = str(error)
     return {
@@ -54,15 +58,15 @@ def _fleet_status(manifest: Manifest) -> dict[str, Any]:
         "head": {"address": manifest.head.address, "port": manifest.head.port},
         "problem": problem,
         "group_nodes": manifest.group_nodes,
-        "nodes": [_node_status(manifest, node, now) for node in (*manifest.nodes, *_of_group(manifest, now))],
+        "nodes": [_node_status(manifest, node, now, tasks) for node in (*manifest.nodes, *_of_group(manifest, now))],
     }
 
 
-def _look(manifest: Manifest) -> Snapshot:
+def _look(manifest: Manifest) -> tuple[Snapshot, Tasks]:
     from skyinfra.client import open_pool
 
     with open_pool(manifest, timeout=5) as pool:
-        return pool.look()
+        return pool.look(), pool.running()
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +85,7 @@ def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
     return [ManifestNode(name, "", "") for name in sorted(found)]
 
 
-def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -> dict[str, Any]:
+def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, tasks: Tasks) -> dict[str, Any]:
     live = {slot.slot: slot for slot in (now.slots if now else ()) if slot.node == node.name}
     draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
     told = now.state if now else None
@@ -99,7 +103,10 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None) -
     failed = told.failed.get(node.name) if told else None
     if failed is not None and not live:
         state = "failed"
-    gpus = strips([*live.values(), *draining.values()], [slot for name, slot in promised.items() if name in wanted])
+    to_be = [slot for name, slot in promised.items() if name in wanted]
+    gpus = strips([*live.values(), *draining.values()], to_be, tasks)
+    for slot in slots:
+        slot["tasks"] = [asdict(task) for task in tasks.get(str(slot["slot"]), ())]
     return {
         "name": node.name,
         "id": node.id,
@@ -142,7 +149,7 @@ def _print_stack(status: dict[str, Any]) -> None:
                 out.print(f"[red]{escape(_failure(node))}[/]")
         for line in lines((node["name"], node["gpus"]) for node in pool["nodes"]):
             out.print(line, soft_wrap=True)
-        made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE")
+        made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE", "TASK")
         for node in pool["nodes"]:
             for slot in node["slots"]:
                 made.add_row(
@@ -153,6 +160,7 @@ def _print_stack(status: dict[str, Any]) -> None:
                     slot["profile"] or "",
                     slot["uuid"] or "",
                     _state(slot),
+                    escape(", ".join(f"{task['name']} {tables.span(task['seconds'])}" for task in slot["tasks"])),
                 )
         out.print(made)
         for node in pool["nodes"]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -13,6 +13,9 @@ from skyinfra.mig.drawing import strip
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
+
+if TYPE_CHECKING:
+    from skyinfra.client.pool import RunningTask
 
 # As many as any GPU has sizes of profiles.
 STYLES = (
@@ -31,7 +34,7 @@ class GpuStrip:
     """One divided GPU of a node, as the registrations of its slots describe it.
 
     units: of the whole GPU; start and size of the partitions count in them. missing: slots that are to stand on it and
-    are not there.
+    are not there. tasks: those that run on each of the slots.
     """
 
     gpu: int
@@ -39,6 +42,12 @@ class GpuStrip:
     units: int
     slots: tuple[InstanceInfo, ...]
     missing: int
+    tasks: tuple[tuple[RunningTask, ...], ...] = ()
+
+    @property
+    def doing(self) -> tuple[str, ...]:
+        """The names of the tasks on each slot, in one line; empty where nothing runs at all."""
+        return tuple(", ".join(task.name for task in tasks) for tasks in self.tasks) if any(self.tasks) else ()
 
     @property
     def layout(self) -> tuple[Placement, ...]:
@@ -52,15 +61,30 @@ class GpuStrip:
             "accelerator": self.accelerator,
             "units": self.units,
             "partitions": [
-                {"profile": s.profile, "start": s.start, "size": s.size, "worker": s.worker, "uuid": s.uuid}
-                for s in self.slots
+                {
+                    "profile": s.profile,
+                    "start": s.start,
+                    "size": s.size,
+                    "worker": s.worker,
+                    "uuid": s.uuid,
+                    "tasks": [asdict(task) for task in tasks],
+                }
+                for s, tasks in zip(self.slots, self.tasks or ((),) * len(self.slots), strict=True)
             ],
             "missing": self.missing,
         }
 
 
-def strips(live: Iterable[InstanceInfo], wanted: Sequence[ManifestSlot]) -> list[GpuStrip]:
-    """The divided GPUs of one node, by index, from its *live* slots and those that it is to have."""
+def strips(
+    live: Iterable[InstanceInfo],
+    wanted: Sequence[ManifestSlot],
+    running: Mapping[str, Sequence[RunningTask]] | None = None,
+) -> list[GpuStrip]:
+    """The divided GPUs of one node, by index, from its *live* slots and those that it is to have.
+
+    running: the tasks that run, by the name of the slot.
+    """
+    tasks = running or {}
     by_gpu: dict[int, list[InstanceInfo]] = {}
     there = set()
     for slot in live:
@@ -68,20 +92,20 @@ def strips(live: Iterable[InstanceInfo], wanted: Sequence[ManifestSlot]) -> list
         if slot.gpu is not None and slot.size and slot.units:
             by_gpu.setdefault(slot.gpu, []).append(slot)
     absent = [slot.gpu for slot in wanted if slot.index not in there]
-    return [
-        GpuStrip(
-            gpu,
-            slots[0].accelerator or "",
-            max(slot.units or 0 for slot in slots),
-            tuple(sorted(slots, key=lambda slot: slot.start or 0)),
-            absent.count(gpu),
-        )
-        for gpu, slots in sorted(by_gpu.items())
-    ]
+    made = []
+    for gpu, slots in sorted(by_gpu.items()):
+        placed = tuple(sorted(slots, key=lambda slot: slot.start or 0))
+        doing = tuple(tuple(tasks.get(slot.slot, ())) for slot in placed)
+        units = max(slot.units or 0 for slot in slots)
+        made.append(GpuStrip(gpu, slots[0].accelerator or "", units, placed, absent.count(gpu), doing))
+    return made
 
 
 def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
-    """The drawing: a line for the GPUs of a node that are alike. *nodes*: names, and their GPUs."""
+    """The drawing: a line for the GPUs of a node that are alike, and another one for what they do, if they do anything.
+
+    *nodes*: names, and their GPUs.
+    """
     grouped = [(node, list(alike)) for node, found in nodes for alike in _alike(found)]
     heads = [(node, f"GPU {_ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
     widths = [max((len(head[column]) for head in heads), default=0) for column in range(3)]
@@ -90,20 +114,33 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
     made = []
     for head, (_, alike) in zip(heads, grouped, strict=True):
         line = Text("  ".join(part.ljust(width) for part, width in zip(head, widths, strict=True)) + "  ")
-        layout = alike[0].layout
-        for text, index in strip(layout, alike[0].units):
+        margin, layout = len(line), alike[0].layout
+        cells = strip(layout, alike[0].units)
+        for text, index in cells:
             line.append(text, style="" if index is None else STYLES[tones[layout[index].profile] % len(STYLES)])
         if alike[0].missing:
             line.append(f"  {alike[0].missing} missing", style="red")
         made.append(line)
+        if alike[0].doing:
+            made.append(Text(" " * margin + _below(cells, alike[0].doing), style="dim"))
     return made
 
 
+def _below(cells: Sequence[tuple[str, int | None]], doing: Sequence[str]) -> str:
+    """What stands below *cells*: the tasks, each in the width of its partition."""
+    names = ["" if index is None else doing[index] for _, index in cells]
+    cut = [
+        name if len(name) <= len(text) else f"{name[: len(text) - 1]}…"
+        for name, (text, _) in zip(names, cells, strict=True)
+    ]
+    return "".join(name.ljust(len(text)) for name, (text, _) in zip(cut, cells, strict=True)).rstrip()
+
+
 def _alike(gpus: Sequence[GpuStrip]) -> list[list[GpuStrip]]:
-    """GPUs with the same partitions together, in the order of the first of them."""
+    """GPUs with the same partitions and the same tasks together, in the order of the first of them."""
     found: dict[tuple[object, ...], list[GpuStrip]] = {}
     for gpu in gpus:
-        found.setdefault((gpu.accelerator, gpu.units, gpu.layout, gpu.missing), []).append(gpu)
+        found.setdefault((gpu.accelerator, gpu.units, gpu.layout, gpu.missing, gpu.doing), []).append(gpu)
     return list(found.values())
 
 

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra.cost import Cost
-from skyinfra.progress import short
 from skyinfra.project import SynthesizedStack
+from skyinfra.reporting import short
 from skyinfra.terraform import Plan
 
 _SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
@@ -53,6 +53,14 @@ def price(pool: dict[str, Any]) -> str:
 def simulated_mark(simulated: bool) -> str:
     """What every place that shows a simulated fleet says."""
     return " (simulated)" if simulated else ""
+
+
+def span(seconds: float) -> str:
+    """A length of time in one word: ``12s``, ``5m``, ``3h``, ``2d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
 
 
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:

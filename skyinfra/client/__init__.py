@@ -14,6 +14,8 @@ from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 if TYPE_CHECKING:
     from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
+    from skyinfra.client.jobs import Job, detach_script
+    from skyinfra.client.launching import GangWarning
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
     from skyinfra.client.script import run_script
@@ -22,8 +24,11 @@ _LAZY = {
     "AsyncPool": "skyinfra.client.asynchronous",
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
+    "GangWarning": "skyinfra.client.launching",
+    "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
+    "detach_script": "skyinfra.client.jobs",
     "open_pool": "skyinfra.client.pool",
     "run_script": "skyinfra.client.script",
 }
@@ -32,9 +37,11 @@ __all__ = [
     "AsyncPool",
     "Compute",
     "Future",
+    "GangWarning",
     "Gather",
     "Handle",
     "Options",
+    "Job",
     "Pool",
     "Stateful",
     "Task",
@@ -42,6 +49,7 @@ __all__ = [
     "compute",
     "connect",
     "connect_async",
+    "detach_script",
     "gather",
     "open_pool",
     "run_script",

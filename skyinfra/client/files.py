@@ -52,6 +52,11 @@ class WithFiles(ABC):
     def node_names(self) -> list[str]:
         """The names of the nodes."""
 
+    @property
+    def included(self) -> Included | None:
+        """What was synced last, which tasks are to see."""
+        return self._files.included
+
     def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
         """Sends these files and folders, and those of earlier calls, to the fleet as they are now; what is there
         already is not sent again.

@@ -38,28 +38,38 @@ class Shipment:
     """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
-    sent. included: what the client has synced, which the task is to see. echo: whether the client wants what the task
-    prints.
+    sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
+    see. echo: whether the client wants what the task prints.
     """
 
-    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False, included: Included | None = None) -> None:
-        """Raises `TaskNotPicklable`."""
+    def __init__(
+        self,
+        task: Task[Any],
+        *,
+        topic: str,
+        echo: bool = False,
+        key: str | None = None,
+        included: Included | None = None,
+        whole: bool = False,
+    ) -> None:
+        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.name = task.name
-        self.key = f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
+        self.key = key or f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
         self.settings = task.settings
         self.included = included
-        packed = _pack_call(task, included)
-        self.parcels = [] if packed.small else packed.blobs()
-        self.brought = packed.small
-        self.call = packed.joined() if packed.small else b""
+        packed = _pack_call(task, included, whole=whole)
+        self.brought = whole or packed.small
+        self.parcels = [] if self.brought else packed.blobs()
+        self.call = packed.joined() if self.brought else b""
         self._header = Header(
             self.key,
             self.name,
             topic,
             task.settings.timeout,
             echo,
-            included.tree.name if included is not None else None,
-            () if packed.small else packed.parts,
+            tree=included.tree.name if included is not None else None,
+            parts=() if self.brought else packed.parts,
+            whole=whole,
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
-from skyinfra.client import pickling
+from skyinfra.client import jobs, pickling
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.files import FilesState, WithFiles
 from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
+from skyinfra.client.gangs import Gangs
+from skyinfra.client.jobs import Job
+from skyinfra.client.launching import Launcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.transfer import Head
 
@@ -69,7 +73,7 @@ class RunningTask:
     seconds: float
 
 
-class Pool(WithFiles):
+class Pool(Launcher, WithFiles):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
     def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
@@ -86,6 +90,7 @@ class Pool(WithFiles):
         self._loop = LoopThread()
         try:
             self._dispatcher = self._loop.run(self._open(timeout, patience))
+            self._gangs = Gangs(self._dispatcher, self.topic)
         except BaseException:
             self._loop.close()
             raise
@@ -133,6 +138,18 @@ class Pool(WithFiles):
             return self._loop.run(self._dispatcher.connection.ask(node, question, arguments, wait_s))
         except OSError as error:
             raise self._silent(error) from None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the head, for what runs in its event loop; see `in_loop`."""
+        return self._dispatcher.connection
+
+    def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
+        if self._ended.is_set():
+            coroutine.close()
+        self._check_open()
+        return self._loop.run(coroutine)
 
     def running(self) -> dict[str, list[RunningTask]]:
         """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
@@ -184,20 +201,57 @@ class Pool(WithFiles):
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Task[T], /, *, detach: str) -> Job[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
-    def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
+    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    @overload
+    def submit(
+        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    @overload
+    def submit(
+        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    def submit(
+        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
+    ) -> Future[Any] | Job[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
-        As many tasks as the fleet has slots are sent to it; others wait here. Raises `TaskNotPicklable`.
+        As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
+        of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
         if isinstance(task, Task):
             if args or kwargs:
                 raise TypeError("a task has its arguments already; submit the function to give others")
         else:
             task = pickling.as_task(task, args, kwargs)
+        if detach is not None:
+            return self.detach(task, detach)
         return self.send(task, self.target)
+
+    def detach(self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False) -> Job[T]:
+        """Leaves *task* with the head as a job, which goes on when this client ends and when the head restarts.
+
+        As many jobs run at once as the fleet has slots: higher priorities first (from -1000 to 1000), those who submit
+        in turns, and of each the oldest. name: of the job; None makes one. Names are unique among the jobs that the
+        head keeps; replace: unless that job has ended, which is forgotten then with its result.
+
+        A job runs at least once: again, from its beginning, where its slot or the head was lost before it had ended.
+        ``timeout`` and ``retries`` of the task hold. Raises `JobNameTaken`, `TaskNotPicklable`, `TaskTooLarge` (above
+        256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
+        """
+        self._check_open()
+        return jobs.detach(self, task, name, priority=priority, replace=replace)
+
+    def jobs(self) -> list[JobInfo]:
+        """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
+        return self.in_loop(jobs.Line(self.connection).kept())
+
+    def job(self, name: str) -> Job[Any]:
+        """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
+        return jobs.Job(self, self.in_loop(jobs.Line(self.connection).wait(name, 0)))
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
@@ -290,7 +344,12 @@ class Pool(WithFiles):
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes, included=self._files.included)
+        several = task.settings.slots > 1
+        shipment = pickling.Shipment(
+            task, topic=self.topic, echo=self._watcher.echoes, included=self.included, whole=several
+        )
+        if several:
+            return self.send_to_several(shipment, target)
         if self.brings_first and not shipment.brought:
             # Now, while the arguments are what they were when the task was made: they are not copied.
             self._loop.run(self._dispatcher.bring(shipment))

@@ -67,6 +67,11 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _read(kind: Any, value: object, path: str, error: type[SkyinfraError]) -> object:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
@@ -103,7 +108,7 @@ def _expect(kind: type[T], value: object, path: str, error: type[SkyinfraError])
 
 def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraError]) -> object:
     mapping = _expect(dict, value, path, error)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for key in mapping:
         if key not in fields:

@@ -15,14 +15,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distributed import get_worker
-
 from skyinfra._errors import StateDirectoryError
 from skyinfra.protocol import blobs, transfer
 from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.cargo import Cargo, Part, unpack
 from skyinfra.protocol.instance import NODE_DIRECTORY
-from skyinfra.protocol.transfer import BlobsMissing
+from skyinfra.protocol.transfer import BlobsMissing, Head
 from skyinfra.protocol.trees import Tree, parse_name
 from skyinfra.protocol.views import Views
 
@@ -86,7 +84,7 @@ def load(parts: Sequence[Part]) -> object:
 def keep(cargo: Cargo) -> None:
     """Sends a large result to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`."""
     parcels = cargo.blobs()
-    _patiently(lambda: transfer.send(get_worker().scheduler, parcels), cargo.parts)
+    _patiently(lambda head: transfer.send(head, parcels), cargo.parts)
 
 
 def fetch(wanted: dict[str, int]) -> None:
@@ -96,7 +94,7 @@ def fetch(wanted: dict[str, int]) -> None:
     if missing:
         with store.locked(min(missing)):
             parts = [Part(digest, size) for digest, size in missing.items()]
-            _patiently(lambda: transfer.fetch(get_worker().scheduler, store, missing), parts)
+            _patiently(lambda head: transfer.fetch(head, store, missing), parts)
 
 
 def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
@@ -111,21 +109,25 @@ def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
     raise AssertionError  # the last attempt has returned or raised
 
 
-def _patiently(start: Callable[[], Coroutine[Any, Any, T]], parts: Sequence[Part]) -> T:
+def _patiently(start: Callable[[Head], Coroutine[Any, Any, T]], parts: Sequence[Part]) -> T:
     """The result of what *start* gives, again while the head is away."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return _in_loop(start())
+            return _with_head(start)
         except OSError:
             if time.monotonic() > deadline:
                 raise BlobsMissing([part.digest for part in parts]) from None
             time.sleep(_RETRY_S)
 
 
-def _in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs *coroutine* in the worker's event loop; an interrupt of the task ends it."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, get_worker().loop.asyncio_loop)
+def _with_head(start: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
+    """Runs what *start* gives in the worker's event loop; an interrupt of the task ends it."""
+    # Here, because the process of a rank needs none of this, and would wait for the import.
+    from distributed import get_worker
+
+    worker = get_worker()
+    future = asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop)
     try:
         while True:
             try:

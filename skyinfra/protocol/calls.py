@@ -20,11 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from distributed import get_worker
-
 from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping, telling
-from skyinfra.protocol.cargo import Part
+from skyinfra.protocol.cargo import Cargo, Part
 from skyinfra.protocol.transfer import BlobsMissing
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ class Header:
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
+    whole: the result is a part of the outcome, however large it is.
     """
 
     key: str
@@ -52,6 +51,7 @@ class Header:
     echo: bool = False
     tree: str | None = None
     parts: tuple[Part, ...] = ()
+    whole: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -96,6 +96,9 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
     would wait for a connection to this process in vain when the next task ends the process.
     """
+    # Here, because the process of a rank needs the rest of this module alone.
+    from distributed import get_worker
+
     task = Header.loads(header)
     worker = get_worker()
 
@@ -135,7 +138,7 @@ def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | 
         ):
             try:
                 arrivals.use_tree(task.tree)
-                function, args, kwargs = _load(task, call)
+                function, args, kwargs = load(task, call)
                 outcome = _keep_result(task, function(*args, **kwargs))
             finally:
                 late = is_late()
@@ -154,7 +157,8 @@ def _late(task: Header) -> TaskTimeout:
     return failures.late(task.name, task.timeout or 0)
 
 
-def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
     try:
         loaded = arrivals.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
     except ModuleNotFoundError as error:
@@ -166,19 +170,28 @@ def _load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[objec
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 
+def dump_result(task: Header, result: object) -> bytes:
+    """*result*, pickled in one piece. Raises `TaskNotPicklable`."""
+    return _pack_result(task, result, whole=True).joined()
+
+
 def _keep_result(task: Header, result: object) -> Outcome:
-    try:
-        packed = cargo.pack(result)
-    except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
-        raise TaskNotPicklable(
-            f"the result of {task.name} cannot be pickled: {type(error).__name__}: {error}",
-            given=type(result).__qualname__,
-            hint="Return plain values, arrays, or the path of a file.",
-        ) from None
-    if packed.small:
+    packed = _pack_result(task, result, whole=task.whole)
+    if packed.small or task.whole:
         return Outcome(result=packed.joined())
     try:
         arrivals.keep(packed)
     except TaskTooLarge as error:
         raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
     return Outcome(parts=packed.parts)
+
+
+def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:
+    try:
+        return cargo.pack(result, whole=whole)
+    except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
+        raise TaskNotPicklable(
+            f"the result of {task.name} cannot be pickled: {type(error).__name__}: {error}",
+            given=type(result).__qualname__,
+            hint="Return plain values, arrays, or the path of a file.",
+        ) from None

@@ -18,6 +18,8 @@ from skyinfra._errors import TaskTimeout
 
 # A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60
+# Characters of a summary.
+_SUMMARY = 300
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Failure:
     """An exception on its way: pickled where that is possible, and as text for where it is not.
 
     traceback: the pickled traceback, from the first frame of the task. cause, context: the exceptions before it.
+    summary: class and message in one line, for who does not unpickle what a task raised.
     """
 
     error: bytes | None
@@ -33,6 +36,12 @@ class Failure:
     cause: Failure | None = None
     context: Failure | None = None
     suppress_context: bool = False
+    summary: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The class of the exception, with its module unless that is ``builtins``."""
+        return self.summary.partition(":")[0]
 
 
 def late(name: str, seconds: float) -> TaskTimeout:
@@ -57,7 +66,14 @@ def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Fai
         cause=None if cause is None or id(cause) in seen else of(cause, below=below, seen=seen),
         context=None if context is None or id(context) in seen else of(context, below=below, seen=seen),
         suppress_context=error.__suppress_context__,
+        summary=_summary(error),
     )
+
+
+def _summary(error: BaseException) -> str:
+    lines = traceback.TracebackException(type(error), error, None).format_exception_only()
+    # Those of a SyntaxError begin with the place.
+    return next((line for line in lines if not line.startswith(" ")), "").partition("\n")[0][:_SUMMARY]
 
 
 def _trimmed(frames: types.TracebackType | None, below: str) -> types.TracebackType | None:

@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from distributed import get_worker
 
+from skyinfra._errors import ScriptFailed
 from skyinfra.protocol import stopping
 from skyinfra.protocol.instance import NODE_DIRECTORY
 
@@ -37,7 +38,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     """
     worker = get_worker()
     key = str(worker.get_current_task())
-    with _folder() as folder, process_group() as group:
+    with new_folder() as folder, process_group() as group:
         path = Path(folder) / name
         path.write_bytes(source)
         process = subprocess.Popen(
@@ -53,7 +54,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
             stopping.set_group(key, group)
             try:
                 if topic:
-                    _stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
+                    stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
                 return process.wait()
             finally:
                 stopping.set_group(key, None)
@@ -61,7 +62,20 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
                 stopping.signal_group(group, signal.SIGKILL)
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
+    """Runs a program as `script` does, for nobody who listens: what it prints is the output of the task.
+
+    The exit code, which is 0. Raises `ScriptFailed` for another one, and for a signal.
+    """
+    code = script(source, name, args, env, "", "")
+    if code == 0:
+        return 0
+    error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
+    error.code = code
+    raise error
+
+
+def new_folder() -> tempfile.TemporaryDirectory[str]:
     """Of a script: below the node's own, with which it goes even where this process could not remove it."""
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
@@ -100,7 +114,7 @@ class _Lines:
         return [[self._stream, line] for line in lines]
 
 
-def _stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
+def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
     """Hands the lines of both streams to *send* in the order in which they are read, until both have ended."""
     pending: list[list[str]] = []
     flushed = time.monotonic()

@@ -20,6 +20,7 @@ from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
+from skyinfra.runner.jobs import Jobs
 from skyinfra.runner.scheduler import FleetScheduler
 from skyinfra.runner.state import NodeDirectory
 
@@ -48,6 +49,8 @@ _CONFIG = {
     "distributed.diagnostics.nvml": False,
     # Returns the memory that a task gave back to the system; has to be set before a process starts.
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
+    # Calls of jobs; the warning is about Dask's own collections.
+    "distributed.admin.large-graph-warning-threshold": "1 PiB",
 }
 
 
@@ -90,11 +93,12 @@ async def start(
     security: Security,
     layout: FleetLayout,
     desk: Desk | None = None,
+    jobs: Jobs | None = None,
 ) -> FleetScheduler:
     """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-    *layout*: what it hands on; *desk*: through which clients ask nodes. Writes ``scheduler`` in *directory*. Raises
-    `PortTaken`, or `NodeFailed` where the address is not this node's.
+    *layout*: what it hands on; *desk*: through which clients ask nodes; *jobs*: those that it takes from them. Writes
+    ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
@@ -106,6 +110,7 @@ async def start(
             layout=layout,
             desk=desk,
             blobs=HeadBlobs(BlobStore(directory.path / blobs.FOLDER)),
+            jobs=jobs,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,

@@ -15,7 +15,10 @@ from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import follow, head
 from skyinfra.runner.desk import Desk, Respond
+from skyinfra.runner.execution import Execution
 from skyinfra.runner.follow import Follower
+from skyinfra.runner.jobs import Jobs
+from skyinfra.runner.journal import Journal
 from skyinfra.runner.node import Node
 from skyinfra.runner.reports import BootReports
 from skyinfra.runner.scheduler import FleetScheduler
@@ -46,6 +49,7 @@ class Membership:
         self._respond = respond
         self._scheduler: FleetScheduler | None = None
         self._scheduler_made_from: tuple[Endpoint, str] | None = None
+        self._jobs: Jobs | None = None
         self._reports: BootReports | None = None
         self._follower: Follower | None = None
         self._follows: tuple[Endpoint, str, str] | None = None
@@ -115,7 +119,9 @@ class Membership:
             return False
 
     def check(self) -> None:
-        """Raises what ended the following of the head, which only an error of the runner itself does."""
+        """Raises what ended the following of the head, or its jobs, which only an error of the runner itself does."""
+        if self._jobs is not None:
+            self._jobs.check()
         if self._follower is not None:
             self._follower.check()
 
@@ -149,10 +155,13 @@ class Membership:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
             desk = Desk(node.name, self._respond)
+            jobs = await self._own_jobs()
             self._scheduler = await head.start(
-                declared, directory=self._directory, security=security, layout=layout, desk=desk
+                declared, directory=self._directory, security=security, layout=layout, desk=desk, jobs=jobs
             )
             self._scheduler_made_from = made_from
+            client = Credentials.derive(node.secret, role="client", name=node.name).security()
+            jobs.start(Execution(self._scheduler, desk, client))
             if node.config.provider != "local":
                 # A local node has no first boot.
                 self._reports = BootReports(declared, node.secret, self._scheduler.fail)
@@ -160,10 +169,20 @@ class Membership:
         self.endpoint = head.reached_at(self._scheduler)
         return self.endpoint
 
+    async def _own_jobs(self) -> Jobs:
+        """Those of the journal; they outlive a scheduler."""
+        if self._jobs is None:
+            found = Jobs(Journal(self._directory.jobs))
+            await found.load()
+            self._jobs = found
+        return self._jobs
+
     async def _stop_scheduler(self) -> None:
         if self._reports is not None:
             await self._reports.close()
             self._reports = None
+        if self._jobs is not None:
+            await self._jobs.stop()
         if self._scheduler is not None:
             # A closing scheduler ends its workers; they are to start anew against the next one.
             await self._workers.stop(self._workers)

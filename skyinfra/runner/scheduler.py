@@ -7,14 +7,16 @@ import contextlib
 import time
 from typing import Any
 
-from distributed import Scheduler
+from distributed import Scheduler, SchedulerPlugin
 from distributed.core import Status
 
-from skyinfra.protocol import fleet, questions
+from skyinfra.protocol import fleet, gang, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
+from skyinfra.runner.jobs import Jobs
+from skyinfra.runner.leases import Leases
 from skyinfra.runner.tunnel import Tunnel
 
 # An answer that nobody waits for any more is given up after that long.
@@ -26,13 +28,20 @@ _REPLACED_S = 900.0
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
-    *desk*: through which clients ask nodes. *blobs*: what it keeps for clients and nodes.
+    *desk*: through which clients ask nodes. *blobs*: what it keeps for clients and nodes. *jobs*: those that clients
+    leave here.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
     def __init__(
-        self, *, layout: FleetLayout, desk: Desk | None = None, blobs: HeadBlobs | None = None, **keywords: Any
+        self,
+        *,
+        layout: FleetLayout,
+        desk: Desk | None = None,
+        blobs: HeadBlobs | None = None,
+        jobs: Jobs | None = None,
+        **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
         if blobs is not None:
@@ -41,6 +50,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions
             self.handlers[questions.ANSWER_CALL] = desk.answer
+        if jobs is not None:
+            self.handlers.update(jobs.handlers)
         self._tunnel = Tunnel(self)
         self._offered = layout
         self._changed = asyncio.Event()
@@ -52,6 +63,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.handlers[fleet.SLOTS_CALL] = self.promise
         self.handlers[fleet.LEAVE_CALL] = self.leave
         self.handlers[fleet.RUNNING_CALL] = self.tasks_on_slots
+        leases = Leases(self._slots_in_service, self.clients.__contains__)
+        self.handlers[gang.ASK_CALL] = leases.ask
+        self.handlers[gang.JOIN_CALL] = leases.join
+        self.handlers[gang.STATE_CALL] = leases.state
+        self.handlers[gang.REPORT_CALL] = leases.report
+        self.handlers[gang.RELEASE_CALL] = leases.release
+        self.add_plugin(_Departures(leases))
 
     def offer(self, layout: FleetLayout) -> None:
         """Hands *layout* on from now on; whoever waits for another one gets it at once."""
@@ -105,6 +123,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._wake()
         await super().close(*arguments, **keywords)
 
+    def _slots_in_service(self) -> dict[str, bool]:
+        """The slots that take tasks, and whether one runs there or waits to."""
+        running = (worker for worker in self.workers.values() if worker.status == Status.running)
+        return {str(worker.name): bool(worker.processing) for worker in running}
+
     def _draining(self) -> dict[str, tuple[str, ...]]:
         """The runners pause the workers of the slots that go; what those still process they have started."""
         return {
@@ -123,6 +146,24 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class _Departures(SchedulerPlugin):  # type: ignore[misc]
+    """Tells the *leases* which clients and workers are gone."""
+
+    name = "skyinfra-gangs"
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self._leases.grant()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
+        self._leases.worker_gone(worker)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        self._leases.client_gone(client)
 
 
 def _key(task: Any) -> str:

@@ -23,6 +23,7 @@ it reads
 and on the head
 
     desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
+    jobs/           the journal of its jobs, see `skyinfra.runner.journal`
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class NodeDirectory:
         self.told_file = path / "told.json"
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
+        self.jobs = path / "jobs"
         self.packages = path / "site-packages"
         self.scratch = path / "scratch"
         self._lock_id: tuple[int, int] | None = None
@@ -241,8 +243,10 @@ class NodeDirectory:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
-    """Replaces *file* with *text* at once. *durable*: it is on the disk then. Raises `StateDirectoryError`.
+def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Replaces *file* with *content* at once, text as UTF-8. *durable*: it is on the disk then.
+
+    Raises `StateDirectoryError`.
 
     Root writes into folders of another user, who may put a link anywhere there: no name is followed, and what is
     changed is the open file.
@@ -250,9 +254,9 @@ def replace_file(file: Path, text: str, *, durable: bool = False) -> None:
     with writing(file):
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            with os.fdopen(handle, "wb") as stream:
                 os.fchmod(stream.fileno(), 0o644)
-                stream.write(text)
+                stream.write(content.encode() if isinstance(content, str) else content)
                 if durable:
                     stream.flush()
                     os.fsync(stream.fileno())

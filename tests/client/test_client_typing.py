@@ -37,6 +37,9 @@ def use(pool: sky.Pool) -> None:
     reveal_type(pool.map(len, ["a"]))
     reveal_type(pool.submit(train(0)).result())
     reveal_type(pool.submit(train, 0).result())
+    reveal_type(pool.submit(train(0), detach="a job").result())
+    reveal_type(pool.submit(train, 0, detach="a job").result())
+    reveal_type(pool.submit(len, "a", detach="a job"))
     train("a")
     name(3)
 """
@@ -53,6 +56,9 @@ REVEALED = [
     "typing.Iterator[int]",
     "float",
     "float",
+    "float",
+    "float",
+    "skyinfra.client.jobs.Job[int]",
 ]
 
 

@@ -253,7 +253,8 @@ def test_a_worker_node_waits_for_its_head(make_node: MakeNode) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     worker = make_node("n2", head=False, scheduler=address, cpu_slots=1)
-    late = worker.run("boot", "--detach", "--wait", "2", check=False)
+    # Long enough for it to ask the head once, also on a machine that does much else.
+    late = worker.run("boot", "--detach", "--wait", "15", check=False)
     assert late.returncode == 1
     assert f"the head {address}" in late.stderr
     assert (worker.directory.holder(), worker.status().state) == (None, "stopped")

@@ -33,18 +33,20 @@ class OtherScheduler(FleetScheduler):
         return found
 
 
-def start_nanny(address: str, node: str, index: int, secret: str, root: Path) -> Nanny:
+def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool) -> Nanny:
+    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0."""
+    name = f"GPU-{node}-{index}" if whole else f"MIG-{node}-{index}"
     slot = InstanceInfo(
         node=node,
         worker=index,
         slot=f"{node}/{index}",
-        kind="partition",
+        kind="gpu" if whole else "partition",
         fleet="stack/pool",
-        profile="3g.40gb",
+        profile=None if whole else "3g.40gb",
         accelerator="H100",
-        gpu=0,
-        uuid=f"MIG-{node}-{index}",
-        visible=("CUDA_VISIBLE_DEVICES", f"MIG-{node}-{index}"),
+        gpu=index if whole else 0,
+        uuid=name,
+        visible=("CUDA_VISIBLE_DEVICES", name),
         simulated=True,
     )
     directory = root / node
@@ -82,7 +84,7 @@ async def serve(config: dict) -> None:
         dashboard_address="127.0.0.1:0",
     )
     nannies = [
-        start_nanny(scheduler.address, node, index, secret, root)
+        start_nanny(scheduler.address, node, index, secret, root, whole=config.get("whole", False))
         for node in config["nodes"]
         for index in range(config["slots"])
     ]

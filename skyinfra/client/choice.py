@@ -1,0 +1,126 @@
+"""Which slots a gang may have, and what each of its ranks sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from skyinfra._errors import InvalidField, SlotLost
+from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.protocol.gang import Framework, Rank, Wish
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many nodes, and how many slots on each; None is all that are there."""
+
+    nodes: int | None = None
+    per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, given in (("nodes", self.nodes), ("per_node", self.per_node)):
+            if given is not None and given < 1:
+                raise InvalidField("a number from 1", field=field, given=given)
+
+
+def candidates(now: Snapshot, target: Target, size: Size) -> tuple[int, tuple[tuple[str, tuple[str, ...], int], ...]]:
+    """On how many nodes, and (node, slots, how many of them) for each node that has enough.
+
+    Raises `InvalidField`, and `SlotLost` where there is no slot at all.
+    """
+    by_node: dict[str, list[str]] = {}
+    for slot in now.slots:
+        if target.takes(slot):
+            by_node.setdefault(slot.node, []).append(slot.slot)
+    if not by_node:
+        raise SlotLost(f"there is no slot for it: {target} is wanted", hint=f"The slots are {now.profiles()}.")
+    enough = {node: slots for node, slots in by_node.items() if len(slots) >= (size.per_node or 1)}
+    there = ", ".join(f"{node} has {len(slots)}" for node, slots in by_node.items())
+    if not enough:
+        raise InvalidField(
+            "no node has that many slots",
+            field="per_node",
+            given=size.per_node,
+            hint=f"Slots that it may use: {there}.",
+        )
+    if size.nodes is not None and size.nodes > len(enough):
+        which = f" with {size.per_node} slots" if size.per_node else ""
+        raise InvalidField(
+            f"the fleet has {len(enough)} nodes{which}",
+            field="nodes",
+            given=size.nodes,
+            hint=f"Slots that it may use: {there}.",
+        )
+    found = tuple((node, tuple(slots), size.per_node or len(slots)) for node, slots in enough.items())
+    return size.nodes or len(found), found
+
+
+def may_come(now: Snapshot, manifest: Manifest, target: Target, size: Size) -> bool:
+    """Whether slots that are to be there and are not would do, or slots that a changing layout brings."""
+    if now.draining or (now.state is not None and now.state.leaving):
+        return True
+    if target.profile or target.accelerator or target.slot:
+        return False
+    by_node: dict[str, int] = {}
+    for name in now.promised(manifest):
+        node = name.rpartition("/")[0]
+        if target.node in (None, node):
+            by_node[node] = by_node.get(node, 0) + 1
+    enough = sum(count >= (size.per_node or 1) for count in by_node.values())
+    return enough >= (size.nodes or 1) and sum(by_node.values()) > sum(map(target.takes, now.slots))
+
+
+def ranks(wish: Wish, slots: Sequence[InstanceInfo], framework: Framework | None) -> list[Rank]:
+    """The ranks of a gang that was granted *slots*, in their order: node by node.
+
+    A rank on a whole GPU sees all GPUs that the gang has on its node, of which its local rank picks one. On any other
+    kind of slot it sees what is its own: a process can use one MIG partition. *framework*: None for one task that
+    takes all of them, and sees them all.
+    """
+    nodes = list(dict.fromkeys(slot.node for slot in slots))
+    found: list[Rank] = []
+    for rank, slot in enumerate(slots):
+        beside = [each for each in slots if each.node == slot.node]
+        sees = beside if framework is None or slot.kind == "gpu" else [slot]
+        found.append(
+            Rank(
+                gang=wish.gang,
+                rank=rank,
+                world_size=len(slots),
+                local_rank=beside.index(slot),
+                local_world_size=len(beside),
+                node_rank=nodes.index(slot.node),
+                nodes=tuple(nodes),
+                slots=tuple(each.slot for each in slots),
+                framework=framework,
+                holds=framework is None and rank > 0,
+                visible=_visible(sees),
+            )
+        )
+    return found
+
+
+def shared_gpus(slots: Sequence[InstanceInfo]) -> list[str]:
+    """Of the GPUs on which several of *slots* are MIG partitions, ``GPU 0 of n1`` with the ranks there."""
+    by_gpu: dict[tuple[str, int | None], list[str]] = {}
+    for rank, slot in enumerate(slots):
+        if slot.kind == "partition" and slot.visible is not None and slot.visible[0] == "CUDA_VISIBLE_DEVICES":
+            by_gpu.setdefault((slot.node, slot.gpu), []).append(str(rank))
+    return [
+        f"GPU {gpu} of {node} (ranks {', '.join(on_it)})" for (node, gpu), on_it in by_gpu.items() if len(on_it) > 1
+    ]
+
+
+def _visible(slots: Sequence[InstanceInfo]) -> dict[str, str]:
+    """The variable that confines a process to the devices of *slots*."""
+    pairs = [slot.visible for slot in slots if slot.visible is not None]
+    if not pairs:
+        return {}
+    name = pairs[0][0]
+    variables = {name: ",".join(value for _, value in pairs)}
+    if name == "ROCR_VISIBLE_DEVICES":
+        # Inside the devices that ROCR leaves, HIP counts from 0 again.
+        variables["HIP_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(len(pairs)))
+    return variables

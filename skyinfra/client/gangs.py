@@ -1,0 +1,358 @@
+"""Gangs: all ranks start or none, the first failure ends all, and they may start again.
+
+Everything in `Gangs` runs in the event loop of a `LoopThread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from skyinfra._errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
+from skyinfra.client import choice, gang_failures, pickling
+from skyinfra.client.choice import Size
+from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.pickling import Shipment
+from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.client.sync import Included
+from skyinfra.client.task import Task
+from skyinfra.protocol import gang, ranks
+from skyinfra.protocol.attempts import ATTEMPTS
+from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish, Work
+from skyinfra.protocol.instance import InstanceInfo
+
+# A gang that waits for slots looks that often whether the fleet is another one.
+_POLL_S = 2.0
+_WAIT_S = 20.0
+_ANSWER_S = 10.0
+# Ranks that end because another one failed have that long for their last lines.
+_LAST_WORDS_S = 2.0
+# The rank that failed has that long to say with what.
+_FAILURE_S = 15.0
+
+Lines = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started.
+
+    framework: None for one task that takes several slots. start_within: seconds until all ranks must have their slots.
+    timeout: seconds for which each rank may run. topic: of the lines; empty where nobody listens: they are in the
+    output of the tasks then, which *echo* wants here. on_slots: is told which slots the gang got. included: what the
+    client has synced, which the ranks are to see.
+    """
+
+    work: Work
+    framework: Framework | None
+    size: Size
+    target: Target = ANYWHERE
+    env: dict[str, str] | None = None
+    max_restarts: int = 0
+    start_within: float | None = None
+    timeout: float | None = None
+    topic: str = ""
+    echo: bool = False
+    key: str | None = None
+    listen: Callable[[str, Callable[[Lines], object] | None], None] | None = None
+    on_lines: Callable[[int, Lines], object] | None = None
+    on_slots: Callable[[list[InstanceInfo]], object] | None = None
+    included: Included | None = None
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How one start of a gang ended. first: the rank that failed first. ends: None for a rank that was lost."""
+
+    first: int | None
+    ends: list[RankEnd | None]
+    slots: list[InstanceInfo]
+
+
+class _ForgottenError(Exception):
+    """The head knows nothing of the gang any more: it, or the connection to it, began anew."""
+
+
+@dataclass(frozen=True)
+class _RankTask(Task[RankEnd]):
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+
+class Gangs:
+    """Starts gangs on the fleet of *dispatcher*. *topic*: of the scheduler, to which this client listens."""
+
+    def __init__(self, dispatcher: Dispatcher, topic: str) -> None:
+        self._dispatcher = dispatcher
+        self._topic = topic
+        self._connection = dispatcher.connection
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    async def run(self, launch: Launch) -> list[RankEnd]:
+        """Runs a gang until each of its ranks has done what it was to do, again as often as it may start.
+
+        Raises what the first rank that failed raised, `GangFailed` where that was no exception, `InvalidField`,
+        `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
+        """
+        start = failures = size = 0
+        while True:
+            error: BaseException
+            try:
+                ended = await self._once(launch, start, size)
+                size = size or len(ended.slots)
+                if ended.first is None:
+                    return cast(list[RankEnd], ended.ends)
+                error, may_pass = gang_failures.explain(
+                    launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
+                )
+            except _ForgottenError:
+                start += 1
+                continue
+            except SlotLost as lost:
+                error, may_pass = lost, True
+            if failures >= launch.max_restarts or not may_pass:
+                raise error
+            failures += 1
+            start += 1
+
+    async def several(self, launch: Launch, retries: int) -> Outcome:
+        """Runs a task that takes several slots; like any task it starts again where a process of it is lost."""
+        attempts = deaths = 0
+        for start in itertools.count():
+            try:
+                ended = await self._once(replace(launch, key=f"{launch.key}.{start}"), start)
+            except _ForgottenError:
+                continue
+            end = ended.ends[0]
+            if end is None or end.outcome is None:
+                deaths += 1
+                if deaths >= ATTEMPTS:
+                    raise TaskAttemptsExceeded(
+                        f"{launch.work.name} lost a process {deaths} times and is not tried again",
+                        hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
+                    )
+                continue
+            attempts += 1
+            outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
+            if attempts > retries or not pickling.may_pass(outcome):
+                return outcome
+        raise AssertionError  # it counts for ever
+
+    # One start ------------------------------------------------------------------------------------------------------
+
+    async def _once(self, launch: Launch, start: int, size: int = 0) -> _Ended:
+        """*start*: the number of those before this one. *size*: the number of ranks that these had."""
+        identity = uuid.uuid4().hex
+        limit = asyncio.timeout(launch.start_within)
+        tasks: list[asyncio.Task[RankEnd]] = []
+        try:
+            async with limit:
+                wish, slots = await self._granted(identity, launch, size)
+                if launch.on_slots is not None:
+                    launch.on_slots(slots)
+                places = _places(launch, wish, slots, start)
+                with _listening(launch, places):
+                    tasks += [asyncio.create_task(self._rank(launch, place)) for place in places]
+                    working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
+                    first = await self._until_over(identity, tasks, working, limit)
+                return _Ended(first, [_end_of(task) for task in tasks], slots)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(await self._why_not(identity, launch)) from None
+        finally:
+            # Ranks that still run are asked to end by that; those that do not wait for the head are stopped.
+            await self._release(identity)
+            if tasks:
+                await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _granted(self, identity: str, launch: Launch, size: int) -> tuple[Wish, list[InstanceInfo]]:
+        """Waits until the gang has its slots: as many as *size* where they come in time."""
+        clock = asyncio.get_running_loop().time
+        lacking_since: float | None = None
+        known: dict[str, InstanceInfo] = {}
+        while True:
+            await self._connection.ready()
+            with contextlib.suppress(OSError):
+                now = await self._connection.look()
+                wish = self._wish(identity, launch, now)
+                if isinstance(wish, SkyinfraError) or wish.size < size:
+                    lacking_since = lacking_since or clock()
+                    if clock() - lacking_since <= self._connection.patience and self._may_come(launch, now, size):
+                        await asyncio.sleep(_POLL_S / 4)
+                        continue
+                    if isinstance(wish, SkyinfraError):
+                        raise wish
+                else:
+                    lacking_since = None
+                known.update({slot.slot: slot for slot in now.slots})
+                state = await self._ask(gang.ASK_CALL, wait_s=_POLL_S, **wish.to_json())
+                if state["phase"] == "granted":
+                    return wish, [known[name] for name in state["slots"]]
+                if state["phase"] != "unknown":
+                    continue
+            await asyncio.sleep(0.1)
+
+    def _may_come(self, launch: Launch, now: Snapshot, size: int) -> bool:
+        """A gang that had its slots once may have them again; a new one is told at once what there will never be."""
+        return size > 0 or choice.may_come(now, self._connection.manifest, launch.target, launch.size)
+
+    def _wish(self, identity: str, launch: Launch, now: Snapshot) -> Wish | InvalidField | SlotLost:
+        """What to ask the head for, or why there is nothing to ask for."""
+        if launch.framework is None:
+            now = _without_partitions(now, launch)
+        try:
+            nodes, found = choice.candidates(now, launch.target, launch.size)
+        except (InvalidField, SlotLost) as error:
+            if launch.framework is None and isinstance(error, InvalidField):
+                error.field = "slots"
+            return error
+        return Wish(identity, str(self._connection.client.id), nodes, found)
+
+    async def _rank(self, launch: Launch, place: Rank) -> RankEnd:
+        title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
+        work = Work(launch.work.name) if place.holds else launch.work
+        task = _RankTask(ranks.run, (place, work), title=title)
+        key = None if place.rank else launch.key
+        shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=key, included=launch.included)
+        outcome = await self._dispatcher.execute(shipment, Target(slot=place.slots[place.rank]), windowed=False)
+        return cast(RankEnd, pickling.result(outcome, title))
+
+    async def _until_over(
+        self,
+        identity: str,
+        tasks: Sequence[asyncio.Task[RankEnd]],
+        working: Sequence[asyncio.Task[RankEnd]],
+        limit: asyncio.Timeout,
+    ) -> int | None:
+        """Waits until the ranks that work have ended well, or the gang is over: the rank that failed first then."""
+        watching = asyncio.create_task(self._watch(identity, limit))
+        try:
+            pending = set(working)
+            while pending and not watching.done():
+                await asyncio.wait({*pending, watching}, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in pending if task.done()]:
+                    task.result()
+                    pending.remove(task)
+            if not watching.done() and all(task.result().ok for task in working):
+                return None
+            first, lives = await watching
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            if lives:
+                await asyncio.wait([tasks[first]], timeout=_FAILURE_S)
+            return first
+        finally:
+            watching.cancel()
+
+    async def _watch(self, identity: str, limit: asyncio.Timeout) -> tuple[int, bool]:
+        """Waits until the gang is over; the rank that failed first, and whether its process lives to tell why."""
+        seen = "granted"
+        while True:
+            try:
+                state = await self._ask(gang.STATE_CALL, gang=identity, seen=seen, wait_s=_WAIT_S)
+            except OSError:
+                await self._connection.ready()
+                continue
+            if state["phase"] == "started":
+                limit.reschedule(None)
+                seen = "started"
+            elif state["phase"] != "granted":
+                if state["first"] is None:
+                    raise _ForgottenError
+                return int(state["first"]), not state["died"]
+
+    async def _why_not(self, identity: str, launch: Launch) -> str:
+        text = f"{launch.work.name} has not started within {launch.start_within:g} s"
+        with contextlib.suppress(OSError):
+            state = await self._ask(gang.STATE_CALL, gang=identity, seen="", wait_s=0)
+            if state["phase"] == "granted":
+                return f"{text}: other tasks run on {', '.join(state['missing'])}"
+            if state["phase"] == "waiting":
+                return f"{text}: other gangs have the slots"
+        return text
+
+    async def _release(self, identity: str) -> None:
+        """In a task of its own, so that a second cancellation spares it."""
+        task = asyncio.create_task(self._let_go(identity))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+        await asyncio.shield(task)
+
+    async def _let_go(self, identity: str) -> None:
+        # A head that is gone has no gangs.
+        with contextlib.suppress(OSError):
+            if self._connection.alive:
+                call = self._connection.client.scheduler.skyinfra_gang_release(gang=identity)
+                await asyncio.wait_for(call, _ANSWER_S)
+
+    async def _ask(self, call: str, *, wait_s: float, **arguments: Any) -> dict[str, Any]:
+        """What the head answers. Raises OSError where it does not, `NodeError` where it is older than this client."""
+        asked = getattr(self._connection.client.scheduler, call)(**arguments, wait_s=wait_s)
+        state: dict[str, Any] | None = await asyncio.wait_for(asked, wait_s + _ANSWER_S)
+        if state is None:
+            raise NodeError("the head of the fleet starts no gangs", hint="It is older than this client.")
+        return state
+
+
+def _places(launch: Launch, wish: Wish, slots: list[InstanceInfo], start: int) -> list[Rank]:
+    return [
+        replace(
+            place,
+            restart=start,
+            max_restarts=launch.max_restarts,
+            env=launch.env or {},
+            topic=launch.topic,
+            run_id=f"{wish.gang}.{place.rank}",
+            timeout=launch.timeout,
+        )
+        for place in choice.ranks(wish, slots, launch.framework)
+    ]
+
+
+def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:
+    """*now* with the slots of which a process can use several. Raises `NotSupported` where there is none."""
+    slots = tuple(slot for slot in now.slots if slot.kind != "partition")
+    partition = next((slot for slot in now.slots if slot.kind == "partition" and launch.target.takes(slot)), None)
+    if partition is not None and not any(map(launch.target.takes, slots)):
+        raise NotSupported(
+            f"a process uses one partition, and the slots are partitions ({partition.profile})",
+            field="slots",
+            given=launch.size.per_node,
+            hint="pool.launch(function) runs it once on each slot.",
+        )
+    return replace(now, slots=slots)
+
+
+@contextlib.contextmanager
+def _listening(launch: Launch, places: Sequence[Rank]) -> Iterator[None]:
+    """Hands the lines of the ranks on."""
+    if launch.listen is None or launch.on_lines is None:
+        yield
+        return
+    for place in places:
+        launch.listen(place.run_id, functools.partial(launch.on_lines, place.rank))
+    try:
+        yield
+    finally:
+        for place in places:
+            launch.listen(place.run_id, None)
+
+
+def _end_of(task: asyncio.Task[RankEnd]) -> RankEnd | None:
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()

@@ -1,0 +1,257 @@
+"""Jobs: tasks that the head keeps and runs, whatever becomes of the client that submitted them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import pickle
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from skyinfra._errors import JobCancelled, NotSupported, SlotLost
+from skyinfra.client import pickling
+from skyinfra.client.connection import Connection
+from skyinfra.client.task import Task
+from skyinfra.protocol import jobs, questions, scripts
+from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
+
+if TYPE_CHECKING:
+    from skyinfra.client.pool import Pool
+    from skyinfra.client.snapshot import Target
+
+T = TypeVar("T")
+
+# One question to the head may take that long.
+_ANSWER_S = 15.0
+# A job that runs may not have ended on its slot yet when it is taken back; see `Execution.stop`.
+_CANCEL_S = 20.0
+# The head is asked anew that often, while somebody waits for a job.
+_WAIT_S = 20.0
+# Between two questions.
+_PAUSE_S = 0.1
+
+
+class Job(Generic[T]):
+    """A task that was left with the head. Made by `Pool.submit` with ``detach=``, and by `Pool.job`.
+
+    It goes on when this client ends, and starts again, from its beginning, where the head restarted before it had
+    ended: it runs at least once, and may run twice at the same time for a moment. name: unique among the jobs that the
+    head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of at most 2 GiB.
+    """
+
+    def __init__(self, pool: Pool, info: JobInfo) -> None:
+        self.name = info.name
+        self.id = info.id
+        self._task = info.task
+        self._pool = pool
+
+    def info(self) -> JobInfo:
+        """What the head knows of the job now. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
+        return self._pool.in_loop(Line(self._pool.connection).wait(self.id, 0))
+
+    @property
+    def state(self) -> State:
+        """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
+        return self.info().state
+
+    def done(self) -> bool:
+        """Whether the job has ended: with a result, an exception, or cancelled."""
+        return self.info().over
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the result; raises what the task raised, with its remote traceback.
+
+        timeout: seconds, None for ever. Raises TimeoutError after it, and `JobCancelled`. An interrupt of the waiting
+        thread (Ctrl-C) ends the waiting alone: the job goes on.
+        """
+        value: T = pickling.result(self.outcome(timeout), self._task)
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end of the job; the exception that its task raised, or None. Raises as `result` does else."""
+        return pickling.exception(self.outcome(timeout), self._task)
+
+    def outcome(self, timeout: float | None = None) -> Outcome:
+        """Waits for the end of the job; how it ended, as the node has pickled it."""
+        return self._pool.in_loop(self._outcome(timeout))
+
+    async def _outcome(self, timeout: float | None) -> Outcome:
+        line = Line(self._pool.connection)
+        info = await line.wait(self.id, timeout)
+        if not info.over:
+            raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
+        if info.state == "cancelled":
+            raise JobCancelled(f"job {self.name} was cancelled; there is no result")
+        outcome: Outcome = pickle.loads(await line.outcome(self.id))  # noqa: S301 - the fleet's own, over mutual TLS
+        return outcome
+
+    def cancel(self) -> bool:
+        """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
+        return bool(self._pool.in_loop(Line(self._pool.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
+
+    def logs(self, lines: int = 1000) -> str:
+        """The last *lines* that the task has printed, programs that it runs included; empty where it printed nothing.
+
+        It is kept where the task ran: raises `NodeError` where that node does not answer.
+        """
+        info = self.info()
+        if info.slot is None:
+            return ""
+        node = info.slot.rpartition("/")[0]
+        found = self._pool.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
+        return str(found["text"]) if found is not None else ""
+
+    def forget(self) -> None:
+        """Has the head forget the job and its result. Raises `InvalidField` where it has not ended."""
+        self._pool.in_loop(Line(self._pool.connection).ask(jobs.FORGET_CALL, job=self.id))
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}: {self._task}>"
+
+
+class Line:
+    """What the head is asked about jobs. Everything here runs in the event loop of a `LoopThread`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def ask(self, call: str, longest_s: float = 0.0, /, **arguments: Any) -> Any:
+        """What the head answers within *longest_s* and some seconds, asked again while it restarts.
+
+        Raises the error that the answer is, or `FleetUnreachable`.
+        """
+        lost: float | None = None
+        while True:
+            await self._connection.ready()
+            try:
+                asked = getattr(self._connection.client.scheduler, call)(**arguments)
+                return jobs.answered(await asyncio.wait_for(asked, longest_s + _ANSWER_S))
+            except OSError:
+                now = time.monotonic()
+                lost = now if lost is None else lost
+                if now - lost > self._connection.patience:
+                    raise self._connection.gone() from None
+                await asyncio.sleep(_PAUSE_S)
+
+    async def submit(self, wanted: Submission, call: bytes) -> JobInfo:
+        """Leaves a job with the head, which has it on its disk then."""
+        arrived = 0
+        while arrived < len(call):
+            part = call[arrived : arrived + jobs.PART]
+            arrived = await self.ask(jobs.PART_CALL, job=wanted.id, offset=arrived, data=part)
+        return JobInfo.read(await self.ask(jobs.SUBMIT_CALL, submission=wanted.to_json()))
+
+    async def kept(self) -> list[JobInfo]:
+        """The jobs that the head keeps, in the order of their submission."""
+        return [JobInfo.read(each) for each in await self.ask(jobs.LIST_CALL)]
+
+    async def wait(self, job: str, timeout: float | None) -> JobInfo:
+        """The job, once it has ended or after *timeout* seconds; None is for ever."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _WAIT_S if deadline is None else min(_WAIT_S, max(0.0, deadline - time.monotonic()))
+            info = JobInfo.read(await self.ask(jobs.WAIT_CALL, left, job=job, wait_s=left))
+            if info.over or (deadline is not None and time.monotonic() >= deadline):
+                return info
+            # A head that is about to leave answers at once.
+            await asyncio.sleep(_PAUSE_S)
+
+    async def outcome(self, job: str) -> bytes:
+        """The pickled outcome of a job that has ended by itself."""
+        data = bytearray()
+        size = 1
+        while len(data) < size:
+            part = await self.ask(jobs.OUTCOME_CALL, job=job, offset=len(data), length=jobs.PART)
+            data += part["data"]
+            size = part["size"]
+        return bytes(data)
+
+
+def detach(
+    pool: Pool,
+    task: Task[T],
+    name: str | None = None,
+    *,
+    priority: int = 0,
+    replace: bool = False,
+    kind: Kind = "function",
+    shown: str | None = None,
+) -> Job[T]:
+    """Leaves *task* with the head of *pool*; see `Pool.detach`. shown: what it is called, the function's name else."""
+    shown = shown or task.name
+    name = name if name is not None else _made_name(shown)
+    jobs.check_name(name)
+    jobs.check_priority(priority)
+    if task.settings.slots != 1:
+        raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
+    target = pool.target.narrowed(profile=task.settings.profile)
+    shipment = pickling.Shipment(task, topic="", included=pool.included, whole=True)
+    if len(shipment.call) > jobs.LARGEST:
+        raise jobs.too_large(len(shipment.call))
+    _check_prospect(pool, target)
+    _, header = shipment.attempt(0)
+    wanted = Submission(
+        version=jobs.VERSION,
+        id=uuid.uuid4().hex,
+        name=name,
+        task=shown,
+        kind=kind,
+        submitter=_submitter(),
+        priority=priority,
+        header=header.decode(),
+        size=len(shipment.call),
+        resources=target.resources,
+        retries=task.settings.retries,
+        replace=replace,
+    )
+    return Job(pool, pool.in_loop(Line(pool.connection).submit(wanted, shipment.call)))
+
+
+def detach_script(
+    pool: Pool,
+    path: Path | str,
+    args: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    priority: int = 0,
+    replace: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Job[int]:
+    """Leaves ``python -u FILE ARGS`` with the head of *pool* as a job; see `run_script` for where it runs.
+
+    Its result is the exit code 0; another one is `ScriptFailed`. Raises OSError where the file cannot be read.
+    """
+    path = Path(path)
+    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
+    return detach(pool, task, name, priority=priority, replace=replace, kind="script", shown=path.name)
+
+
+def _check_prospect(pool: Pool, target: Target) -> None:
+    """Raises `SlotLost` where no slot of the fleet will ever take the job; one that is away for now is waited for."""
+    now = pool.look()
+    if now.prospect(target) == "gone":
+        raise SlotLost(
+            f"{target} is not in the layout of {pool.manifest.fleet}",
+            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
+        )
+
+
+def _made_name(shown: str) -> str:
+    words = re.sub(r"[^A-Za-z0-9]+", "-", shown)[-50:].strip("-")
+    return f"{words or 'job'}-{os.urandom(3).hex()}"
+
+
+def _submitter() -> str:
+    """``USER@HOST``."""
+    user = str(os.getuid())
+    with contextlib.suppress(OSError, KeyError):  # an account without a name, as containers have
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"

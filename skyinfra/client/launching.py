@@ -1,0 +1,191 @@
+"""``pool.launch``: a function or a script as the ranks of one program; and tasks that take several slots."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from skyinfra._errors import InvalidField, NotSupported, did_you_mean
+from skyinfra.client import choice, pickling
+from skyinfra.client.choice import Size
+from skyinfra.client.futures import Future
+from skyinfra.client.gangs import Gangs, Launch, Lines
+from skyinfra.client.loop import LoopThread
+from skyinfra.client.snapshot import Target
+from skyinfra.client.sync import Included
+from skyinfra.client.watching import Watcher
+from skyinfra.protocol.gang import Framework, RankEnd, Work
+from skyinfra.protocol.instance import InstanceInfo
+
+OnLine = Callable[[int, str, str], object]
+
+
+class GangWarning(UserWarning):
+    """The ranks of a gang run where a library that they probably use cannot do all that it does elsewhere.
+
+    NCCL identifies ranks by their GPU: two on MIG partitions of one GPU are "Duplicate GPU detected" up to NCCL 2.29.
+    Since 2.30 that is allowed with ``NCCL_MULTI_RANK_GPU_ENABLE=1``; its support for MIG is experimental, and data goes
+    through the memory of the host, as partitions have no peer-to-peer access over NVLink or PCIe (NVIDIA/nccl issue
+    1716; MIG User Guide, application considerations). gloo works.
+    """
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Of a launch."""
+
+    framework: Framework
+    max_restarts: int
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        known = get_args(Framework)
+        if self.framework not in known:
+            hint = did_you_mean(str(self.framework), known) or f"One of: {', '.join(known)}."
+            raise InvalidField("no such framework", field="framework", given=self.framework, hint=hint)
+        if self.max_restarts < 0:
+            raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
+
+
+def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
+    """What the ranks run. Raises `InvalidField`, `TaskNotPicklable`, and OSError for a script that cannot be read."""
+    if not isinstance(target, Path):
+        task = pickling.as_task(target, args, kwargs)
+        return Work(task.name, pickling.dump_call(task, included))
+    if not target.is_file():
+        raise InvalidField("there is no such file", field="target", given=str(target))
+    if kwargs:
+        raise InvalidField("a script has no named arguments", field="target", given=", ".join(kwargs))
+    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args)))
+
+
+class Launcher:
+    """The part of a pool that starts gangs."""
+
+    topic: str
+    target: Target
+    _loop: LoopThread
+    _gangs: Gangs
+    _watcher: Watcher
+
+    if TYPE_CHECKING:  # what the rest of the pool has
+
+        def listen(self, run_id: str, sink: Callable[[Lines], object] | None) -> None: ...
+        def _check_open(self) -> None: ...
+        @property
+        def included(self) -> Included | None: ...
+
+    def launch(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None = None,
+        per_node: int | None = None,
+        framework: Framework = "torch",
+        max_restarts: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_line: Callable[[int, str, str], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
+
+        All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
+        none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
+        with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
+        ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
+        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
+        ``local_rank``; a rank on a partition sees it alone.
+
+        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
+        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
+        `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
+        have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
+        and the text of each line; without it the lines are in the output of the tasks.
+
+        The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
+        that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
+        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
+        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
+        """
+        options = _Options(framework, max_restarts, timeout)
+        made = Launch(
+            _work(target, args, kwargs, self.included),
+            framework,
+            Size(nodes, per_node),
+            target=self.target,
+            env=dict(env or {}),
+            max_restarts=options.max_restarts,
+            start_within=options.timeout,
+            topic=self.topic if on_line is not None else "",
+            echo=self._watcher.echoes,
+            included=self.included,
+        )
+        return self._run_gang(made, on_line)
+
+    def send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
+        """Ships a task that takes several slots of one node."""
+        settings = shipment.settings
+        if target.slot is not None:
+            raise NotSupported(
+                "a task that takes several slots does not run on every slot", field="slots", given=settings.slots
+            )
+        launch = Launch(
+            Work(shipment.name, shipment.call),
+            framework=None,
+            size=Size(nodes=1, per_node=settings.slots),
+            target=target,
+            timeout=settings.timeout,
+            key=shipment.key,
+            echo=self._watcher.echoes,
+            included=shipment.included,
+        )
+        inner = self._loop.start(self._gangs.several(launch, settings.retries))
+        return Future(shipment.name, inner, key=shipment.key)
+
+    def _run_gang(self, made: Launch, on_line: OnLine | None) -> list[Any]:
+        """Waits for a gang. *on_line* is called, and warnings are given, in this thread."""
+        received: queue.SimpleQueue[tuple[int, Lines] | list[InstanceInfo] | None] = queue.SimpleQueue()
+        if on_line is not None:
+            made = replace(made, listen=self.listen, on_lines=lambda rank, lines: received.put((rank, lines)))
+        self._check_open()
+        future = self._loop.start(self._gangs.run(replace(made, on_slots=received.put)))
+        future.add_done_callback(lambda _: received.put(None))
+        try:
+            while (found := received.get()) is not None:
+                if isinstance(found, list):
+                    _warn(found, made.framework)
+                elif on_line is not None:
+                    rank, lines = found
+                    for stream, text in lines:
+                        on_line(rank, stream, text)
+            ends = future.result()
+        finally:
+            future.cancel()
+        return [_result(end, made.work) for end in ends]
+
+
+def _result(end: RankEnd, work: Work) -> Any:
+    if end.outcome is None:
+        return end.code
+    return pickling.result(pickle.loads(end.outcome), work.name)  # noqa: S301 - the fleet's own, over mutual TLS
+
+
+def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
+    shared = choice.shared_gpus(slots)
+    if shared and framework != "none":
+        warnings.warn(
+            f"ranks share a GPU on MIG partitions: {'; '.join(shared)}. NCCL before 2.30 refuses that (Duplicate GPU "
+            "detected); later ones need NCCL_MULTI_RANK_GPU_ENABLE=1 and have no peer-to-peer between partitions. "
+            "gloo works. With per_node=1 each rank has a node of its own.",
+            GangWarning,
+            # The caller of Pool.launch.
+            stacklevel=4,
+        )

@@ -1,0 +1,221 @@
+"""Gangs: the ranks of one program, which start together on a slot each and end together.
+
+A client asks the head for slots (`ASK_CALL`); the head grants all of them or none, in the order in which gangs asked.
+The client sends each rank as a task to its slot. The node's part (`skyinfra.protocol.ranks`) tells the head when the
+rank has its slot (`JOIN_CALL`); once all have, every rank starts. It says too how the rank ended (`REPORT_CALL`); the
+first failure ends the gang, of which all hear who wait with `STATE_CALL`. `RELEASE_CALL` is the client's last word.
+
+Travels to nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skyinfra._errors import InvalidNodeConfig, NotInTask
+from skyinfra.protocol import _schema
+
+ASK_CALL = "skyinfra_gang_ask"
+JOIN_CALL = "skyinfra_gang_join"
+REPORT_CALL = "skyinfra_gang_report"
+STATE_CALL = "skyinfra_gang_state"
+RELEASE_CALL = "skyinfra_gang_release"
+
+# The variable in which a rank finds its `Gang`, as JSON.
+VARIABLE = "SKYINFRA_GANG"
+
+Framework = Literal["torch", "jax", "none"]
+# Waiting: for slots. Granted: it has slots, not all ranks have arrived. Unknown: the head has no such gang any more.
+Phase = Literal["waiting", "granted", "started", "over", "unknown"]
+
+# Variables that a framework needs besides those of the gang; the image and the call may say otherwise.
+DEFAULTS: dict[Framework, dict[str, str]] = {
+    # Where an operation of NCCL fails, the process ends, and with it the gang; so it does where NCCL itself hangs for
+    # that long (docs.pytorch.org, torch_nccl_environment_variables). The time that a single operation may take is no
+    # variable: torch takes it from init_process_group(timeout=...).
+    "torch": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+    # The process of a slot stays between tasks: with 75 % of its device's memory it would leave a rank too little.
+    "jax": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    "none": {},
+}
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The place of a process in its gang.
+
+    rank: from 0, of *world_size*. local_rank: among the *local_world_size* ranks of its node. nodes: names of the
+    gang's nodes; node_rank: the position of this one. slots: of all ranks, by rank. master_address, master_port: of
+    rank 0's node, where rank 0 may listen (with ``SO_REUSEADDR``, as torch and JAX do). restart: how often the gang was
+    started before.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    slots: tuple[str, ...]
+    master_address: str
+    master_port: int
+    restart: int = 0
+
+
+def gang() -> Gang:
+    """The place of this process in its gang. Raises `NotInTask` outside of one."""
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        raise NotInTask(
+            "gang() tells a rank about its gang, and this is none",
+            hint="Start the function with pool.launch(function), or the script with `skyinfra run --torchrun`.",
+        )
+    return _schema.read(Gang, json.loads(text), path=VARIABLE, error=InvalidNodeConfig)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The slots that a gang may have: on *nodes* of the nodes, on each as many of its slots as is said.
+
+    gang: unique. client: Dask's name of the client; the gang ends with its connection. candidates: (node, slots, how
+    many of them) in order of preference.
+    """
+
+    gang: str
+    client: str
+    nodes: int
+    candidates: tuple[tuple[str, tuple[str, ...], int], ...]
+
+    @property
+    def size(self) -> int:
+        """How many slots that are, on the nodes that are preferred."""
+        return sum(count for _, _, count in self.candidates[: self.nodes])
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        candidates = [[node, list(slots), count] for node, slots, count in self.candidates]
+        return {"gang": self.gang, "client": self.client, "nodes": self.nodes, "candidates": candidates}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What the node's part of a rank is told by the client.
+
+    gang: the one that was granted its slots. holds: it runs nothing, and keeps its slot for another rank. framework:
+    None for a plain task that takes several slots. visible: the variables that confine it to its devices. run_id:
+    names its lines on *topic*, see `skyinfra.protocol.scripts`; without a topic they go to the output of the task.
+    timeout: seconds, from its start on.
+    """
+
+    gang: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    slots: tuple[str, ...]
+    framework: Framework | None
+    restart: int = 0
+    max_restarts: int = 0
+    holds: bool = False
+    visible: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    topic: str = ""
+    run_id: str = ""
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank runs: a pickled *call*, or the program *source* with *args*. name: for messages, and of its file."""
+
+    name: str
+    call: bytes | None = None
+    source: bytes = b""
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended: with a pickled ``Outcome``, with an exit code (negative for a signal), or both.
+
+    Neither: it was ended because the gang was over. ok: it did what it was to do.
+    """
+
+    outcome: bytes | None = None
+    code: int | None = None
+    ok: bool = False
+
+
+def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
+    """The variables of *rank*, whose rank 0 may listen at *address* and *port*; empty for a plain task."""
+    if rank.framework is None:
+        return {}
+    place = Gang(
+        rank.rank,
+        rank.world_size,
+        rank.local_rank,
+        rank.local_world_size,
+        rank.node_rank,
+        rank.nodes,
+        rank.slots,
+        address,
+        port,
+        rank.restart,
+    )
+    ours = {
+        VARIABLE: json.dumps(_schema.write(place)),
+        "SKYINFRA_RANK": str(rank.rank),
+        "SKYINFRA_WORLD_SIZE": str(rank.world_size),
+        "SKYINFRA_LOCAL_RANK": str(rank.local_rank),
+        "SKYINFRA_LOCAL_WORLD_SIZE": str(rank.local_world_size),
+        "SKYINFRA_NODE_RANK": str(rank.node_rank),
+        "SKYINFRA_RESTART": str(rank.restart),
+        "SKYINFRA_MASTER_ADDRESS": address,
+        "SKYINFRA_MASTER_PORT": str(port),
+    }
+    if rank.framework == "torch":
+        return {**ours, **_torch(rank, address, port)}
+    return {**ours, **_jax(rank, address, port)} if rank.framework == "jax" else ours
+
+
+def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
+    """What torchrun sets (torch/distributed/run.py), without TORCHELASTIC_USE_AGENT_STORE: rank 0 keeps the store."""
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(rank.world_size),
+        "LOCAL_RANK": str(rank.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank.local_world_size),
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": str(len(rank.nodes)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(rank.world_size),
+        "TORCHELASTIC_RUN_ID": rank.gang,
+        "TORCHELASTIC_RESTART_COUNT": str(rank.restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(rank.max_restarts),
+    }
+
+
+def _jax(rank: Rank, address: str, port: int) -> dict[str, str]:
+    """Of these, jax.distributed.initialize() reads the address and the devices (jax/_src/distributed.py); how many
+    processes there are and which one this is are arguments of it."""
+    host = f"[{address}]" if ":" in address else address
+    devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if _grouped(rank) else {}
+    return {
+        **devices,
+        "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
+        "JAX_NUM_PROCESSES": str(rank.world_size),
+        "JAX_PROCESS_ID": str(rank.rank),
+    }
+
+
+def _grouped(rank: Rank) -> bool:
+    """Whether it sees the devices of the other ranks of its node too."""
+    return rank.local_world_size > 1 and any("," in value for value in rank.visible.values())

@@ -1,0 +1,193 @@
+"""Jobs: tasks that the head keeps on its disk, and runs without the client that submitted them.
+
+The scheduler of the head answers these calls of clients. What is a ``job`` there is its name, its id, or how the id
+begins. An answer is a JSON object, in which bytes may stand: ``{"answer": ...}``, or ``{"error": {...}}``, see
+`refusal`. A call may be made again after its answer was lost, and does nothing more then.
+
+    PART_CALL     takes a part of a pickled call, ahead of its submission
+    SUBMIT_CALL   takes a `Submission`; the `JobInfo`
+    LIST_CALL     the `JobInfo` of every job that is kept, in the order of submission
+    WAIT_CALL     the `JobInfo`, once the job has ended or after some seconds
+    OUTCOME_CALL  a part of the pickled `calls.Outcome` of a job that has ended
+    CANCEL_CALL   takes a job back; whether it had not ended
+    FORGET_CALL   forgets a job that has ended
+
+Travels to nodes: standard library and ``distributed`` only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from skyinfra import _errors
+from skyinfra._errors import InvalidField, NodeError, NotSupported, SkyinfraError, TaskTooLarge
+from skyinfra.protocol import _schema
+from skyinfra.protocol.calls import Header
+
+VERSION = 1
+
+PART_CALL = "skyinfra_job_part"
+SUBMIT_CALL = "skyinfra_job_submit"
+LIST_CALL = "skyinfra_jobs"
+WAIT_CALL = "skyinfra_job_wait"
+OUTCOME_CALL = "skyinfra_job_outcome"
+CANCEL_CALL = "skyinfra_job_cancel"
+FORGET_CALL = "skyinfra_job_forget"
+
+# Bytes of a pickled call, and of a pickled outcome: the head holds those of the jobs that run in its memory.
+LARGEST = 256 * 2**20
+# Bytes that travel in one message.
+PART = 4 * 2**20
+# Priorities of jobs lie within it, on both sides of 0.
+MOST_PRIORITY = 1000
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+Kind = Literal["function", "script"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job, as the head knows it.
+
+    name: unique among the jobs that the head keeps. id: unique for ever. task: name of the function, or of the script's
+    file. submitter: ``USER@HOST``. priority: higher ones run first. submitted, started, ended: UNIX seconds, None for
+    what has not been yet; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where
+    it runs, or ran last. problem: why it failed, or waits, in one line.
+    """
+
+    name: str
+    id: str
+    task: str
+    kind: Kind
+    submitter: str
+    priority: int
+    state: State
+    submitted: float
+    started: float | None = None
+    ended: float | None = None
+    attempts: int = 0
+    slot: str | None = None
+    problem: str | None = None
+
+    @property
+    def key(self) -> str:
+        """How the keys of its tasks begin: ``skyinfra logs --task KEY``."""
+        return f"{self.name}-{self.id}"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ("done", "failed", "cancelled")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return _schema.write(self)
+
+    @classmethod
+    def read(cls, value: object, *, source: str = "job") -> JobInfo:
+        """The inverse of `to_json`. Raises `NodeError`."""
+        return _schema.read(cls, value, path=source, error=NodeError)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job on its way to the head.
+
+    header: that of the task, see `calls.Header`; its key is replaced for every attempt. size: bytes of the pickled
+    call, which was sent in parts before. retries: how often it starts again after an exception. resources: what a slot
+    must have to take it, as Dask counts it. replace: forget a job of the same name that has ended.
+    """
+
+    version: int
+    id: str
+    name: str
+    task: str
+    kind: Kind
+    submitter: str
+    priority: int
+    header: str
+    size: int
+    resources: dict[str, int]
+    retries: int = 0
+    replace: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return _schema.write(self)
+
+    @classmethod
+    def read(cls, value: object) -> Submission:
+        """The inverse of `to_json`. Raises `InvalidField`."""
+        hint = f"This head reads version {VERSION}: use the skyinfra that deployed the fleet."
+        _schema.check_version(value, VERSION, path="job", error=InvalidField, hint=hint)
+        found = _schema.read(cls, value, path="job", error=InvalidField)
+        check_id(found.id)
+        check_name(found.name)
+        check_priority(found.priority)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        for name, number in (("retries", self.retries), ("size", self.size)):
+            if number < 0:
+                raise InvalidField("a number from 0", field=name, given=number)
+        if not self.resources or any(count < 1 for count in self.resources.values()):
+            raise InvalidField("names what a slot must have, each at least once", field="resources")
+        try:
+            Header.loads(self.header.encode())
+        except (TypeError, ValueError):
+            raise InvalidField("is not the header of a task", field="header") from None
+
+
+def check_id(identity: str) -> None:
+    """Raises `InvalidField` where *identity* is not the id of a job: it becomes the name of a folder."""
+    if not _ID.fullmatch(identity):
+        raise InvalidField("32 digits of a hexadecimal number", field="id", given=identity)
+
+
+def check_name(name: str) -> None:
+    """Raises `InvalidField` where a job cannot have this *name*."""
+    if not _NAME.fullmatch(name):
+        raise InvalidField(
+            "at most 63 letters, digits, dots, dashes and underscores, the first one a letter or a digit",
+            field="name",
+            given=name,
+        )
+
+
+def check_priority(priority: int) -> None:
+    """Raises `InvalidField` where a job cannot have this *priority*."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise InvalidField(f"from {-MOST_PRIORITY} to {MOST_PRIORITY}", field="priority", given=priority)
+
+
+def too_large(size: int) -> TaskTooLarge:
+    """The error of a call or an outcome of *size* bytes."""
+    return TaskTooLarge(
+        f"{size / 2**20:.0f} MiB are more than the head keeps of a job, which is {LARGEST // 2**20} MiB",
+        hint="Let the task read and write large data in files, and give it their paths.",
+    )
+
+
+def refusal(error: SkyinfraError) -> dict[str, Any]:
+    """The answer that *error* is."""
+    given = error.given if isinstance(error.given, str | int | float) else None
+    told = {"class": type(error).__name__, "message": error.message, "field": error.field, "hint": error.hint}
+    return {"error": {**told, "given": given}}
+
+
+def answered(answer: object) -> Any:
+    """What an answer holds. Raises the error that it is; `NotSupported` where the head does not know the call."""
+    if not isinstance(answer, dict):
+        raise NotSupported("the head of the fleet keeps no jobs", hint="It is older than this client: deploy it again.")
+    if "error" not in answer:
+        return answer["answer"]
+    told = dict(answer["error"])
+    kind = told.pop("class")
+    known = getattr(_errors, kind) if kind in _errors.__all__ else NodeError
+    raise known(told["message"], field=told["field"], given=told["given"], hint=told["hint"])

@@ -1,0 +1,580 @@
+"""Gangs: ranks that start together, end together, and say which of them failed first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.cli.run import options_first, run_gang
+from skyinfra.client import Task, open_pool
+
+ROOT = Path(sky.__file__).parents[1]
+
+
+def none(pool, target, *args, **options):
+    """A gang without a framework, which warns of nothing."""
+    return pool.launch(target, *args, framework="none", **options)
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def place() -> tuple[int, str, str]:
+    return sky.gang().rank, sky.instance_info().slot, os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+def hold(folder: str, name: str) -> None:
+    """Says that it runs, and runs until it may end."""
+    Path(folder, f"{name}.{sky.gang().rank}").write_text(str(os.getpid()))
+    wait_for(f"{folder}/{name}.end")
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def background():
+    """Runs a function in a thread; ``background(f, x).result()`` waits for it."""
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(8) as executor:
+        yield executor.submit
+
+
+# Ranks --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_slot_is_a_rank_that_sees_its_own_partition(pool):
+    assert none(pool, place) == [(rank, f"n{n}/{i}", f"MIG-n{n}-{i}") for rank, (n, i) in enumerate(FOUR)]
+
+
+FOUR = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_ranks_have_what_torchrun_gives_them(pool):
+    with pytest.warns(sky.GangWarning, match=r"GPU 0 of n0 \(ranks 0, 1\); GPU 0 of n1 \(ranks 2, 3\)"):
+        found = pool.launch(environment, max_restarts=2)
+    ports = {each["MASTER_PORT"] for each in found}
+    assert len(ports) == 1
+    assert 1024 < int(ports.pop()) < 65536
+    for rank, each in enumerate(found):
+        wanted = {
+            "MASTER_ADDR": "127.0.0.1",
+            "RANK": rank,
+            "WORLD_SIZE": 4,
+            "LOCAL_RANK": rank % 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": rank // 2,
+            "GROUP_WORLD_SIZE": 2,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": 4,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 2,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": 600,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SKYINFRA_RESTART": 0,
+        }
+        assert {name: each[name] for name in wanted} == {name: str(value) for name, value in wanted.items()}
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in each
+
+
+def test_ranks_have_what_jax_reads(pool):
+    found = pool.launch(environment, framework="jax", per_node=1, env={"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
+    assert [each["JAX_PROCESS_ID"] for each in found] == ["0", "1"]
+    assert {each["JAX_NUM_PROCESSES"] for each in found} == {"2"}
+    (address,) = {each["JAX_COORDINATOR_ADDRESS"] for each in found}
+    assert address.startswith("127.0.0.1:")
+    # Each sees one partition, and what the call says stands above our defaults.
+    assert not any("JAX_LOCAL_DEVICE_IDS" in each for each in found)
+    assert found[0]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+
+
+def test_a_rank_knows_its_gang(pool):
+    first, second = none(pool, sky.gang, nodes=2, per_node=1)
+    assert (first.rank, first.world_size, first.local_rank, first.local_world_size) == (0, 2, 0, 1)
+    assert (second.rank, second.node_rank, second.nodes) == (1, 1, ("n0", "n1"))
+    assert first.slots == second.slots
+    assert (first.master_address, first.master_port) == (second.master_address, second.master_port)
+    with pytest.raises(sky.NotInTask, match="launch"):
+        sky.gang()
+
+
+def test_arguments_results_and_decorated_functions(pool):
+    @sky.compute
+    def add(a: int, *, b: int) -> int:
+        return a + b + sky.gang().rank
+
+    assert none(pool, add, 10, nodes=1, b=5) == [15, 16]
+
+
+def test_rank_0_may_listen_at_the_port_of_the_gang(pool):
+    def meet() -> str:
+        gang = sky.gang()
+        if gang.rank == 0:
+            with socket.create_server((gang.master_address, gang.master_port)) as server:
+                for _ in range(gang.world_size - 1):
+                    server.accept()[0].sendall(b"hello")
+            return "hello"
+        while True:
+            try:
+                with socket.create_connection((gang.master_address, gang.master_port)) as connection:
+                    return connection.recv(5).decode()
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+
+    assert none(pool, meet) == ["hello"] * 4
+
+
+def test_ranks_on_whole_gpus_see_those_of_their_node(fleets):
+    with open_pool(fleets(whole=True).manifest) as pool:
+        found = pool.launch(environment)
+        visible = ["GPU-n0-0,GPU-n0-1"] * 2 + ["GPU-n1-0,GPU-n1-1"] * 2
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == visible
+        assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0", "1"]
+        found = pool.launch(environment, framework="jax", nodes=1)
+        assert [each["JAX_LOCAL_DEVICE_IDS"] for each in found] == ["0", "1"]
+        check_tasks_on_several_slots(pool)
+
+
+def check_tasks_on_several_slots(pool):
+    """Here, because a fleet takes seconds."""
+
+    @sky.compute(slots=2)
+    def see(number: int) -> tuple[int, str]:
+        time.sleep(0.05)
+        return number, os.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert see(7) >> pool in [(7, "GPU-n0-0,GPU-n0-1"), (7, "GPU-n1-0,GPU-n1-1")]
+    results = list(pool.map(see, range(6)))
+    assert [number for number, _ in results] == list(range(6))
+    assert {visible for _, visible in results} == {"GPU-n0-0,GPU-n0-1", "GPU-n1-0,GPU-n1-1"}
+    future = pool.submit(see(1).options(slots=1))
+    assert "," not in future.result(timeout=60)[1]
+    with pytest.raises(sky.InvalidField, match=r"slots: no node has that many slots \(given: 3\)"):
+        see(1).options(slots=3) >> pool
+    with pytest.raises(sky.NotSupported, match="several slots"):
+        see(1) @ pool
+    with pytest.raises(sky.TaskTimeout, match=r"more than 0\.5 s"):
+        pool.submit(Task(time.sleep, (600,)).options(slots=2, timeout=0.5)).result(timeout=60)
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(Task(lambda: 1 / 0).options(slots=2, retries=1)).result(timeout=60)
+    with pytest.raises(sky.TaskAttemptsExceeded, match="lost a process 3 times"):
+        pool.submit(Task(os._exit, (3,)).options(slots=2)).result(timeout=60)
+
+
+def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
+    seen = []
+    with open_pool(fleet.manifest, output=lambda slot, line: seen.append((slot, line))) as pool:
+        none(pool, print, "hello", per_node=1)
+    assert sorted(seen) == [("n0/0", "hello"), ("n1/0", "hello")]
+
+
+# Slots --------------------------------------------------------------------------------------------------------------
+
+
+def test_no_rank_runs_before_all_have_their_slots(pool, tmp_path, background, wait_until):
+    busy = background(pool.broadcast, Task(wait_for, (str(tmp_path / "free"),)), slots=pool.slots()[3:])
+    wait_until(lambda: any(pool.running().get("n1/1", [])))
+    (tmp_path / "g.end").touch()
+    gang = background(none, pool, hold, str(tmp_path), "g")
+    time.sleep(0.5)
+    assert not list(tmp_path.glob("g.[0-9]"))
+    (tmp_path / "free").touch()
+    gang.result(timeout=60)
+    busy.result(timeout=60)
+    assert len(list(tmp_path.glob("g.[0-9]"))) == 4
+
+
+def test_a_gang_that_does_not_start_in_time_says_what_it_waits_for(pool, tmp_path, background, wait_until):
+    busy = background(pool.broadcast, Task(wait_for, (str(tmp_path / "free"),)), slots=pool.slots()[1:2])
+    wait_until(lambda: any(pool.running().get("n0/1", [])))
+    with pytest.raises(TimeoutError, match=r"place has not started within 0\.6 s: other tasks run on n0/1"):
+        none(pool, place, timeout=0.6)
+    (tmp_path / "free").touch()
+    busy.result(timeout=60)
+    assert len(none(pool, place, timeout=60)) == 4
+
+
+def test_gangs_take_turns_in_the_order_in_which_they_came(fleet, pool, tmp_path, background, wait_until):
+    running = background(none, pool, hold, str(tmp_path), "a")
+    wait_until(lambda: len(list(tmp_path.glob("a.[0-9]"))) == 4)
+    with open_pool(fleet.manifest) as other:
+        second = background(none, other, hold, str(tmp_path), "b")
+        time.sleep(0.4)
+        third = background(none, pool, hold, str(tmp_path), "c", nodes=1)
+        time.sleep(0.4)
+        assert not list(tmp_path.glob("[bc].[0-9]"))
+        (tmp_path / "a.end").touch()
+        running.result(timeout=60)
+        wait_until(lambda: len(list(tmp_path.glob("b.[0-9]"))) == 4)
+        assert not list(tmp_path.glob("c.[0-9]"))
+        (tmp_path / "b.end").touch()
+        second.result(timeout=60)
+        (tmp_path / "c.end").touch()
+        third.result(timeout=60)
+
+
+def test_two_small_gangs_run_beside_each_other(pool, tmp_path, background, wait_until):
+    both = [background(none, pool, hold, str(tmp_path), name, nodes=1) for name in "ab"]
+    wait_until(lambda: len(list(tmp_path.glob("[ab].[0-9]"))) == 4)
+    for name in "ab":
+        (tmp_path / f"{name}.end").touch()
+    for each in both:
+        each.result(timeout=60)
+
+
+@pytest.mark.slow
+def test_many_gangs_at_once_all_come_to_an_end(pool, background):
+    gangs = [background(none, pool, place, nodes=1 + number % 2, per_node=1 + number % 2) for number in range(8)]
+    for number, gang in enumerate(gangs):
+        assert len(gang.result(timeout=120)) == (1 + number % 2) ** 2
+
+
+def test_a_gang_uses_what_is_selected(pool):
+    assert [slot for _, slot, _ in none(pool.select(node="n1"), place)] == ["n1/0", "n1/1"]
+
+
+# Failures -----------------------------------------------------------------------------------------------------------
+
+
+def lean_on_rank_0(path: str, end: Callable[[], object]) -> None:
+    """Rank 1 ends as *end* does; what the others do fails because of that."""
+    gang = sky.gang()
+    Path(path, str(gang.rank)).write_text(str(os.getpid()))
+    if gang.rank == 1:
+        with socket.create_server((gang.master_address, 0)) as server:
+            Path(path, "new").write_text(str(server.getsockname()[1]))
+            Path(path, "new").rename(Path(path, "port"))
+            kept = [server.accept()[0] for _ in range(gang.world_size - 1)]
+            end()
+            time.sleep(600)
+            del kept
+    while not Path(path, "port").exists():
+        time.sleep(0.01)
+    with socket.create_connection((gang.master_address, int(Path(path, "port").read_text()))) as connection:
+        if connection.recv(1) == b"":
+            raise ConnectionResetError("rank 1 is gone")
+
+
+def break_off() -> None:
+    raise ZeroDivisionError("the cause")
+
+
+def kill_own_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def all_ended(folder: Path) -> bool:
+    pids = [int((folder / str(rank)).read_text()) for rank in range(4)]
+    return all(map(ended, pids))
+
+
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 6))])
+def test_the_first_failure_ends_all_ranks_and_is_the_one_that_is_raised(pool, tmp_path, wait_until, attempt):
+    with pytest.raises(ZeroDivisionError, match="the cause") as caught:
+        none(pool, lean_on_rank_0, str(tmp_path), break_off)
+    assert "break_off" in [frame.name for frame in caught.traceback]
+    assert caught.value.__notes__ == ["Raised by rank 1 of lean_on_rank_0, on slot n0/1 of node n0."]
+    wait_until(lambda: all_ended(tmp_path), timeout=5)
+    assert len(none(pool, place, timeout=30)) == 4
+
+
+def test_a_rank_that_is_killed_is_the_one_that_is_named(pool, tmp_path, wait_until):
+    with pytest.raises(sky.GangFailed, match=r"rank 1 of .*, on slot n0/1 of node n0, was ended by SIGKILL") as caught:
+        none(pool, lean_on_rank_0, str(tmp_path), kill_own_process)
+    assert (caught.value.rank, caught.value.code) == (1, -9)
+    wait_until(lambda: all_ended(tmp_path), timeout=5)
+
+
+def test_a_rank_that_loses_its_worker_is_the_one_that_is_named(pool, tmp_path, wait_until):
+    def kill_worker() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+    with pytest.raises(sky.GangFailed, match=r"rank 1 of .*, on slot n0/1 of node n0, lost its slot") as caught:
+        none(pool, lean_on_rank_0, str(tmp_path), kill_worker)
+    assert (caught.value.rank, caught.value.code) == (1, None)
+    wait_until(lambda: all_ended(tmp_path), timeout=10)
+    wait_until(lambda: len(pool.slots()) == 4)
+
+
+def test_an_exit_code_is_a_failure(pool):
+    with pytest.raises(sky.GangFailed, match="ended with exit code 7"):
+        none(pool, lambda: os._exit(7) if sky.gang().rank == 2 else time.sleep(600))
+
+
+def test_a_result_that_cannot_be_shipped_is_said(pool):
+    with pytest.raises(sky.TaskNotPicklable, match="result"):
+        none(pool, lambda: (each for each in [1]), nodes=1, max_restarts=3)
+
+
+def test_a_gang_starts_again_and_goes_on_from_its_checkpoint(pool, tmp_path):
+    def train(folder: str) -> tuple[int, int, str]:
+        gang = sky.gang()
+        checkpoints = sky.SpotCheckpointer(f"{folder}/{gang.rank}")
+        _, step = checkpoints.load_latest() or (None, 0)
+        began = step
+        while step < 6:
+            step += 1
+            checkpoints.save(None, step)
+            if gang.rank == 1 and step == 2 * (gang.restart + 1) and gang.restart < 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return began, gang.restart, os.environ["SKYINFRA_RESTART"]
+
+    results = none(pool, train, str(tmp_path), nodes=1, max_restarts=2)
+    assert results[1] == (4, 2, "2")
+    assert results[0][1:] == (2, "2")
+
+
+def test_a_gang_starts_again_no_more_often_than_it_may(pool, tmp_path):
+    def fail(path: str) -> None:
+        with Path(path).open("a") as file:
+            file.write(".")
+        raise OSError("again")
+
+    with pytest.raises(OSError, match="again"):
+        none(pool, fail, str(tmp_path / "starts"), nodes=1, per_node=1, max_restarts=2)
+    assert (tmp_path / "starts").read_text() == "..."
+
+
+@pytest.mark.slow
+def test_a_gang_goes_on_after_the_loss_of_a_worker(pool, tmp_path, wait_until):
+    def once(path: str) -> int:
+        if sky.gang().rank == 3 and not Path(path).exists():
+            Path(path).touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
+        return sky.gang().restart
+
+    assert none(pool, once, str(tmp_path / "done"), max_restarts=1) == [1] * 4
+
+
+def test_a_client_that_dies_takes_its_ranks_with_it(fleet, pool, tmp_path, wait_until):
+    program = (
+        "import json, pathlib, sys, time, os\nimport skyinfra as sky\n"
+        "def hold(folder):\n"
+        "    pathlib.Path(folder, str(sky.gang().rank)).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "with sky.connect('manifest.json') as pool: pool.launch(hold, sys.argv[1], framework='none')\n"
+    )
+    (tmp_path / "manifest.json").write_text(json.dumps(fleet.manifest.to_json()))
+    (tmp_path / "program.py").write_text(program)
+    client = subprocess.Popen(
+        [sys.executable, "program.py", str(tmp_path)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)))
+    finally:
+        client.kill()
+        client.wait()
+    wait_until(lambda: all_ended(tmp_path), timeout=20)
+    assert len(none(pool, place, timeout=60)) == 4
+
+
+def test_an_interrupt_ends_all_ranks_and_frees_their_slots(pool, tmp_path, wait_until):
+    def speak(folder: str) -> None:
+        Path(folder, str(sky.gang().rank)).write_text(str(os.getpid()))
+        while True:
+            print("here")
+            time.sleep(0.1)
+
+    def interrupt(rank: int, stream: str, text: str) -> None:
+        if all((tmp_path / str(rank)).exists() for rank in range(4)):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        none(pool, speak, str(tmp_path), on_line=interrupt)
+    wait_until(lambda: all_ended(tmp_path), timeout=10)
+    assert len(none(pool, place, timeout=60)) == 4
+
+
+@pytest.mark.slow
+def test_a_gang_starts_anew_where_the_head_did(fleets, tmp_path, background, wait_until):
+    fleet = fleets()
+    with open_pool(fleet.manifest) as pool:
+        gang = background(none, pool, hold, str(tmp_path), "g")
+        wait_until(lambda: len(list(tmp_path.glob("g.[0-9]"))) == 4)
+        for file in tmp_path.glob("g.[0-9]"):
+            file.unlink()
+        fleet.kill()
+        fleets(port=fleet.manifest.head.port)
+        wait_until(lambda: len(list(tmp_path.glob("g.[0-9]"))) == 4)
+        (tmp_path / "g.end").touch()
+        gang.result(timeout=60)
+
+
+# Scripts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script; gives its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_script_runs_as_a_program_on_every_rank(pool, script):
+    path = script(
+        "import os, sys, skyinfra\n"
+        "def f(): return 1\n"
+        "print(__name__, sys.argv[1:], os.path.dirname(__file__) == os.getcwd(), skyinfra.gang().rank)\n"
+        "import pickle; pickle.loads(pickle.dumps(f))\n"
+        "print('bad', file=sys.stderr)\n"
+    )
+    lines = []
+    assert none(pool, path, "--lr", 0.1, nodes=1, on_line=lambda *line: lines.append(line)) == [0, 0]
+    wanted = [(rank, "stdout", f"__main__ ['--lr', '0.1'] True {rank}") for rank in (0, 1)]
+    assert sorted(lines) == sorted([*wanted, (0, "stderr", "bad"), (1, "stderr", "bad")])
+
+
+def test_a_script_that_ends_with_a_code_ends_the_gang(pool, script):
+    path = script("import os, sys, time\nif os.environ['SKYINFRA_RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n")
+    with pytest.raises(sky.GangFailed, match=r"rank 1 of train\.py, .* ended with exit code 3") as caught:
+        none(pool, path)
+    assert (caught.value.rank, caught.value.code) == (1, 3)
+
+
+def test_a_script_that_raises_has_its_traceback_first(pool, script):
+    path = script("import os, time\nif os.environ['SKYINFRA_RANK'] == '1': raise KeyError('lost')\ntime.sleep(600)\n")
+    lines = []
+    with pytest.raises(sky.GangFailed, match="exit code 1") as caught:
+        none(pool, path, on_line=lambda *line: lines.append(line))
+    assert isinstance(caught.value.__cause__, KeyError)
+    errors = [text for rank, stream, text in lines if (rank, stream) == (1, "stderr")]
+    assert errors[0] == "Traceback (most recent call last):"
+    assert errors[-1] == "KeyError: 'lost'"
+    assert not any("skyinfra" in text for text in errors)
+
+
+def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_path, script, capfd):
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    path = script(
+        "import os, sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]) if os.environ['RANK'] == '1' else 0)\n"
+    )
+    for code in (0, 5):
+        assert run_gang(str(manifest), path, [str(code)], nodes=1, per_node=2, max_restarts=0) == code
+    out, err = capfd.readouterr()
+    assert "1: ['5']" in out
+    assert "warning: ranks share a GPU" in err
+    assert "error: rank 1 of train.py, on slot n0/1 of node n0, ended with exit code 5" in err
+    with pytest.raises(sky.InvalidField, match="--nodes"):
+        run_gang(str(manifest), path, ["0"], nodes=9, per_node=None, max_restarts=0)
+
+
+def test_the_command_starts_ranks(fleet, tmp_path, script):
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
+    script("import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])")
+    command = [sys.executable, "-m", "skyinfra.cli", "run", "fleet.json"]
+    command += ["--torchrun", "--per-node", "1", "train.py", "--", "--nodes", "7"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} 2 ['--nodes', '7']" for rank in (0, 1)]
+    command = [sys.executable, "-m", "skyinfra.cli", "run", "fleet.json", "--nodes", "2", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "error: --nodes: goes with --torchrun (given: 2)\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("F s.py a --nodes 2", "F s.py a --nodes 2"),
+        ("F --torchrun s.py", "--torchrun F s.py"),
+        ("F --nodes 2 --torchrun s.py --nodes 3", "--nodes 2 --torchrun F s.py --nodes 3"),
+        ("--nodes=2 F s.py -- x", "--nodes=2 F s.py -- x"),
+        ("F -- s.py --nodes 2", "F -- s.py --nodes 2"),
+        ("F --nodes", "--nodes F"),
+    ],
+)
+def test_options_stand_before_and_behind_the_fleet(given, wanted):
+    assert options_first(given.split(), {"--nodes", "--per-node"}) == wanted.split()
+
+
+# What cannot be -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 3}, r"nodes: the fleet has 2 nodes \(given: 3\)\n.*n0 has 2, n1 has 2"),
+        ({"per_node": 3}, r"per_node: no node has that many slots \(given: 3\)\n.*n0 has 2, n1 has 2"),
+        ({"nodes": 0}, "nodes: a number from 1"),
+        ({"per_node": -1}, "per_node: a number from 1"),
+        ({"framework": "torhc"}, r"framework: no such framework .*\nDid you mean torch"),
+        ({"max_restarts": -1}, "max_restarts: a number from 0"),
+        ({"timeout": 0}, "timeout: seconds"),
+    ],
+)
+def test_what_a_gang_cannot_be(pool, options, message):
+    with pytest.raises(sky.InvalidField, match=message):
+        pool.launch(place, **{"framework": "none", **options})
+
+
+def test_a_target_that_cannot_be(pool, tmp_path, script):
+    with pytest.raises(sky.InvalidField, match=r"target: there is no such file .*missing\.py"):
+        none(pool, tmp_path / "missing.py")
+    with pytest.raises(sky.InvalidField, match="named arguments"):
+        none(pool, script(""), lr=1)
+    with pytest.raises(sky.TaskNotPicklable, match="argument"):
+        none(pool, len, threading.Lock())
+    with pytest.raises(TypeError, match="function"):
+        none(pool, "train.py")
+
+
+def test_a_process_uses_one_partition(pool):
+    with pytest.raises(sky.NotSupported, match=r"slots: a process uses one partition.*3g\.40gb"):
+        pool.submit(Task(os.getpid).options(slots=2)).result(timeout=60)
+
+
+def test_a_closed_pool_starts_nothing(fleet):
+    with open_pool(fleet.manifest) as pool:
+        pass
+    with pytest.raises(sky.FleetError, match="closed"):
+        none(pool, place)
+
+
+# Frameworks ---------------------------------------------------------------------------------------------------------
+
+
+def test_pytorch_ranks_meet_with_gloo(pool):
+    pytest.importorskip("torch", reason="torch is not installed")
+
+    def reduce() -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(3) * dist.get_rank()
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return float(total[0])
+
+    with pytest.warns(sky.GangWarning):
+        assert pool.launch(reduce) == [6.0] * 4
