@@ -32,6 +32,7 @@ from skyinfra._errors import (
     InvalidAccelerator,
     InvalidDemand,
     InvalidField,
+    InvalidInclude,
     InvalidLayout,
     InvalidManifest,
     InvalidNodeConfig,
@@ -49,6 +50,7 @@ from skyinfra._errors import (
     NotInTask,
     NotOffered,
     NotSupported,
+    NotSynced,
     PackingFailed,
     PartitionBusy,
     PartitionFailed,
@@ -68,6 +70,7 @@ from skyinfra._errors import (
     TaskAttemptsExceeded,
     TaskError,
     TaskFailed,
+    TaskInputsLost,
     TaskNotPicklable,
     TaskTimeout,
     TaskTooLarge,
@@ -106,6 +109,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.protocol.manifest import Manifest
     from skyinfra.protocol.stateful import enter, exit
     from skyinfra.protocol.telling import progress
+    from skyinfra.protocol.views import files, synced
     from skyinfra.providers import AWS, CapacityBlock, CapacityReservation, Local, VastAI
     from skyinfra.stack import FleetStack
 
@@ -150,6 +154,7 @@ _LAZY: dict[str, str | None] = {
     "compute": "skyinfra.client",
     "connect": "skyinfra.client",
     "current_accelerator": "skyinfra.protocol.instance",
+    "files": "skyinfra.protocol.views",
     "gang": "skyinfra.protocol.gang",
     "gather": "skyinfra.client",
     "instance_info": "skyinfra.protocol.instance",
@@ -163,6 +168,7 @@ _LAZY: dict[str, str | None] = {
     "offers": None,
     "on_interrupt": "skyinfra.protocol.interruption",
     "plugins": None,
+    "synced": "skyinfra.protocol.views",
 }
 
 __all__ = [
@@ -202,6 +208,7 @@ __all__ = [
     "InvalidAccelerator",
     "InvalidDemand",
     "InvalidField",
+    "InvalidInclude",
     "InvalidLayout",
     "InvalidManifest",
     "InvalidNodeConfig",
@@ -225,6 +232,7 @@ __all__ = [
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "NotSynced",
     "PackingFailed",
     "PartitionBusy",
     "PartitionFailed",
@@ -248,6 +256,7 @@ __all__ = [
     "TaskAttemptsExceeded",
     "TaskError",
     "TaskFailed",
+    "TaskInputsLost",
     "TaskNotPicklable",
     "TaskTimeout",
     "TaskTooLarge",
@@ -270,6 +279,7 @@ __all__ = [
     "current_accelerator",
     "enter",
     "exit",
+    "files",
     "gang",
     "gather",
     "instance_info",
@@ -284,6 +294,7 @@ __all__ = [
     "on_interrupt",
     "plugins",
     "progress",
+    "synced",
 ]
 
 

@@ -18,6 +18,7 @@
     │   ├── ConcurrencyMismatch       Worker.concurrency against the layout
     │   ├── DuplicatePool             two pools of one name in one stack
     │   ├── NotOffered                the provider has no machine for the declaration
+    │   ├── InvalidInclude            what is to be synced is not there, is too large, holds a secret or leads elsewhere
     │   └── NotSupported              the provider cannot do what is declared
     ├── ProjectError
     │   ├── ProjectNotFound           no cdktf.json here
@@ -66,6 +67,8 @@
         ├── JobNameTaken              a job of that name is there already
         ├── JobCancelled              the job was cancelled; there is no result
         ├── SlotLost                  the slot is gone
+        ├── TaskInputsLost            what the task needs is gone from the head, and is another here now
+        ├── NotSynced                 the path is not among what was synced
         └── NotInTask                 asked for the instance outside of a task
 
 A message says where, what was given, and what would work. This module travels to nodes with the runner:
@@ -202,6 +205,10 @@ class DuplicatePool(DeclarationError):
 
 class NotOffered(DeclarationError):
     """The provider has no machine for what is declared."""
+
+
+class InvalidInclude(DeclarationError):
+    """What is to be synced is not there, is too large, holds a secret, or leads elsewhere; nothing of it was sent."""
 
 
 class NotSupported(DeclarationError):
@@ -422,6 +429,14 @@ class SlotLost(TaskError):
     """The slot that the task was bound to is gone."""
 
 
+class TaskInputsLost(TaskError):
+    """What the task needs is gone from the head, and is another on the client now: it has to be sent anew."""
+
+
+class NotSynced(TaskError):
+    """The path is not among what was synced."""
+
+
 class NotInTask(TaskError):
     """The instance was asked for outside of a task."""
 
@@ -449,6 +464,7 @@ __all__ = [
     "InvalidAccelerator",
     "InvalidDemand",
     "InvalidField",
+    "InvalidInclude",
     "InvalidLayout",
     "InvalidManifest",
     "InvalidNodeConfig",
@@ -466,6 +482,7 @@ __all__ = [
     "NotInTask",
     "NotOffered",
     "NotSupported",
+    "NotSynced",
     "PackingFailed",
     "PartitionBusy",
     "PartitionFailed",
@@ -485,6 +502,7 @@ __all__ = [
     "TaskAttemptsExceeded",
     "TaskError",
     "TaskFailed",
+    "TaskInputsLost",
     "TaskNotPicklable",
     "TaskTimeout",
     "TaskTooLarge",

@@ -1,7 +1,8 @@
 """The runner as a wheel, made of the code that runs here: what a node gets is exactly what compiled its stack.
 
-The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and needs what they
-need, in the versions that this machine has: client and workers pickle for each other. The same code gives the same
+The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
+that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle
+for each other. The same code gives the same
 bytes on every machine, because nothing in the archive is compressed: zlib's versions differ in what they make.
 """
 
@@ -22,7 +23,7 @@ from skyinfra._errors import MissingDependency
 
 _PACKAGE = Path(__file__).resolve().parent
 _ROOMS = ("first_boot", "mig", "protocol", "runner")
-_FILES = ("__init__.py", "_errors.py", "py.typed")
+_FILES = ("__init__.py", "_errors.py", "py.typed", "client/__init__.py", "client/stateful.py", "client/task.py")
 _SUFFIXES = (".py", ".json")
 # What the rooms that travel import besides the standard library, and what of that has to be the same on both sides.
 _NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")

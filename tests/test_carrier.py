@@ -41,6 +41,10 @@ def test_what_is_installed_from_it_is_the_code_that_runs_here(tmp_path: Path) ->
     assert not (site / "skyinfra" / "cli").exists()
     found = python(site, "-c", "import skyinfra, skyinfra.runner; print(skyinfra.__file__, skyinfra.instance_info)")
     assert str(site) in found.stdout
+    # What a module of tasks says on a node, where it was synced to.
+    decorated = "import skyinfra as sky\n@sky.compute(timeout=1)\ndef f(): return 7\nprint(f())"
+    environment_of_a_slot = f"import os; os.environ['SKYINFRA_SLOT'] = '{{}}'\n{decorated}"
+    assert python(site, "-c", environment_of_a_slot).stdout == "7\n"
     shown = python(site, "-m", "skyinfra.runner", "--help").stdout
     assert "partition" in shown
     named = python(

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
+from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.lookup import connect
-from skyinfra.client.pool import Pool, RunningTask, check_map, tasks_of, total_of
+from skyinfra.client.pool import Pool, RunningTask
+from skyinfra.client.sync import Synced
 from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput
 from skyinfra.protocol.instance import InstanceInfo
@@ -26,12 +28,18 @@ def connect_async(
     timeout: float = 15,
     output: bool | OnOutput = True,
     progress: bool = True,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
 ) -> Connecting:
     """What `connect` does, for coroutines: ``async with sky.connect_async("inference", "mig") as pool``, or await it.
 
     In it, ``await (task >> pool)`` gives a result, ``await (task @ pool)`` a list, ``async for`` goes over `map`.
     """
-    return Connecting(lambda: connect(fleet, pool, timeout=timeout, output=output, progress=progress))
+    return Connecting(
+        lambda: connect(
+            fleet, pool, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes
+        )
+    )
 
 
 class Connecting:
@@ -78,6 +86,8 @@ class AsyncPool:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        # The loop goes on while large arguments are on their way; they must not be changed meanwhile.
+        pool.brings_first = False
 
     @property
     def manifest(self) -> Manifest:
@@ -157,6 +167,18 @@ class AsyncPool:
                     return
                 else:
                     flow.take(await ended.get())
+
+    async def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
+        """See `Pool.sync`."""
+        return await asyncio.to_thread(self.pool.sync, *paths, excludes=excludes)
+
+    async def put(self, path: str | Path, remote: str | Path | None = None) -> str:
+        """See `Pool.put`."""
+        return await asyncio.to_thread(self.pool.put, path, remote)
+
+    async def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
+        """See `Pool.get`."""
+        return await asyncio.to_thread(self.pool.get, remote, path, node)
 
     async def close(self) -> None:
         """See `Pool.close`."""

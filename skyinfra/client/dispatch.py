@@ -10,15 +10,15 @@ import contextlib
 import itertools
 import pickle
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import distributed
 from distributed.client import FutureCancelledError
 
-from skyinfra._errors import NodeError, SlotLost, TaskAttemptsExceeded
-from skyinfra.client import pickling
+from skyinfra._errors import NodeError, SlotLost, TaskAttemptsExceeded, TaskInputsLost
+from skyinfra.client import pickling, sync
 from skyinfra.client.connection import Connection
 from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
@@ -34,6 +34,8 @@ _LISTENS_S = 0.5
 _ANSWER_S = 10.0
 # A task that is over its time is ended on its node within that long.
 _OVERTIME_S = 10.0
+# How often a task is sent again because the head had no room to keep what it needs.
+_LOSSES = 3
 
 
 @dataclass
@@ -122,6 +124,8 @@ class Dispatcher:
         waiting = _Waiting(shipment.name, target, waiter, shipment.settings.timeout)
         self._waiting[shipment.key] = waiting
         try:
+            if not shipment.brought:
+                await self.bring(shipment)
             async with self.window(target).place() if windowed else contextlib.nullcontext():
                 return await self._until_done(shipment, target)
         except asyncio.CancelledError:
@@ -133,24 +137,33 @@ class Dispatcher:
 
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Runs the task, again as often as it may fail."""
+        numbers = itertools.count()
         attempt = 0
         while True:
-            outcome = await self._one_attempt(shipment, attempt, target)
+            outcome = await self._one_attempt(shipment, numbers, target)
             attempt += 1
             if attempt > shipment.settings.retries or not pickling.may_pass(outcome):
                 return outcome
 
-    async def _one_attempt(self, shipment: Shipment, attempt: int, target: Target) -> Outcome:
-        """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life."""
+    async def _one_attempt(self, shipment: Shipment, numbers: Iterator[int], target: Target) -> Outcome:
+        """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life,
+        and may lose what the task needs, or its result."""
+        losses = 0
+        number = next(numbers)
         while True:
             await self.connection.ready()
-            future = self._submit(shipment, attempt, target)
+            future = self._submit(shipment, number, target)
             self._waiting[shipment.key].future = future
             try:
                 outcome = await self._outcome(future)
                 self._done.append(future)
-                if outcome is not None:
+                if outcome is not None and not outcome.missing:
                     return outcome
+                if outcome is not None:
+                    losses += 1
+                    # Under its old key, the head would give what it has: that the task could not run.
+                    number = next(numbers)
+                    await self._bring_again(shipment, losses)
             except asyncio.CancelledError:
                 # On its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares it.
                 self._keep(asyncio.create_task(self._stop(future)), self._stopping)
@@ -163,6 +176,29 @@ class Dispatcher:
                 # OSErrors of the task itself are in its outcome: this is the connection. Give Dask time to notice.
                 await asyncio.sleep(0.1)
 
+    async def bring(self, shipment: Shipment, *, files: bool = False) -> None:
+        """Makes sure that a large call is at the head, and the *files* that were synced.
+
+        Raises `FleetUnreachable`, `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`.
+        """
+        while True:
+            await self.connection.ready()
+            try:
+                await sync.bring(self.connection.client.scheduler, shipment, files=files)
+            except OSError:  # the connection; give Dask time to notice
+                await asyncio.sleep(0.1)
+            else:
+                shipment.brought = True
+                return
+
+    async def _bring_again(self, shipment: Shipment, losses: int) -> None:
+        if losses > _LOSSES:
+            raise TaskInputsLost(
+                f"what {shipment.name} needs, or gives, was lost at the head {losses} times",
+                hint="What is in flight at once is more than the head can keep: send less, or give it a larger disk.",
+            )
+        await self.bring(shipment, files=True)
+
     async def _outcome(self, future: Any) -> Outcome | None:
         """How the task ended; None where that was lost on the way, and the task has to run again."""
         arrival = self._arrivals[future.key] = asyncio.get_running_loop().create_future()
@@ -170,12 +206,15 @@ class Dispatcher:
         try:
             await asyncio.wait((arrival, ended), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done():
-                return cast(Outcome, pickle.loads(arrival.result()))  # noqa: S301 - the fleet's own, over mutual TLS
-            error = ended.result()
-            if error is not None:
-                raise error
-            outcome: Outcome | None = await future
-            return outcome
+                outcome = cast(Outcome, pickle.loads(arrival.result()))  # noqa: S301 - the fleet's own, over mutual TLS
+            else:
+                error = ended.result()
+                if error is not None:
+                    raise error
+                outcome = await future
+                if outcome is None:
+                    return None
+            return await sync.fetched(self.connection.client.scheduler, outcome)
         finally:
             ended.cancel()
             del self._arrivals[future.key]

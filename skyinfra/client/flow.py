@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from skyinfra.client import pickling
 from skyinfra.client.futures import Future
 from skyinfra.client.task import Task
 
@@ -94,3 +95,23 @@ class Flow(Generic[T]):
         for future in self._kept:
             future.cancel()
         self._counting.__exit__(kind, error, trace)
+
+
+def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
+    """Raises what `Pool.map` raises at once."""
+    if window is not None and window < 1:
+        raise ValueError(f"window is at least 1, not {window}")
+    if not iterables:
+        raise TypeError("map() needs at least one iterable")
+
+
+def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
+    """A task for each item, or each row of items; they may be infinite."""
+    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+
+
+def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
+    """How many rows *iterables* give, where all of them say so."""
+    if all(isinstance(each, Sized) for each in iterables):
+        return min(len(each) for each in iterables if isinstance(each, Sized))
+    return None

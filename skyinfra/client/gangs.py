@@ -21,6 +21,7 @@ from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.client.sync import Included
 from skyinfra.client.task import Task
 from skyinfra.protocol import gang, ranks
 from skyinfra.protocol.attempts import ATTEMPTS
@@ -46,8 +47,8 @@ class Launch:
 
     framework: None for one task that takes several slots. start_within: seconds until all ranks must have their slots.
     timeout: seconds for which each rank may run. topic: of the lines; empty where nobody listens: they are in the
-    output of the tasks then, which *echo* wants here. on_slots: is told
-    which slots the gang got.
+    output of the tasks then, which *echo* wants here. on_slots: is told which slots the gang got. included: what the
+    client has synced, which the ranks are to see.
     """
 
     work: Work
@@ -64,6 +65,7 @@ class Launch:
     listen: Callable[[str, Callable[[Lines], object] | None], None] | None = None
     on_lines: Callable[[int, Lines], object] | None = None
     on_slots: Callable[[list[InstanceInfo]], object] | None = None
+    included: Included | None = None
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,8 @@ class Gangs:
         title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
         task = _RankTask(ranks.run, (place, work), title=title)
-        shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=None if place.rank else launch.key)
+        key = None if place.rank else launch.key
+        shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=key, included=launch.included)
         outcome = await self._dispatcher.execute(shipment, Target(slot=place.slots[place.rank]), windowed=False)
         return cast(RankEnd, pickling.result(outcome, title))
 

@@ -193,7 +193,7 @@ def detach(
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
     target = pool.target.narrowed(profile=task.settings.profile)
-    shipment = pickling.Shipment(task, topic="")
+    shipment = pickling.Shipment(task, topic="", included=pool.included, whole=True)
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(pool, target)

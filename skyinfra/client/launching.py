@@ -17,6 +17,7 @@ from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs, Launch, Lines
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
+from skyinfra.client.sync import Included
 from skyinfra.client.watching import Watcher
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
@@ -53,11 +54,11 @@ class _Options:
             raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
 
 
-def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
+def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
     """What the ranks run. Raises `InvalidField`, `TaskNotPicklable`, and OSError for a script that cannot be read."""
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
-        return Work(task.name, pickling.Shipment(task, topic="").call)
+        return Work(task.name, pickling.dump_call(task, included))
     if not target.is_file():
         raise InvalidField("there is no such file", field="target", given=str(target))
     if kwargs:
@@ -78,6 +79,8 @@ class Launcher:
 
         def listen(self, run_id: str, sink: Callable[[Lines], object] | None) -> None: ...
         def _check_open(self) -> None: ...
+        @property
+        def included(self) -> Included | None: ...
 
     def launch(
         self,
@@ -114,7 +117,7 @@ class Launcher:
         """
         options = _Options(framework, max_restarts, timeout)
         made = Launch(
-            _work(target, args, kwargs),
+            _work(target, args, kwargs, self.included),
             framework,
             Size(nodes, per_node),
             target=self.target,
@@ -123,6 +126,7 @@ class Launcher:
             start_within=options.timeout,
             topic=self.topic if on_line is not None else "",
             echo=self._watcher.echoes,
+            included=self.included,
         )
         return self._run_gang(made, on_line)
 
@@ -141,6 +145,7 @@ class Launcher:
             timeout=settings.timeout,
             key=shipment.key,
             echo=self._watcher.echoes,
+            included=shipment.included,
         )
         inner = self._loop.start(self._gangs.several(launch, settings.retries))
         return Future(shipment.name, inner, key=shipment.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from skyinfra._errors import InvalidField, PoolNotFound
@@ -18,6 +19,8 @@ def connect(
     timeout: float = 15,
     output: bool | OnOutput = True,
     progress: bool = True,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
 ) -> Pool:
     """A connection to a deployed fleet; close it, or use it in a ``with`` block.
 
@@ -26,12 +29,15 @@ def connect(
     Terraform. timeout: seconds until the head must have answered. output: what tasks and their subprocesses print is
     printed here too, line by line, with the slot in front; False: it is not, and a function is called with slot and
     line instead. progress: how far maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as
-    bars where someone watches.
+    bars where someone watches. includes: files and folders that tasks are to have, such as the package they are in,
+    without *excludes*; see `Pool.sync`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
-    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`.
+    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`,
+    `InvalidInclude`.
     """
-    return open_pool(find_manifest(fleet, pool), timeout=timeout, output=output, progress=progress)
+    manifest = find_manifest(fleet, pool)
+    return open_pool(manifest, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes)
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

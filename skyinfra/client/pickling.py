@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import linecache
+import operator
 import pickle
 import re
 import site
@@ -16,26 +18,59 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from skyinfra._errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
+from skyinfra.client.stateful import InObject, Stateful
 from skyinfra.client.task import Compute, Task
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol import cargo, views
+from skyinfra.protocol.calls import Header, Outcome, named
+from skyinfra.protocol.cargo import Cargo
 from skyinfra.protocol.failures import Failure
+
+if TYPE_CHECKING:
+    from skyinfra.client.sync import Included
 
 
 class Shipment:
-    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages."""
+    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
 
-    def __init__(self, task: Task[Any], *, topic: str, echo: bool = False, key: str | None = None) -> None:
+    A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
+    sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
+    see. echo: whether the client wants what the task prints.
+    """
+
+    def __init__(
+        self,
+        task: Task[Any],
+        *,
+        topic: str,
+        echo: bool = False,
+        key: str | None = None,
+        included: Included | None = None,
+        whole: bool = False,
+    ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.name = task.name
         self.key = key or f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
         self.settings = task.settings
-        self.call = dump_call(task)
-        self._header = Header(self.key, self.name, topic, task.settings.timeout, echo)
+        self.included = included
+        packed = _pack_call(task, included, whole=whole)
+        self.brought = whole or packed.small
+        self.parcels = [] if self.brought else packed.blobs()
+        self.call = packed.joined() if self.brought else b""
+        self._header = Header(
+            self.key,
+            self.name,
+            topic,
+            task.settings.timeout,
+            echo,
+            tree=included.tree.name if included is not None else None,
+            parts=() if self.brought else packed.parts,
+            whole=whole,
+        )
 
     def attempt(self, number: int) -> tuple[str, bytes]:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
@@ -43,29 +78,74 @@ class Shipment:
         return header.key, header.dumps()
 
 
-def dump_call(task: Task[Any]) -> bytes:
-    """The function of *task* with its arguments, pickled. Raises `TaskNotPicklable`."""
-    with _by_value():
+def dump_call(task: Task[Any], included: Included | None = None) -> bytes:
+    """The function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
+    return _pack_call(task, included, whole=True).joined()
+
+
+def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Cargo:
+    with _by_value(included):
         try:
-            return _dumps((task.function, task.args, dict(task.kwargs)))
+            return _pack((task.function, task.args, dict(task.kwargs)), included, whole=whole)
+        except TaskNotPicklable:  # of what the object of a method is made from
+            raise
         except Exception as error:
-            what, cause = _culprit(task) or (task.name, error)
+            what, cause = _culprit(task, included) or (task.name, error)
             raise TaskNotPicklable(
                 f"{what} cannot be pickled: {type(cause).__name__}: {cause}",
                 hint="Create it inside the function, or pass what it is made from.",
             ) from error
 
 
-def _dumps(value: object) -> bytes:
-    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return data
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """What a decorator has replaced in a synced module travels by reference all the same."""
+
+    def __init__(self, *arguments: Any, included: Included, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._included = included
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As `pickle.Pickler.reducer_override`."""
+        if isinstance(obj, types.FunctionType | type | Compute | Stateful):
+            found = _reference(obj, self._included)
+            if found is not None:
+                return named, found
+        elif isinstance(obj, InObject):
+            return obj.reduced(self._included)
+        return super().reducer_override(obj)
 
 
-def _culprit(task: Task[Any]) -> tuple[str, Exception] | None:
+def _pack(value: object, included: Included | None, *, whole: bool = False) -> Cargo:
+    if included is None:
+        return cargo.pack(value, whole=whole)
+    return cargo.pack(value, functools.partial(_Pickler, included=included), whole=whole)
+
+
+def _reference(decorated: object, included: Included) -> tuple[str, str] | None:
+    """Module and name of a function or class, where a decorator stands in its place in a synced module."""
+    plain = _undecorated(decorated)
+    module = sys.modules.get(getattr(plain, "__module__", None) or "")
+    name = getattr(plain, "__qualname__", "")
+    if module is None or "<locals>" in name or included.module_name(module) is None:
+        return None
+    try:
+        found = operator.attrgetter(name)(module)
+    except AttributeError:
+        return None
+    return (module.__name__, name) if _undecorated(found) is plain else None
+
+
+def _undecorated(value: object) -> object:
+    if isinstance(value, Compute):
+        return value.function
+    return value.kind if isinstance(value, Stateful) else value
+
+
+def _culprit(task: Task[Any], included: Included | None) -> tuple[str, Exception] | None:
     """Which part of *task* cannot be pickled, in words, and why."""
     for label, value in _parts(task):
         try:
-            _dumps(value)
+            _pack(value, included)
         except Exception as error:  # noqa: BLE001 - as above
             return label, error
     return None
@@ -94,16 +174,19 @@ def _named_arguments(task: Task[Any]) -> list[tuple[str, object]]:
 
 # Functions by value -------------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()
+# What is pickled may pickle something itself.
+_lock = threading.RLock()
 _seen: set[str] = set()
 _own: list[types.ModuleType] = []
 
 
 @contextlib.contextmanager
-def _by_value() -> Iterator[None]:
-    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files."""
+def _by_value(included: Included | None) -> Iterator[None]:
+    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files,
+    unless they are *included*."""
     with _lock:
-        registered = [module for module in _own_modules() if module.__name__ not in _registry()]
+        own = [each for each in _own_modules() if included is None or included.module_name(each) is None]
+        registered = [module for module in own if module.__name__ not in _registry()]
         for module in registered:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -135,11 +218,12 @@ def _is_own(name: str, file: str | None) -> bool:
     path = Path(file)
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    return not any(path.is_relative_to(folder) for folder in _library_folders())
+    return not any(path.is_relative_to(folder) for folder in library_folders())
 
 
 @functools.cache
-def _library_folders() -> tuple[Path, ...]:
+def library_folders() -> tuple[Path, ...]:
+    """Where the standard library and what is installed lie."""
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
@@ -164,7 +248,8 @@ def result(outcome: Outcome, name: str) -> Any:
     if raised is not None:
         raise raised
     try:
-        return pickle.loads(outcome.result or b"")  # noqa: S301 - the fleet's own, over mutual TLS
+        # Over mutual TLS, from the fleet itself.
+        return pickle.loads(outcome.result or b"", buffers=outcome.buffers)  # noqa: S301
     except ModuleNotFoundError as error:
         error.add_note(f"The result of {name} needs the module {error.name!r} here as well.")
         raise
@@ -191,7 +276,20 @@ def _error(failure: Failure, name: str) -> BaseException:
     error.__suppress_context__ = failure.suppress_context
     if failure.traceback is None:
         return error
-    return error.with_traceback(pickle.loads(failure.traceback))  # noqa: S301
+    frames = pickle.loads(failure.traceback)  # noqa: S301
+    _find_lines(frames)
+    return error.with_traceback(frames)
+
+
+def _find_lines(frames: types.TracebackType | None) -> None:
+    """Lets tracebacks show the lines of files that were synced: their paths are those of the node."""
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        here = views.here(name)
+        if here is not None and name not in linecache.cache:
+            lines = linecache.getlines(str(here))
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        frames = frames.tb_next
 
 
 def _load_error(failure: Failure) -> BaseException | None:

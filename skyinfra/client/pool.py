@@ -6,8 +6,9 @@ import queue
 import threading
 import types
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
@@ -15,7 +16,8 @@ from skyinfra.client import jobs, pickling
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.flow import Flow
+from skyinfra.client.files import FilesState, WithFiles
+from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs
 from skyinfra.client.jobs import Job
@@ -27,6 +29,7 @@ from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.transfer import Head
 
 T = TypeVar("T")
 
@@ -41,14 +44,24 @@ def open_pool(
     patience: float = _PATIENCE_S,
     output: bool | OnOutput = True,
     progress: bool = True,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
 ) -> Pool:
-    """Connects to the fleet of *manifest*.
+    """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
 
     output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
     may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
-    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`.
+    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
+    `InvalidInclude`.
     """
-    return Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
+    pool = Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
+    if includes:
+        try:
+            pool.sync(*includes, excludes=excludes)
+        except BaseException:
+            pool.close()
+            raise
+    return pool
 
 
 @dataclass(frozen=True)
@@ -60,16 +73,19 @@ class RunningTask:
     seconds: float
 
 
-class Pool(Launcher):
+class Pool(Launcher, WithFiles):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
     def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
         self.manifest = manifest
         self._watcher = watcher
         self.target = ANYWHERE
+        # Whether large arguments are at the head before `send` is back, so that they may be changed then.
+        self.brings_first = True
         self._ended = threading.Event()
         self._dashboards: list[Dashboard] = []
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
+        self._files = FilesState()
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._loop = LoopThread()
         try:
@@ -328,9 +344,15 @@ class Pool(Launcher):
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         self._check_open()
         target = target.narrowed(profile=task.settings.profile)
-        shipment = pickling.Shipment(task, topic=self.topic, echo=self._watcher.echoes)
-        if task.settings.slots > 1:
+        several = task.settings.slots > 1
+        shipment = pickling.Shipment(
+            task, topic=self.topic, echo=self._watcher.echoes, included=self.included, whole=several
+        )
+        if several:
             return self.send_to_several(shipment, target)
+        if self.brings_first and not shipment.brought:
+            # Now, while the arguments are what they were when the task was made: they are not copied.
+            self._loop.run(self._dispatcher.bring(shipment))
         inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
@@ -355,6 +377,18 @@ class Pool(Launcher):
             if error is not None:
                 raise error
             advance()
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
+        """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
+        self._check_open()
+        try:
+            return self._loop.run(work(self._dispatcher.connection.client.scheduler))
+        except OSError as error:
+            if error.errno is not None:  # of a file here; what Dask says of a connection has no number
+                raise
+            raise self._silent(error) from None
 
     # Lines of scripts -----------------------------------------------------------------------------------------------
 
@@ -414,23 +448,3 @@ class Pool(Launcher):
         notes += ["simulated"] if self.manifest.simulated else []
         notes += ["closed"] if self._ended.is_set() else []
         return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"
-
-
-def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
-    """Raises what `Pool.map` raises at once."""
-    if window is not None and window < 1:
-        raise ValueError(f"window is at least 1, not {window}")
-    if not iterables:
-        raise TypeError("map() needs at least one iterable")
-
-
-def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
-    """A task for each item, or each row of items; they may be infinite."""
-    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-
-
-def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
-    """How many rows *iterables* give, where all of them say so."""
-    if all(isinstance(each, Sized) for each in iterables):
-        return min(len(each) for each in iterables if isinstance(each, Sized))
-    return None

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra._errors import InvalidField
 from skyinfra.client.task import Compute, Options, Task, is_local
 from skyinfra.protocol import stateful
+from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from skyinfra.client.sync import Included
     from skyinfra.client.task import Given
 
 C = TypeVar("C")
@@ -68,7 +72,8 @@ class Handle(Generic[C]):
         self._made_by = made_by
         self._args = args
         self._kwargs = kwargs
-        self._recipe: stateful.Recipe | None = None
+        # By the code that the client has synced.
+        self._recipes: dict[str | None, stateful.Recipe] = {}
 
     def __getattr__(self, name: str) -> Compute[..., Any]:
         if name.startswith("__"):
@@ -81,25 +86,67 @@ class Handle(Generic[C]):
         if inspect.iscoroutinefunction(getattr(kind, name)):
             raise TypeError(f"{kind.__qualname__}.{name} is a coroutine; call asyncio.run() inside a plain method")
 
-        return Compute(stateful.Method(self.recipe(), name), self._made_by.settings)
+        return Compute(_Method(self, name), self._made_by.settings)
 
     def release(self) -> Task[bool]:
         """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""
-        return Task(stateful.release, (self.recipe().digest,))
+        return Task(stateful.release, (_Digest(self),))
 
-    def recipe(self) -> stateful.Recipe:
-        """What the object is made from. Raises `TaskNotPicklable`."""
-        if self._recipe is None:
+    def recipe(self, included: Included | None = None) -> stateful.Recipe:
+        """What the object is made from: of a class that was *included*, its name and which code that is.
+
+        Raises `TaskNotPicklable`.
+        """
+        code = included.tree.code_name if included is not None else None
+        if code not in self._recipes:
             from skyinfra.client import pickling
 
             kind = self._made_by.kind
-            made = pickling.dump_call(Task(kind, self._args, self._kwargs))
+            made = pickling.dump_call(Task(kind, self._args, self._kwargs), included)
             name = f"{kind.__module__}.{kind.__qualname__}"
-            self._recipe = stateful.Recipe(name, hashlib.sha256(made).hexdigest(), self._made_by.keep, made)
-        return self._recipe
+            digest = hashlib.sha256((code or "").encode() + made).hexdigest()
+            self._recipes[code] = stateful.Recipe(name, digest, self._made_by.keep, made)
+        return self._recipes[code]
 
     def __repr__(self) -> str:
         return f"<handle of {self._made_by.__qualname__}>"
+
+
+class InObject(ABC):
+    """What says on a node which object it is about; here it may not be known yet what that is made from."""
+
+    @abstractmethod
+    def reduced(self, included: Included | None) -> tuple[Any, ...]:
+        """As ``__reduce__`` gives it, for a client that has *included* some code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced(None)
+
+
+class _Method(InObject):
+    """A method of the object of *handle*, as a function."""
+
+    def __init__(self, handle: Handle[Any], name: str) -> None:
+        self._handle = handle
+        self._name = name
+        # As a function has it: names the task.
+        self.__qualname__ = f"{handle._made_by.kind.__qualname__.rpartition('.')[2]}.{name}"
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return stateful.Method(self._handle.recipe(), self._name)(*args, **kwargs)
+
+    def reduced(self, included: Included | None) -> tuple[Any, ...]:
+        return stateful.Method, (self._handle.recipe(included), self._name)
+
+
+class _Digest(InObject):
+    """What names the recipe of *handle*."""
+
+    def __init__(self, handle: Handle[Any]) -> None:
+        self._handle = handle
+
+    def reduced(self, included: Included | None) -> tuple[Any, ...]:
+        return str, (self._handle.recipe(included).digest,)
 
 
 def _check_arguments(kind: type[Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -138,6 +185,9 @@ def cls(kind: Any = None, /, *, keep: int = 1, **given: Unpack[Given]) -> Any:
     methods. Raises `InvalidField`.
     """
     settings = Options(**given)
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return kind if kind is not None else lambda decorated: decorated
     if kind is None:
         return lambda decorated: Stateful(decorated, settings, keep)
     return Stateful(kind, settings, keep)

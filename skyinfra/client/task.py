@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from typing import (
 )
 
 from skyinfra._errors import InvalidField
+from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -169,6 +171,10 @@ class Compute(Generic[P, T]):
         return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
 
 
+def _plain(function: Callable[P, T]) -> Callable[P, T]:
+    return function
+
+
 @overload
 def compute(function: Callable[P, T], /) -> Compute[P, T]: ...
 @overload
@@ -181,6 +187,9 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -
     task uses it there, the function is the plain one. Raises `InvalidField`.
     """
     settings = Options(**given)
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return _plain if function is None else function
     return functools.partial(Compute, settings=settings) if function is None else Compute(function, settings)
 
 

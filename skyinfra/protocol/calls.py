@@ -2,14 +2,17 @@
 
 A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. `run` executes it and gives
 an `Outcome` back: the result or the exception, pickled on the node, so that whatever a task does arrives as its own
-and not as a failure of the engine.
+and not as a failure of the engine. A large call, and a large result, are blobs of the head instead, see
+`skyinfra.protocol.cargo`; so is the tree that the task is to see.
 
 Travels to nodes: standard library, ``distributed`` and ``cloudpickle`` only.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import operator
 import os
 import pickle
 from collections.abc import Callable
@@ -17,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import cloudpickle
-
-from skyinfra._errors import TaskNotPicklable, TaskTimeout
-from skyinfra.protocol import attempts, failures, instance, interruption, output, stopping, telling
+from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping, telling
+from skyinfra.protocol.cargo import Cargo, Part
+from skyinfra.protocol.transfer import BlobsMissing
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -43,6 +46,8 @@ class Header:
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
+    tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
+    whole: the result is a part of the outcome, however large it is.
     """
 
     key: str
@@ -50,6 +55,9 @@ class Header:
     topic: str
     timeout: float | None = None
     echo: bool = False
+    tree: str | None = None
+    parts: tuple[Part, ...] = ()
+    whole: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -58,20 +66,33 @@ class Header:
     @classmethod
     def loads(cls, data: bytes) -> Header:
         """The inverse of `dumps`."""
-        return cls(**json.loads(data))
+        fields = json.loads(data)
+        return cls(**fields | {"parts": tuple(Part(**part) for part in fields.get("parts", ()))})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended: with a pickled ``result``, or with a ``failure``."""
+    """How a task ended: with a pickled ``result``, or with a ``failure``.
 
-    result: bytes | None = None
+    parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
+    missing: the digests of what the head has not any more; the task has not run, or its result is lost.
+    """
+
+    result: bytes | bytearray | None = None
     failure: failures.Failure | None = None
+    parts: tuple[Part, ...] = ()
+    missing: tuple[str, ...] = ()
+    buffers: tuple[memoryview, ...] = ()
 
 
 def plain(function: F) -> F:
     """The function itself: what a decorated function is on a node, where the client package is not installed."""
     return function
+
+
+def named(module: str, name: str) -> object:
+    """What is called *name* in a module that was synced: how its functions and classes travel, by reference."""
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def run(header: bytes, call: bytes) -> Outcome | None:
@@ -122,13 +143,16 @@ def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | 
             interruption.task_scope(),
         ):
             try:
+                arrivals.use_tree(task.tree)
                 function, args, kwargs = load(task, call)
-                result = dump_result(task, function(*args, **kwargs))
+                outcome = _keep_result(task, function(*args, **kwargs))
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
                 raise KeyboardInterrupt
-            return Outcome(result=result)
+            return outcome
+    except BlobsMissing as error:
+        return Outcome(missing=error.digests)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         if late and isinstance(error, KeyboardInterrupt):
             error = _late(task).with_traceback(error.__traceback__)
@@ -142,18 +166,35 @@ def _late(task: Header) -> TaskTimeout:
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
     try:
-        return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], pickle.loads(call))  # noqa: S301
+        loaded = arrivals.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
     except ModuleNotFoundError as error:
         error.add_note(
-            f"The node has no module {error.name!r}, which {task.name} needs: name its package in sky.Image(pip=[...])."
+            f"The node has no module {error.name!r}, which {task.name} needs: name its package in "
+            "sky.Image(pip=[...]), or its files in sky.connect(..., includes=[...])."
         )
         raise
+    return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 
 def dump_result(task: Header, result: object) -> bytes:
-    """*result*, pickled. Raises `TaskNotPicklable`."""
+    """*result*, pickled in one piece. Raises `TaskNotPicklable`."""
+    return _pack_result(task, result, whole=True).joined()
+
+
+def _keep_result(task: Header, result: object) -> Outcome:
+    packed = _pack_result(task, result, whole=task.whole)
+    if packed.small or task.whole:
+        return Outcome(result=packed.joined())
     try:
-        return cast(bytes, cloudpickle.dumps(result))
+        arrivals.keep(packed)
+    except TaskTooLarge as error:
+        raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
+    return Outcome(parts=packed.parts)
+
+
+def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:
+    try:
+        return cargo.pack(result, whole=whole)
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
         raise TaskNotPicklable(
             f"the result of {task.name} cannot be pickled: {type(error).__name__}: {error}",

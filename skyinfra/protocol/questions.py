@@ -22,6 +22,8 @@ START = "start"
 OUTPUT = "output"
 END = "end"
 STOP = "stop"
+PUT = "put"
+GET = "get"
 
 Answer = dict[str, Any]
 

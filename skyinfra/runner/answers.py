@@ -11,6 +11,7 @@ from skyinfra.protocol import questions
 from skyinfra.protocol.questions import Answer
 from skyinfra.runner import logs
 from skyinfra.runner.commands import Commands
+from skyinfra.runner.files import Files
 from skyinfra.runner.state import NodeDirectory
 
 
@@ -21,6 +22,7 @@ class Answers:
         self._config = config
         self._directory = NodeDirectory(config.absolute().parent)
         self._commands = Commands(self._directory.path)
+        self._files = Files(config, self._directory)
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
@@ -29,6 +31,8 @@ class Answers:
             questions.OUTPUT: lambda identity, longest_s: self._commands.output(identity, longest_s),
             questions.END: lambda identity: self._commands.end(identity),
             questions.STOP: lambda slot, key: kill_task(slot, key),
+            questions.PUT: lambda tree: self._files.put(tree),
+            questions.GET: lambda path: self._files.get(path),
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> Answer:

@@ -11,7 +11,7 @@ from distributed.client import FutureCancelledError
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra._errors import TaskAttemptsExceeded
+from skyinfra._errors import TaskAttemptsExceeded, TaskInputsLost
 from skyinfra.protocol import calls, failures, questions, stopping
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.runner.desk import Desk
@@ -70,7 +70,7 @@ class Execution:
             error = await future.exception()
             if error is None:
                 outcome: Outcome = await future
-                return outcome, self._slot_of(header.key)
+                return _checked(outcome, header), self._slot_of(header.key)
         except (FutureCancelledError, OSError):
             await asyncio.sleep(_PAUSE_S)
             return None
@@ -123,6 +123,17 @@ class Execution:
         task = self._scheduler.tasks.get(key)
         workers = task.who_has if task is not None else None
         return str(next(iter(workers)).name) if workers else None
+
+
+def _checked(outcome: Outcome, header: Header) -> Outcome:
+    """A job's files are kept as those of other tasks are: while there is room for them."""
+    if not outcome.missing:
+        return outcome
+    lost = TaskInputsLost(
+        f"the files that {header.name} needs are not at the head any more",
+        hint="Sync them and submit it again; give the head a larger disk (disk_gb) where that happens often.",
+    )
+    return Outcome(failure=failures.of(lost, below=__file__))
 
 
 def _explained(error: BaseException, header: Header) -> BaseException:

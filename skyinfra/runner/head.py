@@ -14,8 +14,11 @@ from distributed.security import Security
 from distributed.utils import get_ip, get_mp_context
 
 from skyinfra._errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
+from skyinfra.protocol import blobs
+from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
 from skyinfra.runner.jobs import Jobs
 from skyinfra.runner.scheduler import FleetScheduler
@@ -108,6 +111,7 @@ async def start(
         scheduler: FleetScheduler = await FleetScheduler(
             layout=layout,
             desk=desk,
+            blobs=HeadBlobs(BlobStore(directory.path / blobs.FOLDER)),
             jobs=jobs,
             host=_bracketed(endpoint.address),
             port=endpoint.port,

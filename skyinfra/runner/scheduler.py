@@ -20,6 +20,7 @@ from distributed.spans import SpansSchedulerExtension
 from skyinfra.protocol import calls, fleet, gang, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
 from skyinfra.runner.jobs import Jobs
 from skyinfra.runner.leases import Leases
@@ -38,16 +39,25 @@ _FIFO_S = 0.1
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
 
-    *desk*: through which clients ask nodes. *jobs*: those that clients leave here.
+    *desk*: through which clients ask nodes. *blobs*: what it keeps for clients and nodes. *jobs*: those that clients
+    leave here.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
     def __init__(
-        self, *, layout: FleetLayout, desk: Desk | None = None, jobs: Jobs | None = None, **keywords: Any
+        self,
+        *,
+        layout: FleetLayout,
+        desk: Desk | None = None,
+        blobs: HeadBlobs | None = None,
+        jobs: Jobs | None = None,
+        **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
         self.extensions["spans"] = _NoSpans(self)
+        if blobs is not None:
+            self.handlers.update(blobs.handlers)
         if desk is not None:
             self.handlers[questions.ASK_CALL] = desk.ask
             self.handlers[questions.QUESTIONS_CALL] = desk.questions

@@ -8,6 +8,9 @@ The directory is the folder of the node configuration. The runner writes
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner; the log of one whose output goes elsewhere
     tasks/          what each task printed
+    blobs/          what was synced, and large calls and results; on the head, for the whole fleet
+    trees/          what tasks see of that
+    files/          what clients put there, see `sky.files`
     partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
     reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
     told.json       the last layout that the node knows of, where it is not that of its configuration

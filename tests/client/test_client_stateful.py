@@ -194,6 +194,6 @@ def test_what_cannot_be(pool, tmp_path):
     with pytest.raises(AttributeError, match=r"no method 'guess'; its methods: .*predict"):
         Model(str(tmp_path)).guess(1)
     with pytest.raises(sky.TaskNotPicklable, match="lock"):
-        Model(threading.Lock()).predict(1)
+        Model(threading.Lock()).predict(1) >> pool
     assert "Model" in repr(Model)
     assert "Model" in repr(Model(""))

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from distributed import Nanny, Scheduler
 
+from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.runner import head, slots, worker
+from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.scheduler import FleetScheduler
 
 
@@ -82,6 +84,7 @@ async def serve(config: dict) -> None:
     head.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),
+        blobs=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))),
         host="127.0.0.1",
         port=config.get("port", 0),
         security=Credentials.derive(secret, role="scheduler", name="n0").security(),

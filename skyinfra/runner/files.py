@@ -1,0 +1,151 @@
+"""Files of this node that clients put there and get: those below `sky.files()`.
+
+They go through the blobs of the head. What takes long goes on while the client asks again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import distributed
+
+from skyinfra._errors import InvalidField, NodeFailed, StateDirectoryError
+from skyinfra.protocol import blobs, transfer, views
+from skyinfra.protocol.blobs import BlobStore, digest_of
+from skyinfra.protocol.credentials import Credentials
+from skyinfra.protocol.transfer import CHUNK, Blob, BlobsMissing, Head
+from skyinfra.protocol.trees import Entry, Tree, check_path, parse_name
+from skyinfra.runner import head
+from skyinfra.runner.node import Node
+from skyinfra.runner.state import NodeDirectory
+
+# A client is told after that long that it has to ask again.
+_WAIT_S = 15.0
+_CONNECT_S = 15.0
+
+
+class Files:
+    """The files in *directory*, of the node whose configuration is the file *config*."""
+
+    def __init__(self, config: Path, directory: NodeDirectory) -> None:
+        self._config = config
+        self._directory = directory
+        self._folder = directory.path / views.FILES_FOLDER
+        self._store = BlobStore(directory.path / blobs.FOLDER)
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="files")
+        self._running: dict[tuple[str, str], Future[Any]] = {}
+        self._lock = Lock()
+
+    def put(self, tree: str) -> dict[str, Any]:
+        """Makes the files of *tree*, which is at the head; ``done`` once they are there. Files besides stay.
+
+        Raises `NodeFailed`, `StateDirectoryError`.
+        """
+        return self._answer("put", tree, partial(self._put, tree))
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Brings a file or folder to the head; ``tree`` is its name once it is ``done``.
+
+        Raises `InvalidField`, `NodeFailed`, `StateDirectoryError`.
+        """
+        check_path(path)
+        return self._answer("get", path, partial(self._get, path))
+
+    def _answer(self, what: str, name: str, work: Callable[[], str]) -> dict[str, Any]:
+        with self._lock:
+            future = self._running.setdefault((what, name), self._workers.submit(work))
+        try:
+            tree = future.result(_WAIT_S)
+        except TimeoutError:
+            if not future.done():
+                return {"done": False, "tree": None}
+            tree = future.result()
+        finally:
+            if future.done():
+                with self._lock:
+                    self._running.pop((what, name), None)
+        return {"done": True, "tree": tree}
+
+    def _put(self, name: str) -> str:
+        digest, size = parse_name(name)
+        self._with_head(lambda scheduler: transfer.fetch(scheduler, self._store, {digest: size}))
+        listing = self._store.read(digest, 0, size)
+        if listing is None:
+            raise NodeFailed("what was put went before it was there", hint="Put it again.")
+        tree = Tree.loads(listing)
+        self._with_head(lambda scheduler: transfer.fetch(scheduler, self._store, tree.blobs()))
+        for path, entry in tree.files.items():
+            target = self._folder / path
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                views.place(self._store.path(entry.sha256), target, executable=entry.executable, link=False)
+            except OSError as error:
+                raise StateDirectoryError(f"cannot be written: {error.strerror or error}", field=str(target)) from None
+        return name
+
+    def _get(self, path: str) -> str:
+        start = self._folder / path
+        if not start.exists():
+            raise InvalidField("no such file or folder", field=f"{self._folder}", given=path)
+        try:
+            found = {str(file.relative_to(self._folder)): file for file in self._below(start)}
+            entries = {
+                name: Entry(_sha256(file), file.stat().st_size, os.access(file, os.X_OK))
+                for name, file in found.items()
+            }
+        except OSError as error:
+            raise NodeFailed(f"cannot be read: {error.strerror or error}", field=str(start)) from None
+        tree = Tree(entries)
+        listing = tree.dumps()
+        parcels = [Blob(entry.sha256, entry.size, partial(_chunks, found[name])) for name, entry in entries.items()]
+        parcels.append(Blob(digest_of(listing), len(listing), lambda: transfer.chunked([listing])))
+        self._with_head(lambda scheduler: transfer.send(scheduler, parcels))
+        return tree.name
+
+    def _below(self, start: Path) -> Iterator[Path]:
+        """The file *start*, or those in the folder. Links that lead out of the folder for files are not followed."""
+        if not start.resolve().is_relative_to(self._folder.resolve()):
+            raise InvalidField("leads out of the folder for files", field=str(self._folder), given=str(start))
+        if start.is_dir():
+            for item in sorted(start.iterdir()):
+                if not item.is_symlink():
+                    yield from self._below(item)
+        elif start.is_file():
+            yield start
+
+    def _with_head(self, work: Callable[[Head], Any]) -> None:
+        node = Node.load(self._config)
+        declared = node.config.scheduler
+        if node.config.head:
+            declared = self._directory.scheduler_file.read_text(encoding="utf-8")
+        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+
+        async def call() -> None:
+            arguments = security.get_connection_args("worker")
+            address = str(head.parse(declared))
+            async with distributed.rpc(address, connection_args=arguments, timeout=_CONNECT_S) as scheduler:
+                await work(scheduler)
+
+        try:
+            asyncio.run(call())
+        except (OSError, BlobsMissing, blobs.WrongContent) as error:
+            raise NodeFailed(f"what is put or fetched did not pass the head: {error}", hint="Try again.") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            yield data

@@ -1,0 +1,91 @@
+"""Files that clients put on nodes and get from there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import Task
+
+
+@pytest.fixture
+def nodes(make_node):
+    head = make_node("n1", cpu_slots=1)
+    head.boot()
+    other = make_node("n2", cpu_slots=1, head=False, scheduler=head.directory.scheduler_file.read_text().strip())
+    other.boot()
+    return head, other
+
+
+def test_files_and_folders_go_to_every_node_and_come_back(nodes, tmp_path):
+    data = tmp_path / "data"
+    (data / "deeper").mkdir(parents=True)
+    (data / "large.bin").write_bytes(os.urandom(9 * 2**20))
+    (data / "deeper" / "run.sh").write_text("#!/bin/sh\n")
+    (data / "deeper" / "run.sh").chmod(0o755)
+
+    def list_files() -> list[str]:
+        root = sky.files()
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def append(text: str) -> None:
+        with (sky.files() / "inputs" / "deeper" / "run.sh").open("a") as file:
+            file.write(text)
+
+    with nodes[0].pool(nodes[1]) as pool:
+        assert pool.put(data, "inputs") == "inputs"
+        assert pool.put(data / "deeper" / "run.sh") == "run.sh"
+        assert Task(list_files) @ pool == [["inputs/deeper/run.sh", "inputs/large.bin", "run.sh"]] * 2
+        for node in nodes:
+            assert (node.path / "files" / "inputs" / "large.bin").read_bytes() == (data / "large.bin").read_bytes()
+            assert os.access(node.path / "files" / "run.sh", os.X_OK)
+        Task(append, ("echo\n",)) >> pool.select(node="n2")
+        # A node's file is its own: what is put again is what it was.
+        assert (nodes[0].path / "files" / "run.sh").read_text() == "#!/bin/sh\n"
+        back = pool.get("inputs", tmp_path / "back", node="n2")
+        assert (back / "large.bin").read_bytes() == (data / "large.bin").read_bytes()
+        assert (back / "deeper" / "run.sh").read_text() == "#!/bin/sh\necho\n"
+        assert os.access(back / "deeper" / "run.sh", os.X_OK)
+        assert pool.select(node="n2").get("inputs/deeper/run.sh", tmp_path) == tmp_path / "run.sh"
+        pool.put(data, "inputs")
+        assert (nodes[1].path / "files" / "inputs" / "deeper" / "run.sh").read_text() == "#!/bin/sh\n"
+        assert not list(tmp_path.rglob(".*"))
+
+
+def test_what_cannot_be_put_or_fetched_is_said(nodes, tmp_path):
+    (nodes[0].path / "files").mkdir()
+    (nodes[0].path / "files" / "out").symlink_to("/etc")
+    with nodes[0].pool(nodes[1]) as pool:
+        for remote in ("/etc/passwd", "../secret", "."):
+            with pytest.raises(sky.InvalidField, match="remote: a path below the folder"):
+                pool.put(__file__, remote)
+            with pytest.raises(sky.InvalidField, match="remote: a path below the folder"):
+                pool.get(remote, tmp_path / "x")
+        with pytest.raises(sky.InvalidField, match=r"node: several nodes have files\nName one of: n1, n2"):
+            pool.get("x", tmp_path)
+        with pytest.raises(sky.NodeError, match=r"n1: .*no such file or folder \(given: 'x'\)"):
+            pool.get("x", tmp_path, node="n1")
+        for path in ("out/passwd", "out"):
+            with pytest.raises(sky.NodeError, match="leads out of the folder for files"):
+                pool.get(path, tmp_path, node="n1")
+        with pytest.raises(sky.InvalidInclude, match="is not there"):
+            pool.put(tmp_path / "none")
+        secret = tmp_path / "state.json"
+        secret.write_text(pool.manifest.secret)
+        with pytest.raises(sky.InvalidInclude, match=r"state\.json: holds the secret"):
+            pool.put(secret)
+        assert not (tmp_path / "passwd").exists()
+    with pytest.raises(sky.NotInTask):
+        sky.files()
+
+
+def test_a_file_here_that_cannot_be_written_is_an_error_of_this_machine(nodes, tmp_path):
+    with nodes[0].pool(nodes[1]) as pool:
+        pool.put(__file__, "x.py")
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match=r"file/below"):
+            pool.get("x.py", tmp_path / "file" / "below" / "x.py", node="n1")
+        assert pool.get("x.py", tmp_path / "new" / "x.py", node="n1").read_text() == Path(__file__).read_text()
