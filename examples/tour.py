@@ -168,7 +168,7 @@ class Tour:
         """pool.put(...), pool.get(...)"""
         (self.folder / "words.txt").write_text("brought and taken\n")
         remote = self.pool.put(self.folder / "words.txt")
-        back = self.pool.get(remote, self.folder / "back.txt")
+        back = self.pool.get(remote, self.folder / "back.txt", node=self.pool.node_names()[-1])
         return Path(back).read_text().strip()
 
     def large(self) -> str:
