@@ -137,7 +137,7 @@ def test_blobs_are_fetched_once_and_verified(store, tmp_path):
     assert bytes(asyncio.run(transfer.fetch_bytes(line, digest_of(LARGE), len(LARGE)))) == LARGE
 
 
-@pytest.mark.parametrize("content", [b"y", LARGE])
+@pytest.mark.parametrize("content", [b"y", LARGE], ids=["small", "large"])
 def test_a_damaged_blob_of_the_head_is_found_and_removed(store, tmp_path, content):
     """A loss of power may leave one."""
     line = Line(store)
