@@ -9,7 +9,7 @@ export PYTHON
 # Packages of Python, npm and Debian are installed beside one another.
 MAKEFLAGS += --jobs=3
 
-.PHONY: quickstart test test-all test-aws test-boot lint bench update-golden fake-nvml debian clean
+.PHONY: quickstart test test-all test-aws test-boot test-faults lint bench update-golden fake-nvml debian clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -27,6 +27,10 @@ test-aws: $(VENV)/.dev
 test-boot: $(VENV)/.dev debian
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/boot
 
+# Nodes in network namespaces whose links, runners, workers, tasks and clients fail: root and iproute2.
+test-faults: $(VENV)/.dev debian
+	$(PYTEST) tests/integration/faults
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,11 +46,11 @@ update-golden: $(VENV)/.dev
 fake-nvml: debian
 	@$(PYTHON) tests/fake_nvml/build.py build/fake-nvml
 
-# The fake driver is written in C, and units are checked by systemd's own program. Without them their tests fail under
-# CI and are skipped elsewhere.
+# The fake driver is written in C, units are checked by systemd's own program, and networks are made by ip. Without them
+# their tests fail under CI and are skipped elsewhere.
 debian:
-	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze; } >/dev/null || test "$$(id -u)" != 0 || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd; } >&2 || true
+	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze && command -v ip; } >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2; } >&2 || true
 
 clean:
 	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot

@@ -1,38 +1,34 @@
-"""``python -m benchmarks [NAME ...]``."""
+"""``python -m benchmarks [NAME ...] [--quick]``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from benchmarks import boot, imports, packing, partition, placement, synth
-from benchmarks.measure import Result
+from benchmarks import boot, engine, imports, packing, partition, placement, synth
+from benchmarks.measure import Result, show
 
-ALL = {
+ALL: dict[str, Callable[[], Iterable[Result]]] = {
     "imports": imports.run,
     "synth": synth.run,
     "placement": placement.run,
     "packing": packing.run,
     "partition": partition.run,
     "boot": boot.run,
+    "engine": engine.run,
 }
+QUICK = {**ALL, "engine": partial(engine.run, quick=True)}
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(ALL)
+    quick = "--quick" in sys.argv
+    names = [name for name in sys.argv[1:] if name != "--quick"] or list(ALL)
     unknown = set(names) - set(ALL)
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    print(f"{'what':<52} {'baseline':<34} {'ratio':>7}  {'median':>10}  aim")
-    for name in names:
-        for result in ALL[name]():
-            show(result)
-
-
-def show(result: Result) -> None:
-    milliseconds = f"{result.seconds * 1000:.0f} ms" if result.seconds >= 0.01 else f"{result.seconds * 1000:.2f} ms"
-    print(
-        f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {milliseconds:>10}  {result.aim}", flush=True
-    )
+    chosen = QUICK if quick else ALL
+    show(result for name in names for result in chosen[name]())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVarTuple, Unpack
@@ -19,13 +19,17 @@ _A = TypeVarTuple("_A")
 
 @dataclass(frozen=True)
 class Result:
-    """Medians over the runs: ``seconds`` of the candidate, ``ratio`` to the baseline, pair by pair."""
+    """Medians over the runs: ``seconds`` of the candidate, ``ratio`` to the baseline, pair by pair.
+
+    figure: what is shown in the place of the seconds, where the candidate is measured in something else.
+    """
 
     what: str
     baseline: str
     seconds: float
     ratio: float
     aim: str = ""
+    figure: str = ""
 
 
 def compare(
@@ -62,6 +66,15 @@ def seconds_of(call: Callable[[Unpack[_A]], object], *arguments: *_A, runs: int 
 def python(program: str) -> list[str]:
     """The command that runs *program* with this Python."""
     return [sys.executable, "-c", program]
+
+
+def show(results: Iterable[Result]) -> None:
+    """Prints each as soon as it is there."""
+    print(f"{'what':<52} {'baseline':<34} {'ratio':>7}  {'median':>10}  aim")
+    for result in results:
+        seconds = result.seconds
+        figure = result.figure or (f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.2f} ms")
+        print(f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {figure:>10}  {result.aim}", flush=True)
 
 
 def _seconds(command: Sequence[str], folder: Path | None) -> float:

@@ -6,6 +6,7 @@ Everything here runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import dask
 import distributed
 from distributed.versions import VersionMismatchWarning
 
@@ -41,6 +43,8 @@ _ANSWER_S = 10.0
 _PROBE_S = 3.0
 # Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
 _SEND_INTERVAL_S = 0.001
+# Larger calls go Dask's way, which copies them less.
+_LARGE_CALL = 1_000_000
 
 
 class Connection:
@@ -60,6 +64,7 @@ class Connection:
         self._on_event = on_event
         self._client: Any = None
         self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
+        self._takes_tasks: Any = None  # the stream to a head that takes tasks without a graph around them
         self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
@@ -111,7 +116,28 @@ class Connection:
     def _prepare(self) -> None:
         self._prepared = self._client.scheduler_comm
         self._prepared.interval = _SEND_INTERVAL_S
-        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
+        # The last thousand messages of up to 1 MB, kept for debugging.
+        self._prepared.recent_message_log = collections.deque(maxlen=0)
+        self._client.subscribe_topic(self._topic, self._hear)
+
+    def _hear(self, event: tuple[float, Any]) -> None:
+        message = event[1]
+        if message[0] == calls.TAKES_TASKS:
+            self._takes_tasks = self._prepared
+        else:
+            self._on_event(message)
+
+    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
+        """Sends a task; its future is done when it has ended, see `calls.run`."""
+        client = self._client
+        if self._takes_tasks is not None and self._takes_tasks is client.scheduler_comm and len(call) <= _LARGE_CALL:
+            future = distributed.Future(key, client)
+            message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
+            client._send_to_scheduler(message)
+            return future
+        # Dask warns about calls above 10 MB, in words about its own collections.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
+            return client.submit(calls.run, header, call, key=key, resources=resources, pure=False)
 
     @contextlib.asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import dask
 import distributed
 from distributed.client import FutureCancelledError
 
@@ -23,7 +22,7 @@ from skyinfra.client import pickling, sync
 from skyinfra.client.connection import Connection
 from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol import calls, failures, questions, stopping
+from skyinfra.protocol import failures, questions, stopping
 from skyinfra.protocol.calls import Outcome
 
 # How often the head is asked which slots there are, while somebody waits for a task; at most half of the patience.
@@ -35,8 +34,6 @@ _LISTENS_S = 0.5
 _ANSWER_S = 10.0
 # A task that is over its time is ended on its node within that long.
 _OVERTIME_S = 10.0
-# Dask warns about calls above 10 MB, in words about its own collections.
-_LARGE_CALL = 1_000_000
 # How often a task is sent again because the head had no room to keep what it needs.
 _LOSSES = 3
 
@@ -230,18 +227,7 @@ class Dispatcher:
 
     def _submit(self, shipment: Shipment, attempt: int, target: Target) -> Any:
         key, header = shipment.attempt(attempt)
-        quiet: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if len(shipment.call) > _LARGE_CALL:
-            quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"})
-        with quiet:
-            return self.connection.client.submit(
-                calls.run,
-                header,
-                shipment.call,
-                key=key,
-                resources=target.resources,
-                pure=False,
-            )
+        return self.connection.submit(key, header, shipment.call, target.resources)
 
     async def _stop(self, future: Any) -> None:
         """Takes the task back, and ends it where it runs already, which Dask does not do."""

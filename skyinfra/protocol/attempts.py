@@ -15,6 +15,9 @@ from skyinfra.protocol.instance import NODE_DIRECTORY
 # A task that was started that often and never ended is not started again on this node.
 ATTEMPTS = 3
 
+_FOLDER = "attempts"
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
 
 @contextlib.contextmanager
 def counted(key: str, name: str, timeout: float | None = None) -> Iterator[None]:
@@ -24,14 +27,14 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[None]
     task that ends its process does so for ever, and takes down whatever else its next workers were given. One whose
     last start was *timeout* seconds ago, or more, was ended for that.
     """
-    path = _attempt_file(key)
+    # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
+    path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
     try:
-        before = path.stat().st_mtime if timeout is not None and path.exists() else None
-        starts = _count_start(path)
+        starts, before = _count_start(path)
     except OSError as error:
         raise StateDirectoryError(
             f"the node cannot keep count of its tasks: {error.strerror}",
-            field=str(path),
+            field=path,
             hint="Free space on the node's disk, or replace the node.",
         ) from None
     try:
@@ -44,7 +47,8 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[None]
             )
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 - see above
 
 
 def begun(key: str, directory: Path) -> bool:
@@ -58,11 +62,19 @@ def forgive(key: str, directory: Path | None = None) -> None:
 
 
 def _attempt_file(key: str, directory: Path | None = None) -> Path:
-    return (directory or Path(os.environ[NODE_DIRECTORY])) / "attempts" / key
+    return (directory or Path(os.environ[NODE_DIRECTORY])) / _FOLDER / key
 
 
-def _count_start(path: Path) -> int:
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as file:
-        file.write(b".")
-        return file.tell()
+def _count_start(path: str) -> tuple[int, float | None]:
+    """How often the task has been started now, and when it was started before, in Unix time."""
+    try:
+        handle = os.open(path, _FLAGS, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        handle = os.open(path, _FLAGS, 0o644)
+    try:
+        before = os.fstat(handle)
+        os.write(handle, b".")
+        return (os.fstat(handle).st_size, before.st_mtime) if before.st_size else (1, None)
+    finally:
+        os.close(handle)

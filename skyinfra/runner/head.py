@@ -47,6 +47,8 @@ _CONFIG = {
     "distributed.admin.system-monitor.interval": "2s",
     # Every process would keep NVML open, which holds the GPUs, and not start where users are told less than root.
     "distributed.diagnostics.nvml": False,
+    # Of every connection, head and workers would keep the last thousand messages of up to 1 MB, for debugging.
+    "distributed.admin.low-level-log-length": 0,
     # Returns the memory that a task gave back to the system; has to be set before a process starts.
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
     # Calls of jobs; the warning is about Dask's own collections.

@@ -147,6 +147,7 @@ def test_rank_0_may_listen_at_the_port_of_the_gang(pool):
     assert none(pool, meet) == ["hello"] * 4
 
 
+@pytest.mark.slow
 def test_ranks_on_whole_gpus_see_those_of_their_node(fleets):
     with open_pool(fleets(whole=True).manifest) as pool:
         found = pool.launch(environment)

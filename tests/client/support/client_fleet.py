@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from distributed import Nanny
+from distributed import Nanny, Scheduler
 
 from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.credentials import Credentials
@@ -22,9 +22,16 @@ from skyinfra.runner.scheduler import FleetScheduler
 
 
 class OtherScheduler(FleetScheduler):
-    """A scheduler that claims to run other versions."""
+    """A scheduler that claims to run other versions, or that is older than `take_task`."""
 
     claims: dict[str, str] = {}  # noqa: RUF012
+    older = False
+
+    def subscribe_topic(self, topic, client):
+        if self.older:
+            Scheduler.subscribe_topic(self, topic, client)
+        else:
+            super().subscribe_topic(topic, client)
 
     def versions(self):
         found = super().versions()
@@ -73,6 +80,7 @@ def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *,
 async def serve(config: dict) -> None:
     secret, root = config["secret"], Path(config["root"])
     OtherScheduler.claims = config.get("claims", {})
+    OtherScheduler.older = config.get("older", False)
     head.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),

@@ -1,4 +1,4 @@
-"""The network of booted nodes: a bridge on this machine, and for each node a network namespace of its own."""
+"""The network of nodes on this machine: a bridge, and for each node a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ class Link:
 
     def listen(self, address: str, port: int) -> socket.socket:
         """A socket that listens at *address* of the node, for a server in this process."""
-        return self._inside(lambda: socket.create_server((address, port), backlog=64))
+        return self.inside(lambda: socket.create_server((address, port), backlog=64))
 
     def remove(self) -> None:
         """Its processes have ended."""
         _ip(f"link delete {self.namespace}", check=False)
         _ip(f"netns delete {self.namespace}", check=False)
 
-    def _inside(self, call: Callable[[], T]) -> T:
-        """What *call* gives in the namespace: a thread enters it, for a socket stays where it was made."""
+    def inside(self, call: Callable[[], T]) -> T:
+        """What *call* gives in the namespace: a thread enters it, and a socket stays where it was made."""
         results: list[T] = []
         errors: list[OSError] = []
 

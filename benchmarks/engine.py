@@ -1,0 +1,250 @@
+"""Shipping tasks: every figure against plain `distributed` on the same workers, and against Ray where it is installed.
+
+Plain `distributed` is a Dask client with the same TLS and the same resources, connected to the same scheduler; for what
+starts and what lies in memory, a scheduler and Nannies of Dask with its own defaults, see `benchmarks.plain`.
+``python benchmarks/engine.py --quick`` is the short form: fewer runs, and not the 200 slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests" / "runner") if str(part) not in sys.path]
+
+from distributed import Client  # noqa: E402
+from running_node import SECRET, RunningNode  # noqa: E402
+
+from benchmarks import ray_engine  # noqa: E402
+from benchmarks.measure import Result, show  # noqa: E402
+from skyinfra.client import Pool, Task  # noqa: E402
+from skyinfra.protocol.nodeconfig import NodeConfig  # noqa: E402
+from skyinfra.runner import processes  # noqa: E402
+
+SLOTS, MANY = 8, 200
+PLAIN = "plain distributed"
+LARGE = 100_000_000
+# What a plain client asks for, so that its tasks wait for the slots as ours do.
+SLOT = {"slot": 1}
+# How many tasks of `pool.map` are in flight for each slot: a plain client sends all at once.
+WINDOW = 4
+WAIT_S = 600
+
+
+def run(*, quick: bool = False) -> Iterator[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        ours = Ours()
+        with serving(root / "fleet", SLOTS) as (node, _), node.pool() as pool, node.client() as plain:
+            yield from _round_trips(pool, plain, ours, runs=200 if quick else 500)
+            yield from _throughput(pool, plain, ours, tasks=5000, runs=1 if quick else 3)
+            yield from _large(pool, plain, ours, runs=3 if quick else 5)
+            yield from _second(pool)
+        yield from _starts(root, ours, runs=2 if quick else 3)
+        if not quick:
+            yield from _many(root, ours)
+        yield from ray_engine.compare(ours, slots=SLOTS, runs=200 if quick else 500)
+
+
+@dataclass
+class Ours:
+    """What was measured of us, in seconds and tasks per second, to be compared with Ray."""
+
+    round_trip: float = 0.0
+    per_second: float = 0.0
+    out: float = 0.0
+    back: float = 0.0
+    start: float = 0.0
+
+
+@contextlib.contextmanager
+def serving(path: Path, slots: int) -> Iterator[tuple[RunningNode, float]]:
+    """A head with so many CPU slots, and how many seconds it took from its start to the last slot."""
+    config = NodeConfig(1, "bench", "cpu", "n0", "local", head=True, scheduler="127.0.0.1:0", cpu_slots=slots)
+    node = RunningNode(path, config)
+    command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(node.file), "--detach"]
+    try:
+        start = time.perf_counter()
+        subprocess.run([*command, "--wait", str(WAIT_S)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        yield node, time.perf_counter() - start
+    finally:
+        node.run("stop", "--timeout", "30")
+
+
+# Tasks --------------------------------------------------------------------------------------------------------------
+
+
+def _round_trips(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Result]:
+    """An empty task after the other, ten of ours and ten of the baseline in turn."""
+    times: tuple[list[float], list[float]] = [], []
+    calls = (lambda: pool.submit(int).result(), lambda: plain.submit(int, pure=False, resources=SLOT).result())
+    for turn in range(runs // 10 + 1):
+        for call, found in zip(calls, times, strict=True):
+            new = [_seconds(call) for _ in range(10)]
+            found.extend(new if turn else [])
+    for name, aim, point in (("p50", "<= 0.5x", 0.5), ("p99", "", 0.99)):
+        mine, theirs = (sorted(found)[int(len(found) * point)] for found in times)
+        yield Result(f"round trip of an empty task, {name}", PLAIN, mine, mine / theirs, aim, f"{mine * 1000:.2f} ms")
+    ours.round_trip = statistics.median(times[0])
+
+
+def _throughput(pool: Pool, plain: Client, ours: Ours, *, tasks: int, runs: int) -> Iterator[Result]:
+    """How many tasks per second; the ratio is of that, so that more is better."""
+
+    def mine(count: int) -> None:
+        assert sum(1 for _ in pool.map(int, range(count), window=WINDOW * SLOTS, ordered=False)) == count
+
+    def theirs(count: int) -> None:
+        found = plain.gather(plain.map(int, range(count), pure=False, resources=SLOT))
+        assert len(found) == count
+
+    mine(200), theirs(200)
+    pairs = [(_seconds(lambda: mine(tasks)), _seconds(lambda: theirs(tasks))) for _ in range(runs)]
+    seconds = statistics.median(a for a, _ in pairs)
+    ratio = statistics.median(b / a for a, b in pairs)
+    ours.per_second = tasks / seconds
+    what = f"{tasks:,} tasks per second, {WINDOW} in flight a slot"
+    yield Result(what, f"{PLAIN}, all at once", seconds, ratio, ">= 0.95x", f"{ours.per_second:.0f}/s")
+
+
+def _large(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Result]:
+    data = os.urandom(LARGE)
+
+    def scattered() -> int:
+        # Dask warns of large arguments; this is the way that it recommends.
+        [future] = plain.scatter([data], hash=False)
+        return plain.submit(len, future, pure=False).result()
+
+    ours.out, out = _paired(lambda: pool.submit(len, data).result(), scattered, runs)
+    yield Result("100 MB to a task", f"{PLAIN}, scattered", ours.out, out, "", f"{ours.out * 1000:.0f} ms")
+    ours.back, back = _paired(
+        lambda: pool.submit(bytes, LARGE).result(),
+        lambda: plain.submit(bytes, LARGE, pure=False, resources=SLOT).result(),
+        runs,
+    )
+    yield Result("100 MB from a task", PLAIN, ours.back, back)
+
+
+def _second(pool: Pool) -> Iterator[Result]:
+    slot = pool.slots()[:1]
+    first, second = (pool.broadcast(Task(_import_something), slots=slot)[0] for _ in range(2))
+    yield Result("second task on a slot: what it imports", "the first task", second, second / first)
+
+
+def _import_something() -> float:
+    start = time.perf_counter()
+    importlib.import_module("scipy.stats")
+    return time.perf_counter() - start
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """Seconds until the last slot was there; MB (PSS) of the process with the scheduler, of a worker, of all."""
+
+    seconds: float
+    head: float
+    worker: float
+    total: float
+
+
+def _starts(root: Path, ours: Ours, *, runs: int) -> Iterator[Result]:
+    pairs = [(_start_ours(root / f"start{index}"), _start_plain()) for index in range(runs)]
+    fields: dict[str, Callable[[Started], float]] = {
+        f"{SLOTS} slots from the start of the runner": lambda each: each.seconds,
+        "memory of the head's runner (PSS)": lambda each: each.head,
+        "memory of a worker (PSS)": lambda each: each.worker,
+        f"memory of a node with {SLOTS} slots (PSS)": lambda each: each.total,
+    }
+    for number, (what, value) in enumerate(fields.items()):
+        median = statistics.median(value(mine) for mine, _ in pairs)
+        ratio = statistics.median(value(mine) / value(theirs) for mine, theirs in pairs)
+        yield Result(what, PLAIN, median, ratio, figure=f"{median:.0f} MB" if number else "")
+    ours.start = statistics.median(mine.seconds for mine, _ in pairs)
+
+
+def _start_ours(path: Path) -> Started:
+    with serving(path, SLOTS) as (node, seconds), node.pool() as pool:
+        runner = node.status().pid
+        assert runner is not None
+        return _started(seconds, runner, Task(os.getpid) @ pool)
+
+
+def _start_plain() -> Started:
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    program = subprocess.Popen(
+        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
+    )
+    try:
+        program.stdin.write(SECRET + "\n")
+        program.stdin.flush()
+        workers = json.loads(program.stdout.readline())
+        return _started(time.perf_counter() - start, program.pid, workers)
+    finally:
+        program.communicate()
+
+
+def _started(seconds: float, head: int, workers: list[int]) -> Started:
+    total = sum(_pss(process.pid) for process in processes.of_session(head))
+    return Started(seconds, _pss(head), statistics.mean(map(_pss, workers)), total)
+
+
+def _pss(pid: int) -> float:
+    """MB of memory of a process, of which what it shares counts in parts: see proc_pid_smaps(5)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+
+
+# Many slots ---------------------------------------------------------------------------------------------------------
+
+
+def _many(root: Path, ours: Ours) -> Iterator[Result]:
+    with serving(root / "many", MANY) as (node, seconds), node.pool() as pool, node.client() as plain:
+        scaled = ours.start * MANY / SLOTS
+        yield Result(f"start of {MANY} slots", f"{SLOTS} slots, {MANY // SLOTS} times", seconds, seconds / scaled)
+        slots = [slot.slot for slot in pool.slots()]
+
+        def broadcast() -> None:
+            futures = [plain.submit(int, pure=False, resources={f"slot:{slot}": 1}) for slot in slots]
+            plain.gather(futures)
+
+        mine, ratio = _paired(lambda: Task(int) @ pool, broadcast, 5)
+        yield Result(f"a task on each of {MANY} slots", PLAIN, mine, ratio)
+        count = 20_000
+        mine, ratio = _paired(
+            lambda: sum(1 for _ in pool.map(int, range(count), ordered=False)),
+            lambda: plain.gather(plain.map(int, range(count), pure=False, resources=SLOT)),
+            1,
+        )
+        yield Result(f"map of {count:,} over {MANY} slots", f"{PLAIN}, all at once", mine, ratio)
+
+
+def _paired(candidate: Callable[[], object], baseline: Callable[[], object], runs: int) -> tuple[float, float]:
+    """The median of *candidate* in seconds, and of its ratios to *baseline*, which runs in turn with it."""
+    pairs = [(_seconds(candidate), _seconds(baseline)) for _ in range(runs)]
+    return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    show(run(quick="--quick" in sys.argv))

@@ -1,0 +1,96 @@
+"""What tasks and clients that have ended leave in the processes of a fleet: nothing that grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import distributed
+
+import skyinfra as sky
+from skyinfra.client import Pool, Task, open_pool
+
+DIES = """
+import json, os, sys
+from skyinfra.client import open_pool
+from skyinfra.protocol.manifest import Manifest
+
+pool = open_pool(Manifest.read(json.loads(sys.stdin.readline())))
+pool.submit(int).result()
+print(pool.topic, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def on_head(pool: Pool, function):
+    """What *function* gives in the process of the scheduler, which has no test modules: it travels by value."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    async def ask():
+        return await pool._dispatcher.connection.client.run_on_scheduler(function)
+
+    return pool._loop.run(ask())
+
+
+def topics(dask_scheduler) -> list[str]:
+    return [name for name in dask_scheduler._broker._topics if name.startswith("skyinfra-")]
+
+
+def spans(dask_scheduler) -> int:
+    return len(dask_scheduler.extensions["spans"].spans)
+
+
+def measured() -> int:
+    """Of how many things the worker keeps a sum."""
+    return len(distributed.get_worker().digests_total)
+
+
+def test_the_head_keeps_no_events_of_a_client_that_died(fleet, pool, wait_until):
+    client = subprocess.run(
+        [sys.executable, "-c", DIES],
+        env={**os.environ, "PYTHONPATH": str(Path(sky.__file__).parent.parent)},
+        input=json.dumps(fleet.manifest.to_json()) + "\n",
+        capture_output=True,
+        text=True,
+    )
+    topic = client.stdout.strip()
+    assert topic.startswith("skyinfra-"), client.stderr
+    wait_until(lambda: topic not in on_head(pool, topics))
+
+
+def test_the_head_keeps_no_events_of_a_client_that_left(fleet, pool, wait_until):
+    with open_pool(fleet.manifest) as other:
+        other.submit(int).result()
+        assert other.topic in on_head(pool, topics)
+    wait_until(lambda: other.topic not in on_head(pool, topics))
+
+
+def test_tasks_one_after_the_other_are_forgotten(pool):
+    """Dask takes each of them for a computation of its own, and remembers all computations."""
+    slot = pool.slots()[:1]
+    before = on_head(pool, spans)
+    counts = [pool.broadcast(Task(measured), slots=slot)[0] for _ in range(30)]
+    assert on_head(pool, spans) == before
+    assert counts[-1] - counts[5] <= 2
+
+
+def sent(dask_scheduler) -> int:
+    """How many messages the head has kept of those that it sent."""
+    streams = (*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values())
+    return sum(len(stream.recent_message_log) for stream in streams)
+
+
+def worker_sent() -> int:
+    return len(distributed.get_worker().batched_stream.recent_message_log)
+
+
+def test_messages_are_not_kept(pool):
+    """Dask keeps the last thousand of each connection, of up to 1 MB each."""
+    assert list(pool.map(len, [b"x"] * 50)) == [1] * 50
+    assert on_head(pool, sent) == 0
+    assert Task(worker_sent) @ pool == [0] * 4
+    assert len(pool._dispatcher.connection.client.scheduler_comm.recent_message_log) == 0

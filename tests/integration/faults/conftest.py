@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from fault_fleet import Fleet, Unavailable, network
+
+NODES = 3
+
+
+@pytest.fixture(autouse=True)
+def _needs_terraform() -> None:
+    """Terraform has no part in this."""
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three nodes. Where they cannot be: a failure under CI, a skip elsewhere, with the reason."""
+    try:
+        made = network()
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    try:
+        fleet = Fleet(tmp_path_factory.mktemp("faults"), made, nodes=NODES)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def fleet(running: Fleet) -> Fleet:
+    """The three nodes, ready: whatever the test before has done to them."""
+    running.settled()
+    return running

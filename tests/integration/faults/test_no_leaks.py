@@ -1,0 +1,44 @@
+"""Ten thousand tasks: what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+
+import psutil
+import pytest
+from fault_fleet import Fleet
+from fault_tasks import echo
+
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-tasks")]
+
+TASKS = 5_000
+# Argument and result of a task. What kept either would grow by 20 MB with 5,000 tasks; the head and the workers may
+# grow by a part of that, for allocators give memory back late.
+PAYLOAD = bytes(4_000)
+GROWTH = TASKS * len(PAYLOAD) // 3
+
+
+def test_the_second_five_thousand_tasks_take_no_more_memory(fleet: Fleet) -> None:
+    workers = fleet.settled()
+    sizes = []
+    with fleet.connect() as pool:
+        for _ in range(2):
+            results = pool.map(echo, itertools.repeat(PAYLOAD, TASKS), window=4 * fleet.size, ordered=False)
+            assert sum(len(result) for result in results) == TASKS * len(PAYLOAD)
+            gc.collect()
+            sizes.append((fleet.head.memory(), rss(*workers.values()), rss(os.getpid())))
+    assert fleet.settled() == workers, "a worker was replaced"
+    first, second = sizes
+    grown = dict(zip(("head", "workers", "client"), (b - a for a, b in zip(first, second, strict=True)), strict=True))
+    assert {what: size for what, size in grown.items() if size > GROWTH} == {}
+    for node in fleet.nodes:
+        assert list((node.folder / "attempts").iterdir()) == []
+        assert len(list((node.folder / "tasks").iterdir())) == 0
+
+
+def rss(*pids: int) -> int:
+    """Bytes of memory of these processes."""
+    return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)
