@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from skyinfra.protocol.transfer import Answer
 
 # Who has written nothing for that long is gone.
 _IDLE_S = 120.0
+# Parts of an upload that was dropped may still come; not for long.
+_DROPPED = 1000
 
 
 class HeadBlobs:
@@ -25,6 +28,7 @@ class HeadBlobs:
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._uploads: dict[str, tuple[Incoming, float]] = {}
+        self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self.handlers: dict[str, Callable[..., Any]] = {
             transfer.MISSING_CALL: self.missing,
             transfer.ADD_CALL: self.add,
@@ -53,6 +57,8 @@ class HeadBlobs:
         self._forget_idle()
 
         def write() -> None:
+            if upload in self._dropped:
+                return
             incoming = self._uploads[upload][0] if upload in self._uploads else self._store.begin(digest, size)
             # Another part of it may have been the first one meanwhile.
             incoming = self._uploads.setdefault(upload, (incoming, 0.0))[0]
@@ -62,6 +68,8 @@ class HeadBlobs:
             except SkyinfraError:
                 self.drop(upload)
                 raise
+            if upload in self._dropped:  # meanwhile
+                self.drop(upload)
 
         return await _answered(write)
 
@@ -76,7 +84,8 @@ class HeadBlobs:
         return await _answered(finish)
 
     def drop(self, upload: str) -> Answer:
-        """Forgets what was written."""
+        """Forgets what was written, and what is on its way."""
+        self._dropped.append(upload)
         found = self._uploads.pop(upload, None)
         if found is not None:
             found[0].drop()

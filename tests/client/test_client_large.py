@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import pickle
@@ -143,6 +144,17 @@ def test_a_task_gets_what_its_arguments_were_when_it_was_submitted(pool):
         content[0] = number
         was = digest_of(content)
     assert [future.result(timeout=60)[1] == expected for future, expected in futures] == [True] * 3
+
+
+def test_coroutines_do_not_wait_for_large_arguments_to_be_sent(fleet):
+    content = os.urandom(6 * MEGABYTE)
+
+    async def main() -> list[str]:
+        async with sky.connect_async(fleet.manifest) as pool:
+            seen = [digest async for _, digest, _ in pool.map(look, [Array(content)] * 3)]
+            return [*seen, (await (look(Array(content)) >> pool))[1], (await (make(6, 1) >> pool)).digest()]
+
+    assert asyncio.run(main()) == [*[digest_of(content)] * 4, digest_of(b"\1" * 6 * MEGABYTE)]
 
 
 def test_map_over_large_items(pool):

@@ -176,6 +176,20 @@ def test_objects_stay_with_their_code(pool, project):
     assert first(pool, model.release()) is False
 
 
+def rank_reads() -> tuple[int, int, str]:
+    import shiny
+
+    return sky.gang().rank, shiny.VERSION, sky.synced("data/vocab.txt").read_text()
+
+
+def test_the_ranks_of_a_gang_see_it_too(pool):
+    import shiny
+
+    found = pool.launch(rank_reads, nodes=1, per_node=2, framework="none")
+    assert found == [(0, 1, "words 1"), (1, 1, "words 1")]
+    assert pool.launch(shiny.version, nodes=1, per_node=1, framework="none") == [1]
+
+
 def use_shiny() -> tuple[int, int]:
     import shiny
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running_node import RunningNode
 
 import skyinfra as sky
 from skyinfra.client import Task
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+pytestmark = pytest.mark.xdist_group("node_files")
 
 
-@pytest.fixture
-def nodes(make_node):
-    head = make_node("n1", cpu_slots=1)
-    head.boot()
-    other = make_node("n2", cpu_slots=1, head=False, scheduler=head.directory.scheduler_file.read_text().strip())
-    other.boot()
-    return head, other
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningNode, RunningNode]]:
+    folder = tmp_path_factory.mktemp("fleet")
+    made: list[RunningNode] = []
+    try:
+        for name, scheduler in (("n1", "127.0.0.1:0"), ("n2", None)):
+            scheduler = scheduler or made[0].directory.scheduler_file.read_text().strip()
+            config = NodeConfig(1, "demo", "mig", name, "local", not made, scheduler, simulate=True, cpu_slots=1)
+            made.append(RunningNode(folder / name, config))
+            made[-1].boot()
+        yield made[0], made[1]
+    finally:
+        for node in made:
+            node.run("stop", "--timeout", "10")
 
 
 def test_files_and_folders_go_to_every_node_and_come_back(nodes, tmp_path):
@@ -56,7 +69,7 @@ def test_files_and_folders_go_to_every_node_and_come_back(nodes, tmp_path):
 
 
 def test_what_cannot_be_put_or_fetched_is_said(nodes, tmp_path):
-    (nodes[0].path / "files").mkdir()
+    (nodes[0].path / "files").mkdir(exist_ok=True)
     (nodes[0].path / "files" / "out").symlink_to("/etc")
     with nodes[0].pool(nodes[1]) as pool:
         for remote in ("/etc/passwd", "../secret", "."):
@@ -89,3 +102,26 @@ def test_a_file_here_that_cannot_be_written_is_an_error_of_this_machine(nodes, t
         with pytest.raises(OSError, match=r"file/below"):
             pool.get("x.py", tmp_path / "file" / "below" / "x.py", node="n1")
         assert pool.get("x.py", tmp_path / "new" / "x.py", node="n1").read_text() == Path(__file__).read_text()
+
+
+def test_a_job_sees_what_was_synced_and_keeps_a_large_result(nodes, tmp_path, monkeypatch):
+    (tmp_path / "words.txt").write_text("words")
+    monkeypatch.chdir(tmp_path)
+
+    def work() -> bytes:
+        return sky.synced("words.txt").read_bytes() * 10**6
+
+    with nodes[0].pool(nodes[1]) as pool:
+        pool.sync("words.txt")
+        job = pool.submit(work, detach="with-files")
+        assert job.result(timeout=60) == b"words" * 10**6
+        shutil.rmtree(nodes[0].path / "blobs")
+        assert job.result(timeout=60) == b"words" * 10**6
+        for node in nodes:
+            shutil.rmtree(node.path / "blobs", ignore_errors=True)
+        (tmp_path / "words.txt").write_text("other words")
+        pool.sync()
+        for node in nodes:
+            shutil.rmtree(node.path / "blobs", ignore_errors=True)
+        with pytest.raises(sky.TaskInputsLost, match=r"the files that .*work needs are not at the head"):
+            pool.submit(work, detach="without").result(timeout=60)
