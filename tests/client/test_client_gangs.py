@@ -100,6 +100,7 @@ def test_ranks_have_what_torchrun_gives_them(pool):
         assert "TORCHELASTIC_USE_AGENT_STORE" not in each
 
 
+@pytest.mark.slow
 def test_ranks_have_what_jax_reads(pool):
     found = pool.launch(environment, framework="jax", per_node=1, env={"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
     assert [each["JAX_PROCESS_ID"] for each in found] == ["0", "1"]
@@ -309,6 +310,7 @@ def test_a_rank_that_is_killed_is_the_one_that_is_named(pool, tmp_path, wait_unt
     wait_until(lambda: all_ended(tmp_path), timeout=5)
 
 
+@pytest.mark.slow
 def test_a_rank_that_loses_its_worker_is_the_one_that_is_named(pool, tmp_path, wait_until):
     def kill_worker() -> None:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -348,6 +350,7 @@ def test_a_gang_starts_again_and_goes_on_from_its_checkpoint(pool, tmp_path):
     assert results[0][1:] == (2, "2")
 
 
+@pytest.mark.slow
 def test_a_gang_starts_again_no_more_often_than_it_may(pool, tmp_path):
     def fail(path: str) -> None:
         with Path(path).open("a") as file:
@@ -371,6 +374,7 @@ def test_a_gang_goes_on_after_the_loss_of_a_worker(pool, tmp_path, wait_until):
     assert none(pool, once, str(tmp_path / "done"), max_restarts=1) == [1] * 4
 
 
+@pytest.mark.slow
 def test_a_client_that_dies_takes_its_ranks_with_it(fleet, pool, tmp_path, wait_until):
     program = (
         "import json, pathlib, sys, time, os\nimport skyinfra as sky\n"
@@ -393,6 +397,7 @@ def test_a_client_that_dies_takes_its_ranks_with_it(fleet, pool, tmp_path, wait_
     assert len(none(pool, place, timeout=60)) == 4
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_ranks_and_frees_their_slots(pool, tmp_path, wait_until):
     def speak(folder: str) -> None:
         Path(folder, str(sky.gang().rank)).write_text(str(os.getpid()))
@@ -489,6 +494,7 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
         run_gang(str(manifest), path, ["0"], nodes=9, per_node=None, max_restarts=0)
 
 
+@pytest.mark.slow
 def test_the_command_starts_ranks(fleet, tmp_path, script):
     (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
     script("import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])")

@@ -28,6 +28,9 @@ MakeNode = Callable[..., RunningNode]
 
 BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
 
+# What it shares is expensive: all of it in one process.
+pytestmark = pytest.mark.xdist_group("jobs_of_fleet")
+
 
 def add(a: int, b: int) -> int:
     return a + b
@@ -152,6 +155,7 @@ def test_exceptions_arrive_with_their_traceback(pool: Pool, tmp_path: Path) -> N
     assert again.info().attempts == 3
 
 
+@pytest.mark.slow
 def test_options_of_the_task_hold(pool: Pool, tmp_path: Path) -> None:
     late = pool.submit(Task(wait_for, (str(tmp_path / "late"),)).options(timeout=0.3), detach="late")
     with pytest.raises(sky.TaskTimeout, match=r"wait_for ran for more than 0\.3 s"):
@@ -168,6 +172,7 @@ def test_options_of_the_task_hold(pool: Pool, tmp_path: Path) -> None:
         pool.job("unpicklable")
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_its_process_again_and_again_fails_and_others_do_not(pool: Pool) -> None:
     killer = pool.submit(kill_itself, detach="killer")
     others = [pool.detach(Task(add, (number, 1))) for number in range(6)]
@@ -196,6 +201,7 @@ def test_jobs_are_cancelled_where_they_wait_and_where_they_run(pool: Pool, tmp_p
     assert len(starts(paths[0])) == 1
 
 
+@pytest.mark.slow
 def test_large_calls_and_results_pass_in_parts(pool: Pool) -> None:
     data = os.urandom(9 * 2**20)
     job = pool.submit(bytes.__add__, data, b"!", detach="large")
@@ -275,6 +281,7 @@ def test_what_ran_on_another_node_ends_there_when_the_head_is_killed(make_node: 
         assert job.logs().splitlines() == ["started", "let through"]
 
 
+@pytest.mark.slow
 def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path: Path) -> None:
     head = make_node("n1", accelerator=h100(BIG[:1]))
     head.boot()
@@ -291,6 +298,7 @@ def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path:
     assert "Traceback" not in head.directory.log_file.read_text()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_ends_takes_no_job_with_it(make_node: MakeNode, tmp_path: Path) -> None:
     head = make_node("n1", cpu_slots=1)
     head.boot()
