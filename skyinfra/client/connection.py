@@ -261,11 +261,13 @@ class Connection:
 
     async def close(self) -> None:
         """Leaves the fleet. A head that is gone is not waited for."""
-        if self._client is not None:
+        if self._client is None:
+            return
+        if self.alive:
             with contextlib.suppress(OSError):
-                if self.alive:
-                    await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
-                await asyncio.wait_for(self._client.close(), _ANSWER_S)
+                await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(self._client.close(), _ANSWER_S)
 
 
 def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:

@@ -217,6 +217,18 @@ def test_a_slot_that_stays_away_is_lost(fleets):
         Task(os.getpid) @ pool
 
 
+def test_leaving_a_head_that_does_not_answer_leaves_nothing_open(fleet, monkeypatch):
+    async def lost(*args, **kwargs):
+        raise OSError("the connection is gone")
+
+    pool = open_pool(fleet.manifest)
+    client = pool._dispatcher.connection.client
+    assert Task(os.getpid) >> pool
+    monkeypatch.setattr(client, "run_on_scheduler", lost)
+    pool.close()
+    assert (client.status, client.rpc.open) == ("closed", 0)
+
+
 def test_a_fleet_without_slots_is_not_waited_for(fleets):
     fleet = fleets(nodes=())
     with open_pool(fleet.manifest, patience=1) as pool, pytest.raises(sky.SlotLost, match="every slot of stack/pool"):
