@@ -22,8 +22,8 @@ import skyinfra
 from skyinfra._errors import MissingDependency
 
 _PACKAGE = Path(__file__).resolve().parent
-_ROOMS = ("first_boot", "mig", "protocol", "runner")
-_FILES = ("__init__.py", "_errors.py", "py.typed", "client/__init__.py", "client/stateful.py", "client/task.py")
+_ROOMS = ("_errors", "first_boot", "mig", "protocol", "runner")
+_FILES = ("__init__.py", "py.typed", "client/__init__.py", "client/stateful.py", "client/task.py")
 _SUFFIXES = (".py", ".json")
 # What the rooms that travel import besides the standard library, and what of that has to be the same on both sides.
 _NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")

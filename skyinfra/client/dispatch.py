@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import pickle
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import distributed
 from distributed.client import FutureCancelledError
@@ -24,6 +24,8 @@ from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol import failures, questions, stopping
 from skyinfra.protocol.calls import Outcome
+
+T = TypeVar("T")
 
 # How often the head is asked which slots there are, while somebody waits for a task; at most half of the patience.
 _LOOK_S = 2.0
@@ -39,7 +41,7 @@ _LOSSES = 3
 
 
 @dataclass
-class _Waiting:
+class Waiting:
     """Somebody who waits for a task: woken with ``failure`` when its target is gone."""
 
     name: str
@@ -79,6 +81,10 @@ class Window:
             self._changed.notify_all()
 
 
+def _the_only(outcome: bytes) -> bytes:
+    return outcome
+
+
 class Dispatcher:
     """Executes shipments on a fleet; knows who waits for what."""
 
@@ -86,9 +92,9 @@ class Dispatcher:
         self.connection = connection
         self._windows: dict[Target, Window] = {}
         self._snapshot = Snapshot(())
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._done: list[Any] = []
-        self._arrivals: dict[str, asyncio.Future[bytes]] = {}
+        self._arrivals: dict[str, Callable[[Any], object]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._stopping: set[asyncio.Task[Any]] = set()
         self._answered = time.monotonic()
@@ -117,23 +123,28 @@ class Dispatcher:
         where.add(task)
         task.add_done_callback(where.discard)
 
-    async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
-        """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
+    @contextlib.contextmanager
+    def waiting_for(self, key: str, name: str, target: Target, timeout: float | None = None) -> Iterator[Waiting]:
+        """While the present task of asyncio waits for a task of the fleet. Raises what it was woken with."""
         waiter = asyncio.current_task()
         assert waiter is not None  # noqa: S101 - a coroutine runs in a task
-        waiting = _Waiting(shipment.name, target, waiter, shipment.settings.timeout)
-        self._waiting[shipment.key] = waiting
+        waiting = self._waiting[key] = Waiting(name, target, waiter, timeout)
         try:
-            if not shipment.brought:
-                await self.bring(shipment)
-            async with self.window(target).place() if windowed else contextlib.nullcontext():
-                return await self._until_done(shipment, target)
+            yield waiting
         except asyncio.CancelledError:
             if waiting.failure is not None:
                 raise waiting.failure from None
             raise
         finally:
-            del self._waiting[shipment.key]
+            del self._waiting[key]
+
+    async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
+        """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
+        with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout):
+            if not shipment.brought:
+                await self.bring(shipment)
+            async with self.window(target).place() if windowed else contextlib.nullcontext():
+                return await self._until_done(shipment, target)
 
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Runs the task, again as often as it may fail."""
@@ -156,7 +167,7 @@ class Dispatcher:
             self._waiting[shipment.key].future = future
             try:
                 outcome = await self._outcome(future)
-                self._done.append(future)
+                self.release(future)
                 if outcome is not None and not outcome.missing:
                     return outcome
                 if outcome is not None:
@@ -165,8 +176,7 @@ class Dispatcher:
                     number = next(numbers)
                     await self._bring_again(shipment, losses)
             except asyncio.CancelledError:
-                # On its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares it.
-                self._keep(asyncio.create_task(self._stop(future)), self._stopping)
+                self.take_back(future)
                 raise
             except distributed.KilledWorker:
                 raise TaskAttemptsExceeded(
@@ -201,29 +211,57 @@ class Dispatcher:
 
     async def _outcome(self, future: Any) -> Outcome | None:
         """How the task ended; None where that was lost on the way, and the task has to run again."""
-        arrival = self._arrivals[future.key] = asyncio.get_running_loop().create_future()
+        told = await self.told_or_ended(future, _the_only)
+        if told is not None:
+            outcome = cast(Outcome, pickle.loads(told))  # noqa: S301 - the fleet's own, over mutual TLS
+        else:
+            outcome = await future
+            if outcome is None:
+                return None
+        return await self.fetched(outcome)
+
+    async def told_or_ended(self, future: Any, take: Callable[[Any], T | None]) -> T | None:
+        """What *take* makes of what a task tells under its key, as soon as that is not None; None where the task has
+        ended without that. Raises what the engine has to say of it."""
+        arrival: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def arrived(content: Any) -> None:
+            taken = take(content)
+            if taken is not None and not arrival.done():
+                arrival.set_result(taken)
+
+        self._arrivals[future.key] = arrived
         ended = asyncio.ensure_future(future.exception())
         try:
             await asyncio.wait((arrival, ended), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done():
-                outcome = cast(Outcome, pickle.loads(arrival.result()))  # noqa: S301 - the fleet's own, over mutual TLS
-            else:
-                error = ended.result()
-                if error is not None:
-                    raise error
-                outcome = await future
-                if outcome is None:
-                    return None
-            return await sync.fetched(self.connection.client.scheduler, outcome)
+                return arrival.result()
+            error = ended.result()
+            if error is not None:
+                raise error
+            return None
         finally:
             ended.cancel()
             del self._arrivals[future.key]
 
-    def arrived(self, key: str, outcome: bytes) -> None:
-        """Takes a small outcome, which comes ahead of the news that its task has ended."""
-        arrival = self._arrivals.get(key)
-        if arrival is not None and not arrival.done():
-            arrival.set_result(outcome)
+    def arrived(self, key: str, content: Any) -> None:
+        """Takes what the task tells of outcomes, which comes ahead of the news that it has ended."""
+        take = self._arrivals.get(key)
+        if take is not None:
+            take(content)
+
+    async def fetched(self, outcome: Outcome) -> Outcome:
+        """*outcome* with its result, where that stayed at the head; see `sync.fetched`."""
+        return await sync.fetched(self.connection.client.scheduler, outcome)
+
+    def release(self, future: Any) -> None:
+        """Nobody needs what the task gave any more."""
+        self._done.append(future)
+
+    def take_back(self, future: Any) -> None:
+        """Stops the task, on its own, so that a second cancellation (Ctrl-C, then the end of the `with` block) spares
+        that."""
+        self._keep(asyncio.create_task(self._stop(future)), self._stopping)
 
     def _submit(self, shipment: Shipment, attempt: int, target: Target) -> Any:
         key, header = shipment.attempt(attempt)
@@ -324,7 +362,7 @@ class Dispatcher:
                 if waiting is not None and seconds > (waiting.timeout or 0) + _OVERTIME_S:
                     self._wake(waiting, failures.late(name, waiting.timeout or 0))
 
-    def _lost(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
+    def _lost(self, waiting: Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
         return SlotLost(
             f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
@@ -336,7 +374,7 @@ class Dispatcher:
             ),
         )
 
-    def _changed(self, waiting: _Waiting, now: Snapshot) -> SlotLost:
+    def _changed(self, waiting: Waiting, now: Snapshot) -> SlotLost:
         left = now.left(waiting.target)
         if left is not None:
             return SlotLost(
@@ -349,7 +387,7 @@ class Dispatcher:
             hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
         )
 
-    def _wake(self, waiting: _Waiting, failure: Exception) -> None:
+    def _wake(self, waiting: Waiting, failure: Exception) -> None:
         if waiting.failure is None:
             waiting.failure = failure
             waiting.waiter.cancel()

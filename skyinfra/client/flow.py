@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Self, TypeVar
@@ -10,36 +12,76 @@ from typing import Any, Generic, Self, TypeVar
 from skyinfra.client import pickling
 from skyinfra.client.futures import Future
 from skyinfra.client.task import Task
+from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 
 T = TypeVar("T")
 
 
-class Flow(Generic[T]):
-    """Sends *tasks* so that at most ``limit()`` are in flight and twice as many kept. A context manager.
+# What travels together is to take about that long on its slot: much longer than a message does, and nothing that a
+# person or another client would notice.
+_WORTH_S = 0.02
+_MOST = 64
+# So many of the latest tasks say how long the next ones will take: the longest of them.
+_LATEST = 32
 
-    send: ships a task. when_done: hears of each future that has ended, in any thread; whoever waits for that hands it
-    to `take`. ordered: results in the order of the tasks, else in that in which they end. counting: gives what is
-    called for each that has ended. Leaving the block cancels what was not given out.
+
+class Pace:
+    """How many of many tasks travel in one message, as those that have ended let expect."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._size = 1
+
+    @property
+    def size(self) -> int:
+        """At least 1."""
+        return self._size
+
+    def saw(self, outcome: Outcome | None) -> None:
+        """One has ended. What failed, or gave much, is no short task."""
+        short = outcome is not None and outcome.result is not None and len(outcome.result) < SMALL_OUTCOME
+        seconds = outcome.seconds if outcome is not None and short else None
+        self._latest.append(float("inf") if seconds is None else seconds)
+        longest = max(self._latest)
+        fitting = _MOST if longest * _MOST <= _WORTH_S else int(_WORTH_S / longest)
+        # What few have shown may not hold for many.
+        self._size = max(1, min(fitting, 2 * len(self._latest)))
+
+
+class Flow(Generic[T]):
+    """Sends *tasks*, and keeps as many results as may be in flight until they are taken. A context manager.
+
+    send: ships tasks, together if there are several. slots: how many there are to run them. window: how many tasks may
+    be in flight; None is one for each slot, or two messages where tasks are short enough to travel together. They do
+    only where *total* says how many there are: to take one more may take any time. when_done: hears of each future
+    that has ended, in any thread; whoever waits for that hands it to `take`. ordered: results in the order of the
+    tasks, else in that in which they end. counting: gives what is called for each that has ended. Leaving the block
+    cancels what was not given out.
     """
 
     def __init__(
         self,
         tasks: Iterator[Task[T]],
         *,
-        send: Callable[[Task[T]], Future[T]],
-        limit: Callable[[], int],
+        send: Callable[[Sequence[Task[T]]], Sequence[Future[T]]],
+        slots: Callable[[], int],
+        window: int | None,
+        total: int | None,
         ordered: bool,
         when_done: Callable[[Future[T]], object],
         counting: AbstractContextManager[Callable[[], None]],
     ) -> None:
         self._tasks = tasks
         self._send = send
-        self._limit = limit
+        self._slots = slots
+        self._window = window
+        self._left = total
         self._ordered = ordered
         self._when_done = when_done
         self._counting = counting
+        self._pace = Pace()
         self._kept: dict[Future[T], None] = {}  # sent and not given out, in the order of sending
-        self._ready: list[Future[T]] = []
+        self._ready: deque[Future[T]] = deque()
         self._counted: set[Future[T]] = set()
         self._running = 0
         self._exhausted = False
@@ -51,28 +93,45 @@ class Flow(Generic[T]):
 
     def advance(self) -> Future[T] | None:
         """Sends what may be sent. The next future whose result is to be given out, which has ended, or None."""
-        limit = self._limit()
-        while not self._exhausted and self._running < limit and len(self._kept) < 2 * limit:
-            task = next(self._tasks, None)
-            if task is None:
-                self._exhausted = True
-                break
-            future = self._send(task)
-            self._kept[future] = None
-            self._running += 1
-            future.when_done(self._when_done)
+        self._fill()
         first = next(iter(self._kept), None) if self._ordered else next(iter(self._ready), None)
         if first is None or not first.done():
             return None
         del self._kept[first]
         if not self._ordered:
-            self._ready.remove(first)
+            self._ready.popleft()
         self._count(first)
         return first
+
+    def _fill(self) -> None:
+        while not self._exhausted:
+            size, limit = self._room()
+            if self._running + size > limit or len(self._kept) + size > 2 * limit:
+                return
+            tasks = list(itertools.islice(self._tasks, size))
+            if not tasks:
+                self._exhausted = True
+                return
+            if self._left is not None:
+                self._left -= len(tasks)
+            for future in self._send(tasks):
+                self._kept[future] = None
+                self._running += 1
+                future.when_done(self._when_done)
+
+    def _room(self) -> tuple[int, int]:
+        """How many tasks go together now, and how many may be in flight."""
+        slots = self._slots()
+        # In the end every slot has some.
+        size = 1 if self._left is None else max(1, min(self._pace.size, self._left // (2 * slots)))
+        if self._window is not None:
+            return max(1, min(size, self._window // slots)), self._window
+        return size, slots * size * (2 if size > 1 else 1)
 
     def take(self, ended: Future[T]) -> None:
         """*ended* has ended."""
         self._running -= 1
+        self._pace.saw(ended.outcome())
         self._count(ended)
         if not self._ordered:
             self._ready.append(ended)

@@ -63,6 +63,11 @@ class Future(Generic[T]):
         """
         return self._inner.cancel()
 
+    def outcome(self) -> Outcome | None:
+        """How the task has ended; None where it was cancelled, or its slot, its node or the head was lost for good."""
+        ended = self._inner.done() and not self._inner.cancelled() and self._inner.exception() is None
+        return self._inner.result() if ended else None
+
     def when_done(self, callback: Callable[[Future[T]], object]) -> None:
         """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
         self._inner.add_done_callback(lambda _: callback(self))

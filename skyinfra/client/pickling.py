@@ -54,7 +54,7 @@ class Shipment:
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.name = task.name
-        self.key = key or f"{re.sub(r'[^A-Za-z0-9_.]', '_', task.name)[-60:]}-{uuid.uuid4().hex}"
+        self.key = key or _key(task.name)
         self.settings = task.settings
         self.included = included
         packed = _pack_call(task, included, whole=whole)
@@ -76,6 +76,15 @@ class Shipment:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""
         header = self._header if number == 0 else replace(self._header, key=f"{self.key}.{number}")
         return header.key, header.dumps()
+
+    def chunk(self) -> tuple[str, str, bytes]:
+        """Key, name and header of a chunk that begins with this task; see `skyinfra.protocol.chunks`."""
+        header = Header(_key(self.name), self.name, self._header.topic, echo=self._header.echo, chunk=True)
+        return header.key, header.name, header.dumps()
+
+
+def _key(name: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[-60:]}-{uuid.uuid4().hex}"
 
 
 def dump_call(task: Task[Any], included: Included | None = None) -> bytes:

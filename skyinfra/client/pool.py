@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra._errors import FleetError, FleetUnreachable
-from skyinfra.client import jobs, pickling
+from skyinfra.client import chunks, jobs, pickling
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
@@ -26,6 +26,7 @@ from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput, Watcher
+from skyinfra.protocol.chunks import ENDED
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -302,6 +303,10 @@ class Pool(Launcher, WithFiles):
         kept when they are asked for slowly. ordered=False gives results in the order in which tasks complete.
         Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
         raised, the rest is cancelled, as it is when the iterator is closed.
+
+        Tasks of some milliseconds travel together, up to 64 in a message, once the first ones have shown that they
+        are so short and where all iterables have a length; each is still a task of its own. By default two messages
+        are in flight for each slot then.
         """
         check_map(window, iterables)
         return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
@@ -333,8 +338,10 @@ class Pool(Launcher, WithFiles):
         """What `stream` goes by, for whoever waits in another way."""
         return Flow(
             tasks,
-            send=lambda task: self.send(task, self.target, windowed=False),
-            limit=lambda: window or self._dispatcher.window(self.target).limit,
+            send=self._send_together,
+            slots=lambda: self._dispatcher.window(self.target).limit,
+            window=window,
+            total=total,
             ordered=ordered,
             when_done=when_done,
             counting=self._watcher.counting("tasks", total),
@@ -342,13 +349,28 @@ class Pool(Launcher, WithFiles):
 
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
+        return self._ship(self._shipment(task), target, windowed=windowed)
+
+    def _send_together(self, tasks: Sequence[Task[T]]) -> list[Future[T]]:
+        shipments = [self._shipment(task) for task in tasks]
+        if len(shipments) == 1:
+            return [self._ship(shipments[0], self.target, windowed=False)]
+        profiles = {shipment.settings.profile for shipment in shipments}
+        if len(profiles) > 1 or not all(map(chunks.suits, shipments)):
+            return [self._ship(shipment, self.target, windowed=True) for shipment in shipments]
+        chunk = chunks.Chunk(shipments, self.target.narrowed(profile=profiles.pop()), self._dispatcher)
+        return chunk.send(self._loop)
+
+    def _shipment(self, task: Task[Any]) -> pickling.Shipment:
         self._check_open()
-        target = target.narrowed(profile=task.settings.profile)
         several = task.settings.slots > 1
-        shipment = pickling.Shipment(
+        return pickling.Shipment(
             task, topic=self.topic, echo=self._watcher.echoes, included=self.included, whole=several
         )
-        if several:
+
+    def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
+        target = target.narrowed(profile=shipment.settings.profile)
+        if shipment.settings.slots > 1:
             return self.send_to_several(shipment, target)
         if self.brings_first and not shipment.brought:
             # Now, while the arguments are what they were when the task was made: they are not copied.
@@ -403,6 +425,10 @@ class Pool(Launcher, WithFiles):
         kind, name, content = message
         if kind == "outcome":
             self._watcher.ended(name)
+            self._dispatcher.arrived(name, content)
+        elif kind == ENDED:
+            for key, _ in content:
+                self._watcher.ended(key)
             self._dispatcher.arrived(name, content)
         elif kind == "lines":
             if name in self._line_sinks:

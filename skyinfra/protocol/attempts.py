@@ -20,8 +20,8 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def counted(key: str, name: str, timeout: float | None = None) -> Iterator[None]:
-    """Counts the starts of a task that has not ended yet, one byte each, in a file of the node.
+def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
+    """Counts the starts of a task that has not ended yet, one byte each, in a file of the node; gives their number.
 
     A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit a
     task that ends its process does so for ever, and takes down whatever else its next workers were given. One whose
@@ -45,7 +45,7 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[None]
                 f"{name} ended its worker process {ATTEMPTS} times and is not tried again",
                 hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
             )
-        yield
+        yield starts
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - see above

@@ -15,6 +15,7 @@ import json
 import operator
 import os
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,7 +48,8 @@ class Header:
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
-    whole: the result is a part of the outcome, however large it is.
+    whole: the result is a part of the outcome, however large it is. chunk: it stands for several short tasks, see
+    `skyinfra.protocol.chunks`.
     """
 
     key: str
@@ -58,6 +60,7 @@ class Header:
     tree: str | None = None
     parts: tuple[Part, ...] = ()
     whole: bool = False
+    chunk: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON."""
@@ -75,7 +78,8 @@ class Outcome:
     """How a task ended: with a pickled ``result``, or with a ``failure``.
 
     parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
-    missing: the digests of what the head has not any more; the task has not run, or its result is lost.
+    missing: the digests of what the head has not any more; the task has not run, or its result is lost. seconds: how
+    long loading it, running it and keeping its result took.
     """
 
     result: bytes | bytearray | None = None
@@ -83,6 +87,7 @@ class Outcome:
     parts: tuple[Part, ...] = ()
     missing: tuple[str, ...] = ()
     buffers: tuple[memoryview, ...] = ()
+    seconds: float | None = None
 
 
 def plain(function: F) -> F:
@@ -95,12 +100,13 @@ def named(module: str, name: str) -> object:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def run(header: bytes, call: bytes) -> Outcome | None:
+def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | None:
     """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
 
     A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
     that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
-    would wait for a connection to this process in vain when the next task ends the process.
+    would wait for a connection to this process in vain when the next task ends the process. Of a chunk, the outcomes
+    that are not small are the result.
     """
     # Here, because the process of a rank needs the rest of this module alone.
     from distributed import get_worker
@@ -108,12 +114,19 @@ def run(header: bytes, call: bytes) -> Outcome | None:
     task = Header.loads(header)
     worker = get_worker()
 
+    def tell_of(kind: str, key: str, content: object) -> None:
+        worker.log_event(task.topic, [kind, key, content])
+
     def tell(kind: str, content: object) -> None:
-        worker.log_event(task.topic, [kind, task.key, content])
+        tell_of(kind, task.key, content)
 
     def say(kind: str, content: object) -> None:
         tell(kind, [worker.name, task.name, content])
 
+    if task.chunk:
+        from skyinfra.protocol import chunks  # it is made of what is here
+
+        return chunks.run(task, call, tell_of, str(worker.name))
     outcome = _execute(task, call, tell, say if task.echo else None)
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
@@ -143,20 +156,32 @@ def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | 
             interruption.task_scope(),
         ):
             try:
-                arrivals.use_tree(task.tree)
-                function, args, kwargs = load(task, call)
-                outcome = _keep_result(task, function(*args, **kwargs))
+                outcome = perform(task, call)
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
                 raise KeyboardInterrupt
             return outcome
-    except BlobsMissing as error:
-        return Outcome(missing=error.digests)
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         if late and isinstance(error, KeyboardInterrupt):
             error = _late(task).with_traceback(error.__traceback__)
-        return Outcome(failure=failures.of(error, below=__file__))
+        return failed(error)
+
+
+def perform(task: Header, call: bytes) -> Outcome:
+    """Makes the pickled *call*, and keeps its result. Raises what the task raises."""
+    start = time.perf_counter()
+    arrivals.use_tree(task.tree)
+    function, args, kwargs = load(task, call)
+    result = function(*args, **kwargs)
+    return _keep_result(task, result, start)
+
+
+def failed(error: BaseException) -> Outcome:
+    """The outcome of a task that raised *error*."""
+    if isinstance(error, BlobsMissing):
+        return Outcome(missing=error.digests)
+    return Outcome(failure=failures.of(error, below=__file__))
 
 
 def _late(task: Header) -> TaskTimeout:
@@ -181,15 +206,15 @@ def dump_result(task: Header, result: object) -> bytes:
     return _pack_result(task, result, whole=True).joined()
 
 
-def _keep_result(task: Header, result: object) -> Outcome:
+def _keep_result(task: Header, result: object, start: float) -> Outcome:
     packed = _pack_result(task, result, whole=task.whole)
     if packed.small or task.whole:
-        return Outcome(result=packed.joined())
+        return Outcome(result=packed.joined(), seconds=time.perf_counter() - start)
     try:
         arrivals.keep(packed)
     except TaskTooLarge as error:
         raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
-    return Outcome(parts=packed.parts)
+    return Outcome(parts=packed.parts, seconds=time.perf_counter() - start)
 
 
 def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:

@@ -63,8 +63,26 @@ def captured(key: str, folder: Path) -> Iterator[str | None]:
             os.dup2(old, number)
             os.close(old)
         with contextlib.suppress(OSError):
-            if os.fstat(handle).st_size == 0:
-                os.unlink(file)  # noqa: PTH108 - see above
+            if os.stat(file).st_size == 0:  # noqa: PTH116 - see above
+                os.unlink(file)  # noqa: PTH108
+        os.close(handle)
+
+
+def written(file: str) -> bool:
+    """Whether anything was printed to *file*, that of `captured`, since it was made or cut."""
+    flush()
+    with contextlib.suppress(OSError):
+        return os.stat(file).st_size > 0  # noqa: PTH116 - see above
+    return False
+
+
+def cut(file: str, key: str) -> None:
+    """What was printed to *file*, that of `captured`, is the output of the task *key*; what follows is not."""
+    with contextlib.suppress(OSError):
+        os.rename(file, f"{os.path.dirname(file)}/{key}.log")  # noqa: PTH104, PTH120 - see above
+        handle = os.open(file, _FLAGS, 0o644)
+        for number in (1, 2):
+            os.dup2(handle, number)
         os.close(handle)
 
 

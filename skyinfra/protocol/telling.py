@@ -48,6 +48,10 @@ class _Tail:
         if lines:
             self._send(lines)
 
+    def restart(self) -> None:
+        """The file is a new one."""
+        self._offset, self._rest, self._decoder = 0, "", _decoder()
+
     def _parts(self) -> Iterator[list[str]]:
         try:
             size = os.stat(self._file).st_size  # noqa: PTH116 - a part of every task's round trip
@@ -118,6 +122,17 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
     if send is not None and (now - _told_at >= _PROGRESS_S or done == total):
         _told_at = now
         send("progress", [done, total, note])
+
+
+@contextlib.contextmanager
+def cutting() -> Iterator[None]:
+    """Around `output.cut`: tells what is left of the lines of the task that has ended."""
+    with _changed:
+        if _tail is not None:
+            _tail.advance(final=True)
+        yield
+        if _tail is not None:
+            _tail.restart()
 
 
 def _watch() -> None:

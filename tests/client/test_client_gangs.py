@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.run import options_first, run_gang
 from skyinfra.client import Task, open_pool
 
 ROOT = Path(sky.__file__).parents[1]
@@ -428,160 +426,3 @@ def test_a_gang_starts_anew_where_the_head_did(fleets, tmp_path, background, wai
         wait_until(lambda: len(list(tmp_path.glob("g.[0-9]"))) == 4)
         (tmp_path / "g.end").touch()
         gang.result(timeout=60)
-
-
-# Scripts ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def script(tmp_path):
-    """Writes a script; gives its path."""
-
-    def write(text: str) -> Path:
-        path = tmp_path / "train.py"
-        path.write_text(text)
-        return path
-
-    return write
-
-
-def test_a_script_runs_as_a_program_on_every_rank(pool, script):
-    path = script(
-        "import os, sys, skyinfra\n"
-        "def f(): return 1\n"
-        "print(__name__, sys.argv[1:], os.path.dirname(__file__) == os.getcwd(), skyinfra.gang().rank)\n"
-        "import pickle; pickle.loads(pickle.dumps(f))\n"
-        "print('bad', file=sys.stderr)\n"
-    )
-    lines = []
-    assert none(pool, path, "--lr", 0.1, nodes=1, on_line=lambda *line: lines.append(line)) == [0, 0]
-    wanted = [(rank, "stdout", f"__main__ ['--lr', '0.1'] True {rank}") for rank in (0, 1)]
-    assert sorted(lines) == sorted([*wanted, (0, "stderr", "bad"), (1, "stderr", "bad")])
-
-
-def test_a_script_that_ends_with_a_code_ends_the_gang(pool, script):
-    path = script("import os, sys, time\nif os.environ['SKYINFRA_RANK'] == '1': sys.exit(3)\ntime.sleep(600)\n")
-    with pytest.raises(sky.GangFailed, match=r"rank 1 of train\.py, .* ended with exit code 3") as caught:
-        none(pool, path)
-    assert (caught.value.rank, caught.value.code) == (1, 3)
-
-
-def test_a_script_that_raises_has_its_traceback_first(pool, script):
-    path = script("import os, time\nif os.environ['SKYINFRA_RANK'] == '1': raise KeyError('lost')\ntime.sleep(600)\n")
-    lines = []
-    with pytest.raises(sky.GangFailed, match="exit code 1") as caught:
-        none(pool, path, on_line=lambda *line: lines.append(line))
-    assert isinstance(caught.value.__cause__, KeyError)
-    errors = [text for rank, stream, text in lines if (rank, stream) == (1, "stderr")]
-    assert errors[0] == "Traceback (most recent call last):"
-    assert errors[-1] == "KeyError: 'lost'"
-    assert not any("skyinfra" in text for text in errors)
-
-
-def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_path, script, capfd):
-    manifest = tmp_path / "fleet.json"
-    manifest.write_text(json.dumps(fleet.manifest.to_json()))
-    path = script(
-        "import os, sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]) if os.environ['RANK'] == '1' else 0)\n"
-    )
-    for code in (0, 5):
-        assert run_gang(str(manifest), path, [str(code)], nodes=1, per_node=2, max_restarts=0) == code
-    out, err = capfd.readouterr()
-    assert "1: ['5']" in out
-    assert "warning: ranks share a GPU" in err
-    assert "error: rank 1 of train.py, on slot n0/1 of node n0, ended with exit code 5" in err
-    with pytest.raises(sky.InvalidField, match="--nodes"):
-        run_gang(str(manifest), path, ["0"], nodes=9, per_node=None, max_restarts=0)
-
-
-@pytest.mark.slow
-def test_the_command_starts_ranks(fleet, tmp_path, script):
-    (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
-    script("import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])")
-    command = [sys.executable, "-m", "skyinfra.cli", "run", "fleet.json"]
-    command += ["--torchrun", "--per-node", "1", "train.py", "--", "--nodes", "7"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} 2 ['--nodes', '7']" for rank in (0, 1)]
-    command = [sys.executable, "-m", "skyinfra.cli", "run", "fleet.json", "--nodes", "2", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "error: --nodes: goes with --torchrun (given: 2)\n")
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("F s.py a --nodes 2", "F s.py a --nodes 2"),
-        ("F --torchrun s.py", "--torchrun F s.py"),
-        ("F --nodes 2 --torchrun s.py --nodes 3", "--nodes 2 --torchrun F s.py --nodes 3"),
-        ("--nodes=2 F s.py -- x", "--nodes=2 F s.py -- x"),
-        ("F -- s.py --nodes 2", "F -- s.py --nodes 2"),
-        ("F --nodes", "--nodes F"),
-    ],
-)
-def test_options_stand_before_and_behind_the_fleet(given, wanted):
-    assert options_first(given.split(), {"--nodes", "--per-node"}) == wanted.split()
-
-
-# What cannot be -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nodes": 3}, r"nodes: the fleet has 2 nodes \(given: 3\)\n.*n0 has 2, n1 has 2"),
-        ({"per_node": 3}, r"per_node: no node has that many slots \(given: 3\)\n.*n0 has 2, n1 has 2"),
-        ({"nodes": 0}, "nodes: a number from 1"),
-        ({"per_node": -1}, "per_node: a number from 1"),
-        ({"framework": "torhc"}, r"framework: no such framework .*\nDid you mean torch"),
-        ({"max_restarts": -1}, "max_restarts: a number from 0"),
-        ({"timeout": 0}, "timeout: seconds"),
-    ],
-)
-def test_what_a_gang_cannot_be(pool, options, message):
-    with pytest.raises(sky.InvalidField, match=message):
-        pool.launch(place, **{"framework": "none", **options})
-
-
-def test_a_target_that_cannot_be(pool, tmp_path, script):
-    with pytest.raises(sky.InvalidField, match=r"target: there is no such file .*missing\.py"):
-        none(pool, tmp_path / "missing.py")
-    with pytest.raises(sky.InvalidField, match="named arguments"):
-        none(pool, script(""), lr=1)
-    with pytest.raises(sky.TaskNotPicklable, match="argument"):
-        none(pool, len, threading.Lock())
-    with pytest.raises(TypeError, match="function"):
-        none(pool, "train.py")
-
-
-def test_a_process_uses_one_partition(pool):
-    with pytest.raises(sky.NotSupported, match=r"slots: a process uses one partition.*3g\.40gb"):
-        pool.submit(Task(os.getpid).options(slots=2)).result(timeout=60)
-
-
-def test_a_closed_pool_starts_nothing(fleet):
-    with open_pool(fleet.manifest) as pool:
-        pass
-    with pytest.raises(sky.FleetError, match="closed"):
-        none(pool, place)
-
-
-# Frameworks ---------------------------------------------------------------------------------------------------------
-
-
-def test_pytorch_ranks_meet_with_gloo(pool):
-    pytest.importorskip("torch", reason="torch is not installed")
-
-    def reduce() -> float:
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        total = torch.ones(3) * dist.get_rank()
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-        return float(total[0])
-
-    with pytest.warns(sky.GangWarning):
-        assert pool.launch(reduce) == [6.0] * 4

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvml_contract import world  # noqa: F401 - a fixture
 from running_node import SECRET, RunningNode
 
 from skyinfra.protocol.nodeconfig import NodeConfig

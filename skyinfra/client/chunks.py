@@ -1,0 +1,136 @@
+"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.protocol.chunks`.
+
+What ends otherwise than by its outcome being told, for whatever reason, is sent again on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import distributed
+from distributed.client import FutureCancelledError
+
+from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.futures import Future
+from skyinfra.client.loop import LoopThread
+from skyinfra.client.pickling import Shipment
+from skyinfra.client.snapshot import Target
+from skyinfra.protocol import chunks
+from skyinfra.protocol.calls import Outcome
+
+# Calls of more bytes are sent alone.
+_SMALL_CALL = 8192
+
+
+def suits(shipment: Shipment) -> bool:
+    """Whether a task may travel with others."""
+    settings = shipment.settings
+    alone = settings.timeout is not None or settings.retries or settings.slots > 1 or not shipment.brought
+    return not alone and len(shipment.call) <= _SMALL_CALL
+
+
+class Chunk:
+    """*shipments* on their way to *target* in one message."""
+
+    def __init__(self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher) -> None:
+        self._target = target
+        self._dispatcher = dispatcher
+        self._key, self._name, self._header = shipments[0].chunk()
+        self._shipments = {shipment.key: shipment for shipment in shipments}
+        self._waiting = set(self._shipments)  # for the chunk to tell of them
+        self._inner: dict[str, concurrent.futures.Future[Outcome]] = {
+            key: concurrent.futures.Future() for key in self._shipments
+        }
+        self._alone: set[asyncio.Task[None]] = set()
+
+    def send(self, loop: LoopThread) -> list[Future[Any]]:
+        """Ships them in *loop*. One future for each; cancelling one takes all of them back."""
+        whole = loop.start(self._execute())
+
+        def ended(inner: concurrent.futures.Future[Outcome]) -> None:
+            if inner.cancelled():
+                whole.cancel()
+
+        for inner in self._inner.values():
+            inner.add_done_callback(ended)
+        return [Future(self._shipments[key].name, inner, key=key) for key, inner in self._inner.items()]
+
+    async def _execute(self) -> None:
+        """Raises nothing but CancelledError: what else happens is in the futures."""
+        try:
+            await self._together()
+            for key in list(self._waiting):
+                self._send_alone(key)
+            while self._alone:
+                await asyncio.wait(self._alone)
+        except asyncio.CancelledError:
+            for task in self._alone:
+                task.cancel()
+            await asyncio.gather(*self._alone, return_exceptions=True)
+            for inner in self._inner.values():
+                inner.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
+            for key in list(self._waiting):
+                self._settle(key, error)
+
+    async def _together(self) -> None:
+        call = chunks.dumps([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
+        connection = self._dispatcher.connection
+        with self._dispatcher.waiting_for(self._key, self._name, self._target):
+            await connection.ready()
+            future = connection.submit(self._key, self._header, call, self._target.resources)
+            try:
+                if not await self._dispatcher.told_or_ended(future, self._take):
+                    await self._take_large(await future)
+            except asyncio.CancelledError:
+                self._dispatcher.take_back(future)
+                raise
+            except (distributed.KilledWorker, FutureCancelledError, OSError):
+                return
+            self._dispatcher.release(future)
+
+    async def _take_large(self, ended: Iterable[tuple[str, Outcome]]) -> None:
+        for key, outcome in ended:
+            fetched = await self._dispatcher.fetched(outcome)
+            if key in self._waiting and not fetched.missing:
+                self._settle(key, fetched)
+
+    def _take(self, ended: Iterable[tuple[str, bytes]]) -> bool | None:
+        """Takes what the chunk tells; True when nothing is left that it could tell."""
+        for key, data in ended:
+            if key not in self._waiting:
+                continue
+            outcome = pickle.loads(data) if data else None  # noqa: S301 - the fleet's own, over mutual TLS
+            if outcome is None or outcome.missing:
+                self._send_alone(key)
+            else:
+                self._settle(key, outcome)
+        return None if self._waiting else True
+
+    def _send_alone(self, key: str) -> None:
+        self._waiting.remove(key)
+        task = asyncio.create_task(self._execute_alone(key))
+        self._alone.add(task)
+        task.add_done_callback(self._alone.discard)
+
+    async def _execute_alone(self, key: str) -> None:
+        try:
+            outcome = await self._dispatcher.execute(self._shipments[key], self._target, windowed=True)
+            self._settle(key, outcome)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._settle(key, error)
+
+    def _settle(self, key: str, outcome: Outcome | Exception) -> None:
+        self._waiting.discard(key)
+        # It may have been cancelled in this moment.
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            if isinstance(outcome, Exception):
+                self._inner[key].set_exception(outcome)
+            else:
+                self._inner[key].set_result(outcome)

@@ -1,0 +1,274 @@
+"""Short tasks of a map travel together, and are as if each had travelled alone."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+from skyinfra.client.flow import Flow, Pace
+from skyinfra.client.futures import Future
+from skyinfra.protocol.calls import Outcome
+
+MANY = 400
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def appended(x: int, shared: list[int]) -> list[int]:
+    shared.append(x)
+    return shared
+
+
+def speak(x: int) -> str:
+    if x % 3 == 0:
+        print("line of", x)
+        os.write(1, b"and one of native code\n")
+    return sky.instance_info().slot
+
+
+def wait_for_next(x: int, at: int, folder: str) -> int:
+    """Item *at* waits until the item after it has been executed."""
+    if x == at:
+        deadline = time.monotonic() + 60
+        while not Path(folder, str(at + 1)).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the next one waits behind this one")
+            time.sleep(0.01)
+    elif x == at + 1:
+        Path(folder, str(x)).touch()
+    return x
+
+
+def die_once(x: int, at: int, folder: str) -> int:
+    with open(f"{folder}/starts-{x}", "a") as file:  # noqa: PTH123
+        file.write(".")
+    if x == at and len(Path(folder, f"starts-{x}").read_text()) == 1:
+        os._exit(1)
+    return x
+
+
+def die(x: int, at: int) -> int:
+    if x == at:
+        os._exit(1)
+    return x
+
+
+def large(x: int) -> bytes:
+    return bytes(20_000 if x % 5 == 0 else 10)
+
+
+def fail_at(x: int, at: int) -> int:
+    return 1 // (at - x)
+
+
+def first_then_hang(x: int, folder: str) -> int:
+    if x < MANY // 2:
+        return x
+    Path(folder, f"hangs-{os.getpid()}").touch()
+    time.sleep(600)
+    return x
+
+
+@pytest.fixture
+def sent(pool, monkeypatch):
+    """The names of what was sent to the head, with how many tasks there were in each message."""
+    found: list[int] = []
+    connection = pool.connection
+    submit = connection.submit
+
+    def noting(key, header, call, resources):
+        found.append(header.count(b'"chunk": true'))
+        return submit(key, header, call, resources)
+
+    monkeypatch.setattr(connection, "submit", noting)
+    return found
+
+
+def test_short_tasks_travel_together(pool, sent):
+    assert list(pool.map(double, range(MANY))) == list(range(0, 2 * MANY, 2))
+    assert len(sent) < MANY / 4
+    assert sum(sent), "chunks, and not fewer tasks"
+    sent.clear()
+    assert sorted(pool.map(double, range(MANY), ordered=False)) == list(range(0, 2 * MANY, 2))
+    assert len(sent) < MANY / 4
+
+
+def test_they_do_for_coroutines(fleet):
+    async def main() -> list[int]:
+        async with sky.connect_async(fleet.manifest) as pool:
+            return [x async for x in pool.map(double, range(MANY))]
+
+    assert asyncio.run(main()) == list(range(0, 2 * MANY, 2))
+
+
+def test_items_without_a_length_travel_alone(pool, sent):
+    assert list(pool.map(double, iter(range(50)))) == list(range(0, 100, 2))
+    assert sent == [0] * 50
+
+
+def test_what_has_a_timeout_or_may_be_retried_travels_alone(pool, sent):
+    for limited in (sky.compute(timeout=60)(double), sky.compute(retries=1)(double)):
+        assert list(pool.map(limited, range(100))) == list(range(0, 200, 2))
+        assert sent == [0] * 100
+        sent.clear()
+
+
+def test_each_has_arguments_of_its_own(pool, sent):
+    shared: list[int] = []
+    assert list(pool.map(appended, range(MANY), [shared] * MANY)) == [[x] for x in range(MANY)]
+    assert sum(sent)
+
+
+def test_each_has_output_of_its_own(fleet, sent, wait_until):
+    lines: list[tuple[str, str]] = []
+    with open_pool(fleet.manifest, output=lambda *line: lines.append(line)) as pool:
+        slots = list(pool.map(speak, range(MANY)))
+        wait_until(lambda: len(lines) == 2 * len(range(0, MANY, 3)))
+    expected = [(slots[x], text) for x in range(0, MANY, 3) for text in (f"line of {x}", "and one of native code")]
+    assert sorted(lines) == sorted(expected)
+    kept = [file.read_text() for node in ("n0", "n1") for file in (fleet.root / node / "tasks").glob("speak-*.log")]
+    for x in range(0, MANY, 3):
+        assert f"line of {x}\nand one of native code\n" in kept
+
+
+def test_none_waits_behind_a_long_one(pool, tmp_path):
+    items = range(MANY)
+    assert list(pool.map(wait_for_next, items, [250] * MANY, [str(tmp_path)] * MANY)) == list(items)
+
+
+def test_a_lost_worker_process_loses_none(pool, tmp_path):
+    items = range(MANY)
+    assert list(pool.map(die_once, items, [250] * MANY, [str(tmp_path)] * MANY)) == list(items)
+    assert len((tmp_path / "starts-250").read_text()) == 2
+
+
+def test_one_that_ends_its_process_is_named_and_the_others_are_not(pool):
+    results = pool.map(die, range(MANY), [MANY - 100] * MANY)
+    done = []
+    with pytest.raises(sky.TaskAttemptsExceeded, match="die ended its worker process 3 times"):
+        done.extend(results)
+    assert done == list(range(len(done)))
+    assert list(pool.map(double, range(20))) == list(range(0, 40, 2))
+
+
+def test_large_results_among_small_ones(pool):
+    assert [len(data) for data in pool.map(large, range(MANY))] == [20_000 if x % 5 == 0 else 10 for x in range(MANY)]
+
+
+def test_a_failure_in_the_middle_is_the_tasks_own(pool):
+    results = pool.map(fail_at, range(MANY), [MANY - 100] * MANY)
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(results)
+    assert raised.traceback[-1].name == "fail_at"
+
+
+def test_leaving_the_map_stops_them(pool, tmp_path, wait_until):
+    results = pool.map(first_then_hang, range(MANY), [str(tmp_path)] * MANY, ordered=False)
+    for _ in range(MANY // 2):
+        next(results)
+    wait_until(lambda: any(tmp_path.iterdir()))
+    results.close()
+    start = time.monotonic()
+    assert sky.compute(double)(1) @ pool == [2] * 4
+    assert time.monotonic() - start < 60, "no slot is left to those that hang"
+
+
+# Without a fleet ----------------------------------------------------------------------------------------------------
+
+
+def _ended(seconds: float | None) -> Outcome:
+    return Outcome(result=b"", seconds=seconds)
+
+
+def test_the_longest_of_the_latest_says_how_many_go_together():
+    pace = Pace()
+    assert pace.size == 1
+    for _ in range(40):
+        pace.saw(_ended(0.001))
+    assert pace.size == 20
+    pace.saw(_ended(0.005))
+    assert pace.size == 4
+    for unlike in (
+        _ended(0.5),
+        None,
+        Outcome(result=bytes(10_000), seconds=0.001),
+        Outcome(parts=("x",), seconds=0.001),
+    ):
+        for _ in range(40):
+            pace.saw(_ended(0.0))
+        assert pace.size == 64
+        pace.saw(unlike)
+        assert pace.size == 1
+
+
+class _Slots:
+    """Futures that end when they are told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, object]] = []
+        self.most = 0
+
+    def send(self, tasks):
+        futures = []
+        for task in tasks:
+            inner: concurrent.futures.Future = concurrent.futures.Future()
+            self.waiting.append((task, inner))
+            futures.append(Future("f", inner, key=str(task)))
+        self.most = max(self.most, len(self.waiting))
+        return futures
+
+
+@given(
+    count=st.integers(0, 60),
+    slots=st.integers(1, 5),
+    window=st.none() | st.integers(1, 12),
+    known=st.booleans(),
+    ordered=st.booleans(),
+    seconds=st.sampled_from([0.0, 0.004, 1.0]),
+    choices=st.lists(st.integers(0, 1000), max_size=60),
+)
+def test_all_are_sent_once_and_no_more_than_may_be(count, slots, window, known, ordered, seconds, choices):
+    there, ended, given_out = _Slots(), [], []
+    flow = Flow(
+        iter(range(count)),
+        send=there.send,
+        slots=lambda: slots,
+        window=window,
+        total=count if known else None,
+        ordered=ordered,
+        when_done=ended.append,
+        counting=contextlib.nullcontext(lambda: None),
+    )
+    with flow:
+        while True:
+            ready = flow.advance()
+            if ready is not None:
+                given_out.append(ready.result())
+            elif flow.over:
+                break
+            elif ended:
+                flow.take(ended.pop(0))
+            else:
+                choice = choices.pop() if choices else 0
+                task, inner = there.waiting.pop(choice % len(there.waiting))
+                inner.set_result(Outcome(result=pickle.dumps(task), seconds=seconds))
+    assert sorted(given_out) == list(range(count))
+    if ordered:
+        assert given_out == sorted(given_out)
+    if window is not None:
+        assert there.most <= window
+    elif seconds == 1.0 or not known:
+        assert there.most <= slots
