@@ -35,11 +35,15 @@ def suits(shipment: Shipment) -> bool:
 
 
 class Chunk:
-    """*shipments* on their way to *target* in one message."""
+    """*shipments* on their way to *target* in one message. windowed: as in `Dispatcher.execute`, of the chunk and of
+    each that is sent alone after all."""
 
-    def __init__(self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher, *, windowed: bool
+    ) -> None:
         self._target = target
         self._dispatcher = dispatcher
+        self._windowed = windowed
         self._key, self._name, self._header = shipments[0].chunk()
         self._shipments = {shipment.key: shipment for shipment in shipments}
         self._waiting = set(self._shipments)  # for the chunk to tell of them
@@ -80,20 +84,24 @@ class Chunk:
                 self._settle(key, error)
 
     async def _together(self) -> None:
+        with self._dispatcher.waiting_for(self._key, self._name, self._target):
+            async with self._dispatcher.place(self._target, windowed=self._windowed):
+                await self._run()
+
+    async def _run(self) -> None:
         call = chunks.dumps([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
         connection = self._dispatcher.connection
-        with self._dispatcher.waiting_for(self._key, self._name, self._target):
-            await connection.ready()
-            future = connection.submit(self._key, self._header, call, self._target.resources)
-            try:
-                if not await self._dispatcher.told_or_ended(future, self._take):
-                    await self._take_large(await future)
-            except asyncio.CancelledError:
-                self._dispatcher.take_back(future)
-                raise
-            except (distributed.KilledWorker, FutureCancelledError, OSError):
-                return
-            self._dispatcher.release(future)
+        await connection.ready()
+        future = connection.submit(self._key, self._header, call, self._target.resources)
+        try:
+            if not await self._dispatcher.told_or_ended(future, self._take):
+                await self._take_large(await future)
+        except asyncio.CancelledError:
+            self._dispatcher.take_back(future)
+            raise
+        except (distributed.KilledWorker, FutureCancelledError, OSError):
+            return
+        self._dispatcher.release(future)
 
     async def _take_large(self, ended: Iterable[tuple[str, Outcome]]) -> None:
         for key, outcome in ended:
@@ -121,7 +129,7 @@ class Chunk:
 
     async def _execute_alone(self, key: str) -> None:
         try:
-            outcome = await self._dispatcher.execute(self._shipments[key], self._target, windowed=True)
+            outcome = await self._dispatcher.execute(self._shipments[key], self._target, windowed=self._windowed)
             self._settle(key, outcome)
         except Exception as error:  # noqa: BLE001 - as above
             self._settle(key, error)

@@ -143,8 +143,12 @@ class Dispatcher:
         with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout):
             if not shipment.brought:
                 await self.bring(shipment)
-            async with self.window(target).place() if windowed else contextlib.nullcontext():
+            async with self.place(target, windowed=windowed):
                 return await self._until_done(shipment, target)
+
+    def place(self, target: Target, *, windowed: bool) -> contextlib.AbstractAsyncContextManager[None]:
+        """A place in the window of *target*; nothing where the task is not *windowed*."""
+        return self.window(target).place() if windowed else contextlib.nullcontext()
 
     async def _until_done(self, shipment: Shipment, target: Target) -> Outcome:
         """Runs the task, again as often as it may fail."""

@@ -7,6 +7,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from skyinfra.client import pickling
@@ -48,15 +49,22 @@ class Pace:
         self._size = max(1, min(fitting, 2 * len(self._latest)))
 
 
+@dataclass
+class _Message:
+    """Tasks that travel together. left: how many of them have not ended."""
+
+    left: int
+
+
 class Flow(Generic[T]):
     """Sends *tasks*, and keeps as many results as may be in flight until they are taken. A context manager.
 
     send: ships tasks, together if there are several. slots: how many there are to run them. window: how many tasks may
-    be in flight; None is one for each slot, or two messages where tasks are short enough to travel together. They do
-    only where *total* says how many there are: to take one more may take any time. when_done: hears of each future
-    that has ended, in any thread; whoever waits for that hands it to `take`. ordered: results in the order of the
-    tasks, else in that in which they end. counting: gives what is called for each that has ended. Leaving the block
-    cancels what was not given out.
+    be in flight; None is one for each slot, or two messages where tasks are short enough to travel together, of which
+    *send* keeps one back. They travel together only where *total* says how many there are: to take one more may take
+    any time. when_done: hears of each future that has ended, in any thread; whoever waits for that hands it to `take`.
+    ordered: results in the order of the tasks, else in that in which they end. counting: gives what is called for each
+    that has ended. Leaving the block cancels what was not given out.
     """
 
     def __init__(
@@ -83,7 +91,8 @@ class Flow(Generic[T]):
         self._kept: dict[Future[T], None] = {}  # sent and not given out, in the order of sending
         self._ready: deque[Future[T]] = deque()
         self._counted: set[Future[T]] = set()
-        self._running = 0
+        self._running: dict[Future[T], _Message] = {}
+        self._messages = 0
         self._exhausted = False
 
     @property
@@ -105,8 +114,8 @@ class Flow(Generic[T]):
 
     def _fill(self) -> None:
         while not self._exhausted:
-            size, limit = self._room()
-            if self._running + size > limit or len(self._kept) + size > 2 * limit:
+            size = self._size()
+            if not self._has_room(size):
                 return
             tasks = list(itertools.islice(self._tasks, size))
             if not tasks:
@@ -114,23 +123,35 @@ class Flow(Generic[T]):
                 return
             if self._left is not None:
                 self._left -= len(tasks)
+            message = _Message(len(tasks))
+            self._messages += 1
             for future in self._send(tasks):
                 self._kept[future] = None
-                self._running += 1
+                self._running[future] = message
                 future.when_done(self._when_done)
 
-    def _room(self) -> tuple[int, int]:
-        """How many tasks go together now, and how many may be in flight."""
+    def _size(self) -> int:
+        """How many tasks go together now; in the end every slot has some."""
+        if self._left is None:
+            return 1
         slots = self._slots()
-        # In the end every slot has some.
-        size = 1 if self._left is None else max(1, min(self._pace.size, self._left // (2 * slots)))
+        most = self._left // (2 * slots)
         if self._window is not None:
-            return max(1, min(size, self._window // slots)), self._window
-        return size, slots * size * (2 if size > 1 else 1)
+            most = min(most, self._window // slots)
+        return max(1, min(self._pace.size, most))
+
+    def _has_room(self, size: int) -> bool:
+        if self._window is not None:
+            return len(self._running) + size <= self._window and len(self._kept) + size <= 2 * self._window
+        messages = self._slots() * (2 if size > 1 else 1)
+        return self._messages < messages and len(self._kept) + size <= 2 * messages * size
 
     def take(self, ended: Future[T]) -> None:
         """*ended* has ended."""
-        self._running -= 1
+        message = self._running.pop(ended)
+        message.left -= 1
+        if message.left == 0:
+            self._messages -= 1
         self._pace.saw(ended.outcome())
         self._count(ended)
         if not self._ordered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import types
@@ -305,8 +306,8 @@ class Pool(Launcher, WithFiles):
         raised, the rest is cancelled, as it is when the iterator is closed.
 
         Tasks of some milliseconds travel together, up to 64 in a message, once the first ones have shown that they
-        are so short and where all iterables have a length; each is still a task of its own. By default two messages
-        are in flight for each slot then.
+        are so short and where all iterables have a length; each is still a task of its own. By default each slot has
+        such a message then, and another one is ready.
         """
         check_map(window, iterables)
         return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
@@ -338,7 +339,7 @@ class Pool(Launcher, WithFiles):
         """What `stream` goes by, for whoever waits in another way."""
         return Flow(
             tasks,
-            send=self._send_together,
+            send=functools.partial(self._send_together, windowed=window is None),
             slots=lambda: self._dispatcher.window(self.target).limit,
             window=window,
             total=total,
@@ -351,15 +352,13 @@ class Pool(Launcher, WithFiles):
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         return self._ship(self._shipment(task), target, windowed=windowed)
 
-    def _send_together(self, tasks: Sequence[Task[T]]) -> list[Future[T]]:
+    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool) -> list[Future[T]]:
         shipments = [self._shipment(task) for task in tasks]
-        if len(shipments) == 1:
-            return [self._ship(shipments[0], self.target, windowed=False)]
         profiles = {shipment.settings.profile for shipment in shipments}
-        if len(profiles) > 1 or not all(map(chunks.suits, shipments)):
-            return [self._ship(shipment, self.target, windowed=True) for shipment in shipments]
-        chunk = chunks.Chunk(shipments, self.target.narrowed(profile=profiles.pop()), self._dispatcher)
-        return chunk.send(self._loop)
+        if len(shipments) == 1 or len(profiles) > 1 or not all(map(chunks.suits, shipments)):
+            return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
+        target = self.target.narrowed(profile=profiles.pop())
+        return chunks.Chunk(shipments, target, self._dispatcher, windowed=windowed).send(self._loop)
 
     def _shipment(self, task: Task[Any]) -> pickling.Shipment:
         self._check_open()
