@@ -99,7 +99,7 @@ def test_nothing_is_cheaper(problem: tuple[list[Offer], dict[str, int]], exact: 
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(small_problems(), st.booleans(), LIMITS)
 def test_nothing_is_cheaper_in_many(
     problem: tuple[list[Offer], dict[str, int]], exact: bool, max_nodes: int | None

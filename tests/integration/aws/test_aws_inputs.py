@@ -140,20 +140,3 @@ def test_subnets_that_do_not_fit_are_refused(root: Root, cloud: Cloud) -> None:
         ),
     ]
     assert not _missing(_refused(root, cases), cases)
-
-
-def test_no_capacity_leaves_a_state_to_go_on_from(root: Root, cloud: Cloud) -> None:
-    """EC2 refuses at apply: the message is EC2's, the state holds what exists, and the next apply goes on."""
-    cloud.tell(no_capacity=["p5.48xlarge"])
-    before = cloud.standing()
-    root.write({"big": {"machine_types": ["p5.48xlarge"]}})
-    root.init()
-    result = root.run("apply", "-no-color", "-input=false", "-auto-approve", check=False)
-    assert result.returncode == 1
-    assert "InsufficientInstanceCapacity" in result.stderr and "module.big.aws_instance.head" in result.stderr
-    address = cloud.client("ec2").describe_addresses()["Addresses"][0]["PublicIp"]
-    cloud.tell()
-    root.apply()
-    assert cloud.instance("big-0")["PublicIpAddress"] == address
-    root.destroy()
-    assert cloud.standing() == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,6 @@ EXPIRED = {
     "message": "The security token included in the request is expired",
     "status": 403,
 }
-SPOT_PRICE = {
-    "action": "RunInstances",
-    "code": "SpotMaxPriceTooLow",
-    "message": "Your Spot request price of 0.2 is lower than the minimum required Spot request fulfillment price of "
-    "0.2517.",
-    "status": 400,
-}
 
 
 def subnets(cloud: Cloud) -> list[str]:
@@ -71,14 +64,6 @@ def on_demand(cloud: Cloud, nodes: int) -> str:
     return (
         f"sky.ComputePool(name='mig', nodes={nodes}, accelerator='H100/3g.40gb', "
         f"provider=sky.AWS(subnet_ids={subnets(cloud)!r}))"
-    )
-
-
-def spot(cloud: Cloud, name: str) -> str:
-    """One spot node of one type is an instance; EC2 refuses the launches of a group to the group, not to Terraform."""
-    return (
-        f"sky.ComputePool(name={name!r}, accelerator='L4', spot=True, "
-        f"provider=sky.AWS(subnet_ids={subnets(cloud)!r}, instance_types=['g6.xlarge'], spot_max_price=0.2))"
     )
 
 
@@ -115,10 +100,9 @@ class Fleet:
     cloud: Cloud
     project: Project
     nodes: int = 1
-    spots: list[str] = field(default_factory=list)
 
     def declare(self) -> None:
-        self.project.declare(on_demand(self.cloud, self.nodes), *(spot(self.cloud, name) for name in self.spots))
+        self.project.declare(on_demand(self.cloud, self.nodes))
 
     def running(self) -> set[str]:
         return {each["InstanceId"] for each in self.cloud.instances()}
@@ -136,48 +120,28 @@ def deployed(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert _server.standing() == before
 
 
-# A round of each takes minutes; what tests/test_cloud_errors.py has of other codes is not repeated here.
-AT_APPLY: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "capacity": (
-        CAPACITY,
-        [
-            "AWS has no capacity for it now (InsufficientInstanceCapacity). It says: We currently do not have",
-            "zones that have it now: us-east-1c, us-east-1d. Declare one: sky.AWS(zones=[...])",
-            "p5.4xlarge is also offered in",
-        ],
-    ),
-    "permission": (
-        DENIED,
-        ["the credentials may not do it: ec2:RunInstances (UnauthorizedOperation)", "Have the IAM action allowed"],
-    ),
-    "spot price": (SPOT_PRICE, ["the spot price is above spot_max_price (SpotMaxPriceTooLow)", "Raise spot_max_price"]),
-}
-# With these the deploy is done again when the refusal is lifted; with the others it is as with the quota above.
-GO_ON = ("capacity",)
+CAPACITY_SAID = [
+    "AWS has no capacity for it now (InsufficientInstanceCapacity). It says: We currently do not have",
+    "zones that have it now: us-east-1c, us-east-1d. Declare one: sky.AWS(zones=[...])",
+    "p5.4xlarge is also offered in",
+]
 
 
+# A round takes a minute; tests/test_cloud_errors.py has what is said of other codes.
 @pytest.mark.slow
-@pytest.mark.parametrize("case", AT_APPLY)
-def test_refused_at_apply(deployed: Fleet, case: str) -> None:
-    refusal, expected = AT_APPLY[case]
-    before, nodes, spots = deployed.running(), deployed.nodes, deployed.spots
-    if "spot" in case:
-        deployed.spots = [*spots, f"spot{len(spots)}"]
-    else:
-        deployed.nodes += 1
+def test_refused_at_apply(deployed: Fleet) -> None:
+    before = deployed.running()
+    deployed.nodes += 1
     deployed.declare()
-    deployed.cloud.tell(refuse=[refusal])
+    deployed.cloud.tell(refuse=[CAPACITY])
     said = deployed.project.refused("deploy", "--auto-approve", "--no-wait")
-    assert not [each for each in expected if each not in words(said)], said
-    assert said.count(refusal["code"]) == 1, said
-    assert "RequestID" not in said and "AbCd_ef-123" not in said
+    assert not [each for each in CAPACITY_SAID if each not in words(said)], said
+    assert said.count("InsufficientInstanceCapacity") == 1, said
+    assert "RequestID" not in said
     assert "The state is intact" in said.splitlines()[-1] and "`skyinfra deploy fleet` again" in said.splitlines()[-1]
     assert deployed.running() == before and deployed.project.instances() == before
 
     deployed.cloud.tell()
-    if case not in GO_ON:
-        deployed.nodes, deployed.spots = nodes, spots
-        return
     deployed.project.run("deploy", "--auto-approve", "--no-wait")
     after = deployed.running()
     assert before < after and len(after) == len(before) + 1 and deployed.project.instances() == after
