@@ -146,13 +146,18 @@ class Workers:
         what happens to the slot, for the log.
         """
         keys = tuple(keys)
-        kept = await asyncio.gather(*(self._drained(key, patience_s, since, why) for key in keys))
+        # All are out of service before one is ended: what ran there would start again on another of them.
+        left = await asyncio.gather(*(self._running[key].drain() for key in keys))
+        kept = await asyncio.gather(
+            *(self._drained(key, rest, patience_s, since, why) for key, rest in zip(keys, left, strict=True))
+        )
         return {key for key, busy in zip(keys, kept, strict=True) if busy}
 
-    async def _drained(self, key: Wanted, patience_s: float, start: float | None, why: str) -> bool:
-        """Whether *key* has something to finish; ends it where it has not."""
+    async def _drained(
+        self, key: Wanted, left: Unfinished | None, patience_s: float, start: float | None, why: str
+    ) -> bool:
+        """Whether *key* has something *left* to finish; ends it where it has not."""
         supervisor = self._running[key]
-        left = await supervisor.drain()
         if left is None:
             await self.stop([key])
             logger.info("slot %s: drained and ended", key.slot.slot)
