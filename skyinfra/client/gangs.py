@@ -77,6 +77,14 @@ class _Ended:
     slots: list[InstanceInfo]
 
 
+@dataclass
+class _Before:
+    """What was before a start of a gang. starts: how many there were. size: how many slots the first one had, or 0."""
+
+    starts: int = 0
+    size: int = 0
+
+
 class _ForgottenError(Exception):
     """The head knows nothing of the gang any more: it, or the connection to it, began anew."""
 
@@ -105,33 +113,33 @@ class Gangs:
         Raises what the first rank that failed raised, `GangFailed` where that was no exception, `InvalidField`,
         `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
         """
-        start = failures = size = 0
+        before = _Before()
+        failures = 0
         while True:
             error: BaseException
             try:
-                ended = await self._once(launch, start, size)
-                size = size or len(ended.slots)
+                ended = await self._once(launch, before)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
                 error, may_pass = gang_failures.explain(
                     launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
                 )
             except _ForgottenError:
-                start += 1
+                before.starts += 1
                 continue
             except SlotLost as lost:
                 error, may_pass = lost, True
             if failures >= launch.max_restarts or not may_pass:
                 raise error
             failures += 1
-            start += 1
+            before.starts += 1
 
     async def several(self, launch: Launch, retries: int) -> Outcome:
         """Runs a task that takes several slots; like any task it starts again where a process of it is lost."""
         attempts = deaths = 0
         for start in itertools.count():
             try:
-                ended = await self._once(replace(launch, key=f"{launch.key}.{start}"), start)
+                ended = await self._once(replace(launch, key=f"{launch.key}.{start}"), _Before(start))
             except _ForgottenError:
                 continue
             end = ended.ends[0]
@@ -151,17 +159,18 @@ class Gangs:
 
     # One start ------------------------------------------------------------------------------------------------------
 
-    async def _once(self, launch: Launch, start: int, size: int = 0) -> _Ended:
-        """*start*: the number of those before this one. *size*: the number of ranks that these had."""
+    async def _once(self, launch: Launch, before: _Before) -> _Ended:
         identity = uuid.uuid4().hex
         limit = asyncio.timeout(launch.start_within)
         tasks: list[asyncio.Task[RankEnd]] = []
         try:
             async with limit:
-                wish, slots = await self._granted(identity, launch, size)
+                wish, slots = await self._granted(identity, launch, before.size)
+                # From the first start on: a gang that is to have all slots is not to be smaller where some are late.
+                before.size = before.size or len(slots)
                 if launch.on_slots is not None:
                     launch.on_slots(slots)
-                places = _places(launch, wish, slots, start)
+                places = _places(launch, wish, slots, before.starts)
                 with _listening(launch, places):
                     tasks += [asyncio.create_task(self._rank(launch, place)) for place in places]
                     working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -54,8 +55,6 @@ def ended(pid: int) -> bool:
 @pytest.fixture
 def background():
     """Runs a function in a thread; ``background(f, x).result()`` waits for it."""
-    import concurrent.futures
-
     with concurrent.futures.ThreadPoolExecutor(8) as executor:
         yield executor.submit
 
@@ -425,4 +424,21 @@ def test_a_gang_starts_anew_where_the_head_did(fleets, tmp_path, background, wai
         fleets(port=fleet.manifest.head.port)
         wait_until(lambda: len(list(tmp_path.glob("g.[0-9]"))) == 4)
         (tmp_path / "g.end").touch()
+        gang.result(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_gang_that_starts_anew_waits_for_slots_that_are_late(fleets, tmp_path, background, wait_until):
+    fleet = fleets()
+    with open_pool(fleet.manifest) as pool:
+        gang = background(none, pool, hold, str(tmp_path), "g")
+        wait_until(lambda: len(list(tmp_path.glob("g.[0-9]"))) == 4)
+        for file in tmp_path.glob("g.[0-9]"):
+            file.unlink()
+        fleet.kill()
+        fleets(port=fleet.manifest.head.port, nodes=("n0",))
+        wait_until(lambda: len(pool.slots()) == 2)
+        time.sleep(2)
+        assert not list(tmp_path.glob("g.[0-9]")), "two of its four ranks run"
+    with pytest.raises(concurrent.futures.CancelledError):
         gang.result(timeout=60)
