@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from distributed.comm.core import FatalCommClosedError, connect
 from distributed.comm.tcp import BaseTCPConnector, TLSConnector
 from tornado.iostream import IOStream
 
+from skyinfra.protocol import connector
 from skyinfra.protocol.credentials import Credentials
+
+ROUNDS = 20
 
 
 class HungUp:
@@ -25,7 +30,8 @@ class HungUp:
 
 
 def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BaseTCPConnector, "client", HungUp())
+    for kind in (BaseTCPConnector, connector._Connector):
+        monkeypatch.setattr(kind, "client", HungUp())
     security = Credentials.derive("0123456789abcdef" * 4, role="client", name="test").security()
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
@@ -42,3 +48,31 @@ def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
                 await connect(f"tls://{place}", timeout=5, **arguments)
 
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("says", [b"", b"hello\n"], ids=["hangs up", "speaks"])
+def test_no_socket_stays_open_where_the_peer_speaks_or_hangs_up(says: bytes) -> None:
+    """Whichever comes first, its end or our handshake. Warnings of what stays open are errors."""
+    security = Credentials.derive("0123456789abcdef" * 4, role="client", name="test").security()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(ROUNDS):
+                peer, _ = server.accept()
+                with peer:
+                    peer.sendall(says)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+
+        async def run() -> None:
+            with pytest.raises(OSError):
+                place = f"127.0.0.1:{server.getsockname()[1]}"
+                await (
+                    registry.get_backend("tls").get_connector().connect(place, **security.get_connection_args("client"))
+                )
+
+        for _ in range(ROUNDS):
+            asyncio.run(run())
+            gc.collect()
+        thread.join()
