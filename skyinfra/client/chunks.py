@@ -76,12 +76,14 @@ class Chunk:
             for task in self._alone:
                 task.cancel()
             await asyncio.gather(*self._alone, return_exceptions=True)
-            for inner in self._inner.values():
-                inner.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
             for key in list(self._waiting):
                 self._settle(key, error)
+        finally:
+            # Also where those that were sent alone were taken back: a pool that is closed ends them by themselves.
+            for inner in self._inner.values():
+                inner.cancel()
 
     async def _together(self) -> None:
         with self._dispatcher.waiting_for(self._key, self._name, self._target):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import time
@@ -33,6 +34,11 @@ def spin(path: str) -> None:
     except KeyboardInterrupt:
         Path(path + ".stopped").touch()
         raise
+
+
+def test_it_takes_what_connect_takes():
+    ours, theirs = (inspect.signature(each).parameters for each in (connect_async, sky.connect))
+    assert list(ours.values()) == list(theirs.values())
 
 
 def test_the_operators_give_what_can_be_awaited(fleet):

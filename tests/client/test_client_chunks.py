@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,19 @@ def test_leaving_the_map_stops_them(fleet, pool, tmp_path):
             assert await asyncio.wait_for(sky.compute(double)(1) @ there, 60) == [2] * 4
 
     asyncio.run(main())
+
+
+def test_closing_the_pool_ends_whoever_waits_for_one(fleet, tmp_path):
+    """One hangs on each slot, and those behind it in its chunk were given back."""
+    pool = open_pool(fleet.manifest)
+    with ThreadPoolExecutor(1) as threads:
+        mapping = threads.submit(list, pool.map(first_then_hang, range(MANY), [str(tmp_path)] * MANY))
+        while len(list(tmp_path.iterdir())) < 4:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        pool.close()
+        with pytest.raises((CancelledError, sky.FleetError)):
+            mapping.result(timeout=60)
 
 
 # Without a fleet ----------------------------------------------------------------------------------------------------
