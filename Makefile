@@ -7,17 +7,26 @@ NPM := tests/npm
 PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist loadgroup --durations=20
 export PYTHON
 # Packages of Python, npm and Debian are installed beside one another.
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
+endif
 
-.PHONY: quickstart test test-all test-aws test-boot test-faults lint bench update-golden fake-nvml debian clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-faults lint bench update-golden fake-nvml debian clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
-test: $(VENV)/.dev $(NPM)/node_modules/.installed debian lint
+# The linters run beside the tests.
+test: $(VENV)/.dev $(NPM)/node_modules/.installed debian
+	$(MAKE) lint pytest
+
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian
+	$(MAKE) lint pytest-all
+
+pytest:
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian lint
+pytest-all:
 	$(PYTEST)
 
 test-aws: $(VENV)/.dev

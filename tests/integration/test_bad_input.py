@@ -165,6 +165,7 @@ def test_a_declared_accelerator_that_is_not_there(tmp_path: Path) -> None:
     assert not (project / ".skyinfra").exists()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

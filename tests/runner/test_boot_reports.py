@@ -27,6 +27,9 @@ from skyinfra.protocol.packages import PackageSource
 from skyinfra.runner import head
 from skyinfra.runner.node import Node
 
+# Each has runners of its own.
+pytestmark = pytest.mark.slow
+
 MakeNode = Callable[..., RunningNode]
 FAILURE = {"version": 1, "fleet": "demo/mig", "node": "n2", "step": "driver", "error": "missing", "lines": ["a", "b"]}
 

@@ -15,6 +15,9 @@ from skyinfra.client import Task
 from skyinfra.protocol.nodeconfig import PlacedPartition
 from skyinfra.runner.desired import clear_desired, write_desired
 
+# Each has a fleet of its own; tests/integration/test_quickstart.py has a layout that changes in `make test`.
+pytestmark = pytest.mark.slow
+
 MakeNode = Callable[..., RunningNode]
 
 BIG = (("3g.40gb", 0, 4),)
@@ -68,7 +71,6 @@ def who() -> tuple[str, str | None]:
     return info.slot, info.profile
 
 
-@pytest.mark.slow
 def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG))
     address = head.boot().scheduler
@@ -93,7 +95,6 @@ def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
         assert worker.status().layout_from == "told.json"
 
 
-@pytest.mark.slow
 def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG))
     address = head.boot().scheduler
@@ -137,7 +138,6 @@ def document(*layouts: tuple[tuple[str, int, int], ...]) -> str:
     return json.dumps({"version": 1, "layouts": placed})
 
 
-@pytest.mark.slow
 def test_a_head_that_comes_back_hands_its_layout_on(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG))
     address = head.boot().scheduler
@@ -152,7 +152,6 @@ def test_a_head_that_comes_back_hands_its_layout_on(make_node: MakeNode) -> None
         assert sorted(Task(who) @ pool) == [("n1/0", "1g.10gb"), ("n2/0", "1g.10gb")]
 
 
-@pytest.mark.slow
 def test_a_node_that_may_not_partition_ends_what_goes_and_leaves_the_rest_to_root(make_node: MakeNode) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.run("partition")

@@ -22,6 +22,9 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.protocol.questions import Answer
 from skyinfra.runner.desk import Desk
 
+# Each has a fleet of its own.
+pytestmark = pytest.mark.slow
+
 Fleet = tuple[RunningNode, RunningNode, str]
 
 BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))

@@ -77,19 +77,11 @@ def test_a_layout_changes_one_tag_of_each_head(running: Root) -> None:
     }
 
 
-def test_labels_replace_nothing(running: Root) -> None:
-    found = planned(running, pair={"labels": {"team": "ml"}}, group={"labels": {"team": "ml"}})
+def test_labels_a_bigger_disk_and_a_longer_fallback_list_replace_nothing(running: Root) -> None:
+    both = {"labels": {"team": "ml"}, "disk_gb": 200}
+    found = planned(running, pair=both, group={**both, "machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"]})
     assert set(found.values()) == {"update"}
     assert {*NODES, GROUP, TEMPLATE} <= set(found)
-
-
-def test_a_longer_fallback_list_replaces_nothing(running: Root) -> None:
-    assert planned(running, group={"machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"]}) == {GROUP: "update"}
-
-
-def test_a_bigger_disk_replaces_nothing(running: Root) -> None:
-    found = planned(running, pair={"disk_gb": 200}, group={"disk_gb": 200})
-    assert found == {**dict.fromkeys(NODES, "update"), TEMPLATE: "update", GROUP: "update"}
 
 
 def test_a_newer_image_behind_the_same_path_replaces_nothing(running: Root) -> None:
@@ -125,16 +117,10 @@ def test_another_image_replaces_the_nodes_and_keeps_the_head_s_address(running: 
     assert not set(found) & set(KEPT)
 
 
-def test_another_revision_replaces_the_nodes(running: Root) -> None:
-    found = planned(running, pair={"user_data_revision": "2"}, group={"user_data_revision": "2"})
+def test_another_revision_and_another_secret_replace_the_nodes(running: Root) -> None:
+    found = planned(running, "-replace=module.pair.terraform_data.secret", group={"user_data_revision": "2"})
     assert {found[each] for each in (*NODES, GROUP, "module.group.aws_instance.head")} == {"replace"}
     assert not set(found) & set(KEPT)
-
-
-def test_another_secret_replaces_the_nodes(running: Root) -> None:
-    found = planned(running, "-replace=module.pair.terraform_data.secret")
-    assert {found[each] for each in NODES} == {"replace"}
-    assert not [each for each in found if each.startswith("module.group")]
 
 
 def test_another_zone_replaces_the_nodes_and_gives_the_head_another_address(running: Root) -> None:

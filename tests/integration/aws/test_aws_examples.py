@@ -75,8 +75,9 @@ def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> Non
     shutil.copytree(MODULE, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     root = Root(copy / "examples" / example.name, cloud)
     assert root.run("fmt", "-check", "-diff").stdout == ""
-    root.init()
-    root.run("validate")
+    if example.name == "mig":  # the others are planned below
+        root.init()
+        root.run("validate")
     text = (example / "main.tf").read_text()
     for name, body in {**blocks("variable", text), **blocks("output", text)}.items():
         assert "description" in body, name
