@@ -6,7 +6,9 @@ Dask and no boto3.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from skyinfra._errors import (
@@ -298,10 +300,20 @@ __all__ = [
 ]
 
 
+_ahead: Any = None
+# cdktf, cdktn and `skyinfra synth` set it for the programs that they run.
+if "CDKTF_CONTEXT_JSON" in os.environ:
+    with contextlib.suppress(ModuleNotFoundError):  # no node has it
+        _ahead = importlib.import_module("skyinfra._ahead")
+        _ahead.start()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'skyinfra' has no attribute {name!r}")
     module = _LAZY[name]
+    if _ahead is not None:
+        _ahead.wait()
     if module is None:
         value: Any = importlib.import_module(f"skyinfra.{name}")
     else:

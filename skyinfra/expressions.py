@@ -8,6 +8,7 @@ from typing import Any
 
 # A value of more parts crosses to jsii as text: it walks a value part by part, there and in Terraform's JSON again.
 _MANY = 64
+_FILE = re.compile(r'\$\{file\("\$\{path\.root\}/(.+)"\)\}')
 _FOLDED = re.compile(r'\$\{jsondecode\((".*")\)\}', re.DOTALL)
 
 
@@ -44,6 +45,17 @@ def folded(inputs: dict[str, Any]) -> dict[str, Any]:
 def unfolded(inputs: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `folded`."""
     return {key: _unfold(value) if isinstance(value, str) else value for key, value in inputs.items()}
+
+
+def from_file(path: str) -> str:
+    """The text of the file at *path*, counted from the stack's folder."""
+    return f'${{file("${{path.root}}/{path}")}}'
+
+
+def file_of(value: object) -> str | None:
+    """The inverse of `from_file`; None for every other value."""
+    found = _FILE.fullmatch(value) if isinstance(value, str) else None
+    return found[1] if found else None
 
 
 def _fold(value: Any) -> str:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -24,10 +25,12 @@ from skyinfra._errors import InvalidField, MissingDependency
 from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.bootstrap import carries_runner, user_data
 from skyinfra.compiler import Deployment, compile_pools
-from skyinfra.expressions import folded, literal
+from skyinfra.expressions import folded, from_file, literal
 from skyinfra.pool import STACK_NAME, ComputePool
 
 LIBRARIES = ("cdktf", "cdktn")
+# User data of more characters go into a file; a node.json is read more easily where it is used.
+_SHORT = 8_000
 
 
 def load_library(name: str | None = None) -> ModuleType:
@@ -106,7 +109,10 @@ class FleetStack(metaclass=_BindingMeta):
         kinds = dict.fromkeys(d.pool.provider.kind for d in self.deployments)
         sources = {kind: _module_source(library, self, kind) for kind in kinds}
         runner = _runner_source(library, self) if any(map(carries_runner, self.deployments)) else ""
-        for section, content in _sections(id, self.deployments, sources, project, runner).items():
+        inputs = {each.pool.name: module_inputs(each, project) for each in self.deployments}
+        carried = _carry_user_data(library, self, inputs)
+        modules = {name: {**folded(literal(found)), **carried.get(name, {})} for name, found in inputs.items()}
+        for section, content in _sections(id, self.deployments, modules, sources, runner).items():
             self.add_override(section, content)  # type: ignore[attr-defined]
 
 
@@ -130,17 +136,49 @@ def _runner_source(library: ModuleType, stack: Any) -> str:
 
 @cache
 def _runner_file() -> Path:
-    """The runner's wheel in a file, which the library copies at the end of the synthesis."""
-    folder = tempfile.mkdtemp(prefix="skyinfra-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """The runner's wheel in a file."""
     wheel = carrier.wheel()
-    file = Path(folder) / wheel.name
+    file = _temporary_folder() / wheel.name
     file.write_bytes(wheel.content)
     return file
 
 
+def _temporary_folder() -> Path:
+    """For assets, which the library copies at the end of the synthesis."""
+    folder = tempfile.mkdtemp(prefix="skyinfra-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _carry_user_data(library: ModuleType, stack: Any, inputs: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Puts the user data of machines into files of the stack. Gives, by pool, the inputs that read them.
+
+    In the stack's JSON the library would walk through each of them several times.
+    """
+    long = [
+        (pool, key)
+        for pool, found in inputs.items()
+        for key in ("user_data_head", "user_data_worker")
+        if len(found[key]) > _SHORT
+    ]
+    if not long:
+        return {}
+    folder = _temporary_folder()
+    for pool, key in long:
+        (folder / f"{pool}.{key}").write_bytes(inputs[pool][key].encode())
+    asset = library.TerraformAsset(stack, "user-data", path=str(folder), type=library.AssetType.DIRECTORY)
+    path, expressions = asset.path, defaultdict[str, dict[str, str]](dict)
+    for pool, key in long:
+        expressions[pool][key] = from_file(f"{path}/{pool}.{key}")
+    return expressions
+
+
 def _sections(
-    stack: str, deployments: Sequence[Deployment], sources: dict[str, str], project: str, runner: str
+    stack: str,
+    deployments: Sequence[Deployment],
+    inputs: dict[str, dict[str, Any]],
+    sources: dict[str, str],
+    runner: str,
 ) -> dict[str, dict[str, Any]]:
     """What the pools add to the stack's JSON, by its top-level sections.
 
@@ -150,7 +188,7 @@ def _sections(
     for deployment in deployments:
         name = deployment.pool.name
         source = sources[deployment.pool.provider.kind]
-        modules[name] = {"source": source, **folded(literal(module_inputs(deployment, project)))}
+        modules[name] = {"source": source, **inputs[name]}
         if carries_runner(deployment):
             modules[name]["runner_file"] = runner
         if (provider := deployment.pool.provider.terraform()) is not None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from skyinfra.expressions import file_of
+
 ROOT = Path(__file__).resolve().parent.parent
 NPM = ROOT / "tests" / "npm" / "node_modules" / ".bin"
 
@@ -55,6 +57,13 @@ def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True
 
 def read(folder: Path, stack: str) -> dict[str, Any]:
     return json.loads((folder / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())
+
+
+def carried(folder: Path, stack: str, value: str) -> str:
+    """The user data that *value*, an input of a module of the synthesized *stack*, has from a file of the stack."""
+    file = file_of(value)
+    assert file, value[:200]
+    return (folder / "cdktf.out" / "stacks" / stack / file).read_bytes().decode()
 
 
 # Names the folder that holds a mirror of Terraform providers, where it is in no usual place.

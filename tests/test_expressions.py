@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyinfra.expressions import folded, literal, plain, unfolded
+from skyinfra.expressions import file_of, folded, from_file, literal, plain, unfolded
 from skyinfra.terraform import Terraform
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["${a}", "%{if}", "$${", '"\\'])
@@ -48,3 +48,18 @@ def test_terraform_reads_it_as_it_was(tmp_path: Path, terraform_program: str) ->
     with terraform.planned(lambda event: None) as plan:
         terraform.apply_plan(plan, lambda event: None)
     assert terraform.outputs()["value"] == value
+
+
+def test_a_file_of_the_stack_is_read(tmp_path: Path, terraform_program: str) -> None:
+    text = '${x} %{y} $${ "quoted" \\ é\n'
+    (tmp_path / "a.user_data_head").write_bytes(text.encode())
+    crossed = from_file("a.user_data_head")
+    assert file_of(crossed) == "a.user_data_head"
+    assert file_of(literal(crossed)) is None
+    assert file_of(text) is None and file_of(1) is None
+    (tmp_path / "main.tf.json").write_text(json.dumps({"output": {"value": {"value": crossed}}}))
+    terraform = Terraform(tmp_path)
+    terraform.prepare()
+    with terraform.planned(lambda event: None) as plan:
+        terraform.apply_plan(plan, lambda event: None)
+    assert terraform.outputs()["value"] == text

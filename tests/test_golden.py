@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, read, synth
+from support import ROOT, carried, read, synth
 
 import skyinfra as sky
 from skyinfra import carrier
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
+from skyinfra.expressions import file_of, literal
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = ROOT / "modules" / "aws" / "examples" / "mig"
@@ -96,7 +97,8 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
             module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):
-            module[key] = without_code(module[key])
+            if file_of(module[key]):
+                module[key] = without_code(literal(carried(tmp_path, name, module[key])))
         if "user_data_revision" in module:
             module["user_data_revision"] = "HASH"
     compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "skyinfra"
 
 # room -> rooms it may import. The exception tree (_errors) may be imported by all.
 ALLOWED: dict[str, set[str]] = {
+    "_ahead": {"compiler", "pool", "providers", "stack"},
     "_errors": set(),
     "_declared": set(),
     "_embedded_terraform": set(),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import read, synth
+from support import carried, read, synth
 
 import skyinfra as sky
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import compile_pool
 
 LIBRARIES = ("cdktf", "cdktn")
 
@@ -70,6 +72,29 @@ def test_template_markers_in_a_declaration_stay_as_they_are(tmp_path: Path) -> N
     module = read(tmp_path, "s")["module"]["pool"]
     assert "$${HOME} %%{if} $$" in module["user_data_head"]
     assert module["labels"] == {"l": "$${x}"}
+
+
+def test_user_data_of_machines_are_files_of_the_stack(tmp_path: Path) -> None:
+    """One file for each machine's, the same wherever the checkout lies, with every marker as it is declared."""
+    program = """
+    image = sky.Image(env={"A": "${HOME} %{if} $$ é"})
+    sky.FleetStack(app, "s", pools=[
+        sky.ComputePool(name=name, nodes=2, provider=sky.AWS(), accelerator="L4", image=image) for name in ("a", "b")])
+    app.synth()
+    """
+    folders = (tmp_path / "here", tmp_path / "some" / "where" / "else")
+    for folder in folders:
+        synth(folder, program)
+    modules = read(folders[0], "s")["module"]
+    assert modules == read(folders[1], "s")["module"]
+    image = sky.Image(env={"A": "${HOME} %{if} $$ é"})
+    for name, module in modules.items():
+        pool = sky.ComputePool(name=name, nodes=2, provider=sky.AWS(), accelerator="L4", image=image)
+        data = user_data(compile_pool(pool, "s"))
+        for folder in folders:
+            assert carried(folder, "s", module["user_data_head"]) == data.head
+            assert carried(folder, "s", module["user_data_worker"]) == data.worker
+    assert len({modules[name][f"user_data_{role}"] for name in modules for role in ("head", "worker")}) == 4
 
 
 def test_a_fleet_stack_can_be_subclassed_and_hold_other_constructs(tmp_path: Path) -> None:

@@ -51,14 +51,13 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")
     composed = steps.compose(deployment, config, units=tuple(started))
-    values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
     units = [_BOOT_UNIT, _REPORT_UNIT, *started]
     return [
         NodeFile(places.CONFIG, "0644", config.dumps() + "\n"),
         NodeFile(places.SECRET, "0600", f"{SECRET_PLACEHOLDER}\n"),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules()),
-        *(NodeFile(f"{places.UNITS}/{unit}", "0644", _template(f"{unit}.j2").render(values)) for unit in units),
+        *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in units),
     ]
 
 
@@ -105,6 +104,12 @@ def _environment() -> Environment:
     environment.filters["yaml"] = quoted
     environment.filters["sh"] = shlex.quote
     return environment
+
+
+@cache
+def _unit(name: str) -> str:
+    values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
+    return _template(f"{name}.j2").render(values)
 
 
 def _template(name: str) -> Template:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-# What stands in a YAML string in double quotes as it is.
-_SPECIAL = re.compile(r"[^ !#-\[\]-~]")
-_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+# What stands in a YAML string in double quotes as it is, and the backslashes of what `quoted` has replaced already.
+_SPECIAL = re.compile(r"[^ -~]")
 
 
 @lru_cache(maxsize=64)  # the nodes of many pools have most files in common
@@ -16,12 +15,10 @@ def quoted(value: str) -> str:
 
     PyYAML's own emitter would take a second for the files of one node.
     """
-    return f'"{_SPECIAL.sub(_in_yaml, value)}"'
+    text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{_SPECIAL.sub(_in_yaml, text)}"'
 
 
 def _in_yaml(found: re.Match[str]) -> str:
-    character = found[0]
-    code = ord(character)
-    if character in _SHORT:
-        return _SHORT[character]
+    code = ord(found[0])
     return f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"

@@ -69,7 +69,7 @@ class Step:
             "timeout_s": self.timeout_s,
             "attempts": self.attempts,
             "operation": _NAMES[type(self.operation)],
-            "arguments": dataclasses.asdict(self.operation),
+            "arguments": vars(self.operation),
         }
 
 
@@ -128,7 +128,7 @@ def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
         operation = step.operation
         if isinstance(operation, operations.Runner) and operation.wheel is not None:
             operation = dataclasses.replace(operation, wheel=None, requirements=pins())
-        yield json.dumps({_NAMES[type(operation)]: dataclasses.asdict(operation)})
+        yield json.dumps({_NAMES[type(operation)]: vars(operation)})
 
 
 def carries_runner(deployment: Deployment) -> bool:
@@ -156,5 +156,6 @@ def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
     if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return None
     geometry = mig.geometry(accelerator.mig_model)
-    found = [mig.required_driver([p.profile for p in layout], geometry) for layout in accelerator.layouts if layout]
+    layouts = {tuple(partition.profile for partition in layout) for layout in accelerator.layouts if layout}
+    found = [mig.required_driver(layout, geometry) for layout in layouts]
     return max((driver for driver in found if driver), key=drivers.version, default=None)

@@ -9,7 +9,7 @@ from typing import Any
 from skyinfra._errors import InvalidField, ProjectError
 from skyinfra.bootstrap import FORMS, LIMIT, Form, converted, sizes
 from skyinfra.cli import tables
-from skyinfra.expressions import plain
+from skyinfra.expressions import file_of, plain
 from skyinfra.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
@@ -54,7 +54,7 @@ def _form(name: str | None) -> Form | None:
 
 
 def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
-    inputs = {key: plain(value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
     if inputs.get("runner_file"):
         # It is written beside the variables.
         inputs["runner_file"] = Path(inputs["runner_file"]).name
@@ -84,6 +84,12 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | Non
             }
         )
     return rows
+
+
+def _declared(stack: SynthesizedStack, value: Any) -> Any:
+    """An input as it was before the stack was synthesized."""
+    carried = file_of(value)
+    return plain(value) if carried is None else (stack.folder / carried).read_bytes().decode()
 
 
 def _converted(text: str, form: Form, fleet: str) -> str:

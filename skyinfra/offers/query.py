@@ -44,6 +44,9 @@ class Query:
 
         Where an accelerator is asked for without a count, each provider's smallest machines that carry it are taken.
         """
+        if self.accelerators:  # most carry none of them, and a look at their names is cheap
+            names = {wanted.name for wanted in self.accelerators}
+            offers = [o for o in offers if o.accelerator in names or o.accelerator.rpartition("-")[0] in names]
         offers = [offer for offer in offers if self._matches(offer)]
         if not self.accelerators:
             return tuple(sorted(offers, key=self._order))

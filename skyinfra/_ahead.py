@@ -1,0 +1,45 @@
+"""What every synth needs, imported while the library that synthesizes waits for its Node to start.
+
+Only in a program that cdktf or ``skyinfra synth`` runs. It helps where ``import skyinfra`` stands before the import of
+that library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+# Packages that both sides import: whoever imports a part of a package while another thread is in the middle of the
+# package may find it half made.
+import email.message  # noqa: F401
+import importlib.metadata
+import importlib.resources  # noqa: F401
+import json  # noqa: F401
+import threading
+import urllib.parse  # noqa: F401
+
+_thread: threading.Thread | None = None
+
+
+def start() -> None:
+    """Begins. What fails is left to whoever needs it, who is told."""
+    global _thread
+    _thread = threading.Thread(target=_read, name="skyinfra-ahead")
+    _thread.start()
+
+
+def wait() -> None:
+    """Until what was begun is done, if anything was: no two threads import skyinfra's own modules."""
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join()
+
+
+def _read() -> None:
+    with contextlib.suppress(Exception):
+        from skyinfra.compiler import compile_pool
+        from skyinfra.pool import ComputePool
+        from skyinfra.providers import AWS
+        from skyinfra.stack import module_inputs
+
+        # Offers, templates and the code that travels are read once, by the first pool.
+        pool = ComputePool(name="ahead", provider=AWS(), accelerator="H100/1g.10gb")
+        module_inputs(compile_pool(pool, "ahead"), ".")
