@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +32,10 @@ CLIENTS = (
     "dcgm-exporter.service",
 )
 _CDI_REFRESH = "nvidia-cdi-refresh.service"
+logger = logging.getLogger("skyinfra.runner")
+
+_LOCK = Path("/run/skyinfra-partition.lock")
+_PATIENCE_S = 5.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A reset of eight GPUs takes some seconds; services may take longer to end.
 _RESET_S = 300
@@ -44,6 +52,9 @@ class Address:
 
 class Machine(Protocol):
     """The machine below the GPUs."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, no other process on the machine is in it: waits for those."""
 
     def stop_clients(self) -> tuple[str, ...]:
         """Stops the known services that hold GPUs; the names of those that ran, for `start_clients`."""
@@ -66,6 +77,18 @@ class Machine(Protocol):
 
 class SystemMachine:
     """The machine that this process runs on: systemd, and NVIDIA's program for the reset, which NVML has none for."""
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(_LOCK.open("a"))
+            except OSError:
+                # Who may not write there may not partition either: the driver says so.
+                yield
+                return
+            _wait_for(lock.fileno())
+            yield
 
     def stop_clients(self) -> tuple[str, ...]:
         active = tuple(name for name in CLIENTS if _systemctl("is-active", "--quiet", name) is None)
@@ -105,6 +128,9 @@ class SimulatedMachine:
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def stop_clients(self) -> tuple[str, ...]:
         return ()
 
@@ -127,6 +153,19 @@ class SimulatedMachine:
 
     def reboot(self) -> None:
         raise NodeFailed("simulated GPUs do not reboot the machine that they are simulated on")
+
+
+def _wait_for(lock: int) -> None:
+    # Somebody may wait for what waits here, and is told why.
+    told = threading.Timer(
+        _PATIENCE_S, logger.warning, ["another process partitions the GPUs of this machine: waiting for its end"]
+    )
+    told.daemon = True
+    told.start()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        told.cancel()
 
 
 def _systemctl(*arguments: str) -> str | None:

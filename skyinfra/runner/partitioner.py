@@ -12,6 +12,7 @@ what has to go.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,10 @@ Wanted = Mapping[int, Sequence[PlacedPartition]]
 class Means:
     """What may be done to get there.
 
-    machine: for services, resets and reboots; None leaves a mode that stays pending to a person. patience_s: for how
-    long something that is in use is waited for. force: end the processes that use what has to go. reboot: reboot the
-    machine where the driver activates a mode in no other way, once: ``reboot_file`` remembers it.
+    machine: for services, resets and reboots, and so that no other run is at work there meanwhile; None leaves a mode
+    that stays pending to a person. patience_s: for how long something that is in use is waited for. force: end the
+    processes that use what has to go. reboot: reboot the machine where the driver activates a mode in no other way,
+    once: ``reboot_file`` remembers it.
     """
 
     machine: Machine | None = None
@@ -84,7 +86,9 @@ def apply(
     Raises `PartitionFailed` with the GPU, what was wanted, what was found and NVML's error; `PartitionBusy` with the
     processes; `NodeRebooting` where a pending mode is activated by a reboot.
     """
-    return _Run(nvml, wanted, emit, means or Means()).apply()
+    run = _Run(nvml, wanted, emit, means or Means())
+    with means.machine.alone() if means and means.machine else contextlib.nullcontext():
+        return run.apply()
 
 
 def standing(nvml: Nvml, wanted: Wanted) -> tuple[Partition, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from running_node import until
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
@@ -38,6 +41,9 @@ class Machine:
         self.calls: list[tuple[str, Any]] = []
         self.start_clients(["dcgm"] if held else [])
         self.calls.clear()
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def stop_clients(self) -> tuple[str, ...]:
         for index in self.held:
@@ -321,3 +327,41 @@ def test_a_machine_that_refuses_to_reboot_may_be_asked_again(tmp_path: Path) -> 
     machine.reboot_refused = False
     with pytest.raises(NodeRebooting):
         apply(nvml, means)
+
+
+class Locking(Machine):
+    """With the lock of a real machine, and nothing else of it."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        return SystemMachine().alone()
+
+
+def test_a_run_waits_for_the_one_that_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """The unit and a person, say: neither destroys what the other creates."""
+    lock = tmp_path / "lock"
+    monkeypatch.setattr("skyinfra.runner.machine._LOCK", lock)
+    nvml, driver = opened(tmp_path)
+    events: list[dict[str, Any]] = []
+    with SystemMachine().alone():
+        monkeypatch.setattr("skyinfra.runner.machine._PATIENCE_S", 0.0)
+        second = threading.Thread(target=apply, args=(nvml, Means(machine=Locking(driver)), 1, events))
+        second.start()
+        until(lambda: waits_for(lock), "the second to wait")
+        until(lambda: "another process partitions" in caplog.text, "it says so")
+        assert not events
+    second.join()
+    assert "create" in [event["phase"] for event in events]
+    with SystemMachine().alone():
+        pass
+
+
+def test_who_may_not_lock_is_refused_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyinfra.runner.machine._LOCK", tmp_path / "missing" / "lock")
+    nvml, driver = opened(tmp_path)
+    assert apply(nvml, Means(machine=Locking(driver)), 1, []) == 1
+
+
+def waits_for(file: Path) -> bool:
+    """Whether somebody waits for the lock of *file*."""
+    inode = f":{file.stat().st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
