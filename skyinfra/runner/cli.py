@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import logging
 import os
@@ -13,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from skyinfra._errors import SkyinfraError
@@ -100,6 +98,8 @@ def _run_service(config: Path, *, partitions: bool) -> int:
     directory = NodeDirectory(config.absolute().parent)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
+        import asyncio
+
         from skyinfra.runner.serve import Service
 
         os.chdir(directory.path)
@@ -125,6 +125,8 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
     if stat.S_ISREG(os.fstat(2).st_mode):
         yield
         return
+    from logging.handlers import RotatingFileHandler
+
     try:
         handler = RotatingFileHandler(directory.log_file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
     except OSError:

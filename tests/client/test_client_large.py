@@ -229,7 +229,7 @@ def test_two_gigabytes_pass_a_head_that_keeps_a_few_chunks_in_memory(fleets):
         on_n1 = pool.select(node="n1")
         assert look(Array(content)) >> on_n1 == (len(content), digest_of(content), False)
         del content
-        made = make(2048, 5) >> on_n1
-        assert made.view.nbytes == 2 * 2**30
+        made = make(768, 5) >> on_n1
+        assert made.view.nbytes == 768 * 2**20
         assert bytes(made.view[-3:]) == b"\5\5\5"
     assert peak(fleet.process.pid) < 500

@@ -19,7 +19,7 @@ from running_node import RunningNode, h100
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import SlotReading
 from skyinfra.runner import metrics
-from skyinfra.runner.metrics_cli import _cannot_listen
+from skyinfra.runner.metrics_http import cannot_listen
 
 Machine = Callable[..., FakeMachine]
 MakeNode = Callable[..., RunningNode]
@@ -176,4 +176,4 @@ def test_a_node_serves_its_figures(make_node: MakeNode) -> None:
     node.configure()
     refused_port = node.run("metrics", "--listen", "nowhere", check=False)
     assert (refused_port.returncode, "expected HOST:PORT" in refused_port.stderr) == (2, True)
-    assert "cannot listen" in str(_cannot_listen("1.2.3.4:1", OSError(99, "no such address")))
+    assert "cannot listen" in str(cannot_listen("1.2.3.4:1", OSError(99, "no such address")))
