@@ -7,9 +7,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVarTuple, Unpack
 
 from skyinfra.project import node_environment
@@ -41,9 +42,11 @@ def compare(
     runs: int = 7,
     aim: str = "",
     folder: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Result:
-    """Runs both commands in turn, one uncounted pair first."""
-    pairs = [(_seconds(candidate, folder), _seconds(baseline_command, folder)) for _ in range(runs + 1)][1:]
+    """Runs both commands in turn, one uncounted pair first. *environment*: what both have in theirs besides."""
+    turns = range(runs + 1)
+    pairs = [[_seconds(each, folder, environment) for each in (candidate, baseline_command)] for _ in turns][1:]
     return Result(
         what=what,
         baseline=baseline,
@@ -77,7 +80,8 @@ def show(results: Iterable[Result]) -> None:
         print(f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {figure:>10}  {result.aim}", flush=True)
 
 
-def _seconds(command: Sequence[str], folder: Path | None) -> float:
+def _seconds(command: Sequence[str], folder: Path | None, environment: Mapping[str, str]) -> float:
     start = time.perf_counter()
-    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **node_environment()}, stdout=subprocess.DEVNULL)
+    everything = {**os.environ, **node_environment(), **environment}
+    subprocess.run(command, check=True, cwd=folder, env=everything, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

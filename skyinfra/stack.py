@@ -123,9 +123,16 @@ def _path_to_project(scope: Any, id: str) -> str:
 
 def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
     """Carries the provider's module into the stack; a local source must begin with "./"."""
-    path = str(bundled.folder("modules", kind))
+    path = str(_module_folder(kind))
     asset = library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
     return f"./{asset.path}"
+
+
+@cache
+def _module_folder(kind: str) -> Path:
+    """The provider's module without its examples, which are nothing to a stack."""
+    without = shutil.ignore_patterns("examples", ".terraform*")
+    return Path(shutil.copytree(bundled.folder("modules", kind), _temporary_folder() / kind, ignore=without))
 
 
 def _runner_source(library: ModuleType, stack: Any) -> str:

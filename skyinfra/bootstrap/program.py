@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import skyinfra
 
+# What a string of several lines has in its first.
+_SEVERAL = re.compile(r"\"{3}|'{3}|\\$")
 _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 
 
@@ -22,21 +25,32 @@ def stripped(source: str) -> str:
     """*source* without docstrings, empty lines and lines that are a comment. It does the same."""
     tree = ast.parse(source)
     gone = {line for node in _docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    lines = list(enumerate(source.splitlines(), 1))
     # A string that goes on over several lines is left as it is. (tokenize would find comments behind code as well, and
-    # take ten times as long.)
-    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)]
+    # take ten times as long; to walk the tree for nothing takes as long as all the rest.)
+    several = any(_SEVERAL.search(text) for number, text in lines if number not in gone)
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)] if several else []
     kept = {line for node in strings for line in range(node.lineno + 1, (node.end_lineno or 0) + 1)}
     found = []
-    for number, text in enumerate(source.splitlines(), 1):
+    for number, text in lines:
         line = text.strip()
         if number not in gone and (number in kept or (line and not line.startswith("#"))):
             found.append(f"{text}\n")
     return "".join(found)
 
 
-def _docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef | ast.FunctionDef) and len(node.body) > 1):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                yield first
+def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
+    """Of *node* and of the classes and functions in it, wherever statements hold them."""
+    body = getattr(node, "body", ())
+    if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef | ast.FunctionDef) and len(body) > 1):
+        first = body[0] if body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            yield first
+    for block in ("body", "orelse", "finalbody", "handlers"):
+        for each in _statements(node, block):
+            yield from _docstrings(each)
+
+
+def _statements(node: ast.AST, block: str) -> list[ast.AST]:
+    found = getattr(node, block, ())
+    return [each for each in found if isinstance(each, ast.stmt | ast.excepthandler)] if isinstance(found, list) else []

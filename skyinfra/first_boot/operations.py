@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .fetch import fetch
 from .programs import Failed, apt_get, command, numbers, on_volumes, output, read, read_json, replace
 
 # Where systems keep the certificates that they trust.
@@ -319,6 +318,8 @@ class Runner:
     def do(self) -> None:
         asked = list(self.requirements)
         if self.wheel is not None:
+            from .fetch import fetch  # urllib and ssl: not for who only names an operation
+
             wheel = Path(self.venv).with_name(self.wheel["name"])
             fetch(self.wheel["url"], wheel, self.wheel["sha256"])
             asked.append(str(wheel))
