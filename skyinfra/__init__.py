@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # what editors and type checkers see behind _LAZY
     from skyinfra.accelerators import NVIDIA, Accelerator, AcceleratorSpec, is_amd, is_nvidia, is_tpu, is_trainium
     from skyinfra.backends import S3, HCPTerraform, LocalState
     from skyinfra.client import (
+        AsyncJob,
         AsyncPool,
         Future,
         GangWarning,
@@ -146,6 +147,7 @@ _LAZY: dict[str, str | None] = {
     "Task": "skyinfra.client",
     "VastAI": "skyinfra.providers",
     "Worker": "skyinfra.pool",
+    "AsyncJob": "skyinfra.client",
     "AsyncPool": "skyinfra.client",
     "accelerators": None,
     "cls": "skyinfra.client",
@@ -179,6 +181,7 @@ __all__ = [
     "AcceleratorMissing",
     "AcceleratorSpec",
     "AppFailed",
+    "AsyncJob",
     "AsyncPool",
     "BootFailed",
     "CapacityBlock",

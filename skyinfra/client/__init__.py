@@ -12,6 +12,7 @@ from skyinfra.client.stateful import Handle, Stateful, cls
 from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
 
 if TYPE_CHECKING:
+    from skyinfra.client.async_jobs import AsyncJob
     from skyinfra.client.asynchronous import AsyncPool, connect_async
     from skyinfra.client.futures import Future
     from skyinfra.client.jobs import Job, detach_script
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from skyinfra.client.script import run_script
 
 _LAZY = {
+    "AsyncJob": "skyinfra.client.async_jobs",
     "AsyncPool": "skyinfra.client.asynchronous",
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
@@ -34,6 +36,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AsyncJob",
     "AsyncPool",
     "Compute",
     "Future",

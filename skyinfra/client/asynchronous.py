@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeAlias, TypeVar, overload
 
+from skyinfra.client.async_jobs import AsyncJob
 from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
+from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool, RunningTask
 from skyinfra.client.sync import Synced
 from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput
+from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 
 T = TypeVar("T")
+# A task that is on its way to the head, as a job.
+Leaving: TypeAlias = Coroutine[Any, Any, AsyncJob[T]]
 
 
 def connect_async(
@@ -115,12 +121,80 @@ class AsyncPool:
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Task[T], /, *, detach: str) -> Leaving[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]: ...
-    def submit(self, task: Any, /, *args: object, **kwargs: object) -> Future[Any]:
-        """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`."""
-        return self.pool.submit(task, *args, **kwargs)
+    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Leaving[T]: ...
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Leaving[T]: ...
+    @overload
+    def submit(
+        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    @overload
+    def submit(
+        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
+    ) -> Future[T]: ...
+    def submit(
+        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
+    ) -> Future[Any] | Leaving[Any]:
+        """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`.
+
+        detach: ``await`` for the job of that name, which the head has then.
+        """
+        if detach is None:
+            return self.pool.submit(task, *args, **kwargs)
+        return self.detach(self.pool.task_of(task, args, kwargs), detach)
+
+    async def detach(
+        self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False
+    ) -> AsyncJob[T]:
+        """See `Pool.detach`."""
+        job = await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace)
+        return AsyncJob(self.pool, job)
+
+    async def jobs(self) -> list[JobInfo]:
+        """See `Pool.jobs`."""
+        return await asyncio.to_thread(self.pool.jobs)
+
+    async def job(self, name: str) -> AsyncJob[Any]:
+        """See `Pool.job`."""
+        return AsyncJob(self.pool, await asyncio.to_thread(self.pool.job, name))
+
+    async def launch(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None = None,
+        per_node: int | None = None,
+        framework: Framework = "torch",
+        max_restarts: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_line: OnLine | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
+        made = self.pool.gang_of(
+            target,
+            *args,
+            nodes=nodes,
+            per_node=per_node,
+            framework=framework,
+            max_restarts=max_restarts,
+            env=env,
+            timeout=timeout,
+            watched=on_line is not None,
+            **kwargs,
+        )
+        loop = asyncio.get_running_loop()
+        received: asyncio.Queue[Received] = asyncio.Queue()
+        future = self.pool.start_gang(made, lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
+        try:
+            while (found := await received.get()) is not None:
+                tell(found, made, on_line)
+            return results(future.result(), made)
+        finally:
+            future.cancel()
 
     async def run(self, task: Task[T]) -> T:
         """Runs *task* on one slot; ``await (task >> pool)`` is the same."""

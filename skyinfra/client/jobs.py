@@ -72,18 +72,27 @@ class Job(Generic[T]):
         timeout: seconds, None for ever. Raises TimeoutError after it, and `JobCancelled`. An interrupt of the waiting
         thread (Ctrl-C) ends the waiting alone: the job goes on.
         """
-        value: T = pickling.result(self.outcome(timeout), self._task)
-        return value
+        return self.result_of(self.outcome(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end of the job; the exception that its task raised, or None. Raises as `result` does else."""
-        return pickling.exception(self.outcome(timeout), self._task)
+        return self.exception_of(self.outcome(timeout))
+
+    def result_of(self, outcome: Outcome) -> T:
+        """The result that *outcome* holds; raises what the task raised."""
+        value: T = pickling.result(outcome, self._task)
+        return value
+
+    def exception_of(self, outcome: Outcome) -> BaseException | None:
+        """The exception that *outcome* holds, or None."""
+        return pickling.exception(outcome, self._task)
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Waits for the end of the job; how it ended, as the node has pickled it."""
-        return self._pool.in_loop(self._outcome(timeout))
+        return self._pool.in_loop(self.ended(timeout))
 
-    async def _outcome(self, timeout: float | None) -> Outcome:
+    async def ended(self, timeout: float | None) -> Outcome:
+        """What `outcome` gives, in the event loop of the connection."""
         line = Line(self._pool.connection)
         info = await line.wait(self.id, timeout)
         if not info.over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pickle
 import queue
 import warnings
@@ -23,6 +24,8 @@ from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 
 OnLine = Callable[[int, str, str], object]
+# While a gang runs: the slots that it has, lines of a rank; None is its end.
+Received = tuple[int, Lines] | list[InstanceInfo] | None
 
 
 class GangWarning(UserWarning):
@@ -115,8 +118,43 @@ class Launcher:
         Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
         `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
         """
+        made = self.gang_of(
+            target,
+            *args,
+            nodes=nodes,
+            per_node=per_node,
+            framework=framework,
+            max_restarts=max_restarts,
+            env=env,
+            timeout=timeout,
+            watched=on_line is not None,
+            **kwargs,
+        )
+        received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        future = self.start_gang(made, received.put)
+        try:
+            while (found := received.get()) is not None:
+                tell(found, made, on_line)
+            return results(future.result(), made)
+        finally:
+            future.cancel()
+
+    def gang_of(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None,
+        per_node: int | None,
+        framework: Framework,
+        max_restarts: int,
+        env: Mapping[str, str] | None,
+        timeout: float | None,
+        watched: bool,
+        **kwargs: Any,
+    ) -> Launch:
+        """What `launch` starts. watched: its lines are asked for."""
         options = _Options(framework, max_restarts, timeout)
-        made = Launch(
+        return Launch(
             _work(target, args, kwargs, self.included),
             framework,
             Size(nodes, per_node),
@@ -124,11 +162,10 @@ class Launcher:
             env=dict(env or {}),
             max_restarts=options.max_restarts,
             start_within=options.timeout,
-            topic=self.topic if on_line is not None else "",
+            topic=self.topic if watched else "",
             echo=self._watcher.echoes,
             included=self.included,
         )
-        return self._run_gang(made, on_line)
 
     def send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
         """Ships a task that takes several slots of one node."""
@@ -150,26 +187,34 @@ class Launcher:
         inner = self._loop.start(self._gangs.several(launch, settings.retries))
         return Future(shipment.name, inner, key=shipment.key)
 
-    def _run_gang(self, made: Launch, on_line: OnLine | None) -> list[Any]:
-        """Waits for a gang. *on_line* is called, and warnings are given, in this thread."""
-        received: queue.SimpleQueue[tuple[int, Lines] | list[InstanceInfo] | None] = queue.SimpleQueue()
-        if on_line is not None:
-            made = replace(made, listen=self.listen, on_lines=lambda rank, lines: received.put((rank, lines)))
+    def start_gang(
+        self, made: Launch, deliver: Callable[[Received], object]
+    ) -> concurrent.futures.Future[list[RankEnd]]:
+        """Starts a gang; cancelling the future ends it. *deliver* gets what `tell` takes, and None in the end.
+
+        It is called in another thread.
+        """
+        if made.topic:
+            made = replace(made, listen=self.listen, on_lines=lambda rank, lines: deliver((rank, lines)))
         self._check_open()
-        future = self._loop.start(self._gangs.run(replace(made, on_slots=received.put)))
-        future.add_done_callback(lambda _: received.put(None))
-        try:
-            while (found := received.get()) is not None:
-                if isinstance(found, list):
-                    _warn(found, made.framework)
-                elif on_line is not None:
-                    rank, lines = found
-                    for stream, text in lines:
-                        on_line(rank, stream, text)
-            ends = future.result()
-        finally:
-            future.cancel()
-        return [_result(end, made.work) for end in ends]
+        future = self._loop.start(self._gangs.run(replace(made, on_slots=deliver)))
+        future.add_done_callback(lambda _: deliver(None))
+        return future
+
+
+def tell(found: tuple[int, Lines] | list[InstanceInfo], made: Launch, on_line: OnLine | None) -> None:
+    """Warns about the slots of a gang, or calls *on_line* with the lines of a rank."""
+    if isinstance(found, list):
+        _warn(found, made.framework)
+    elif on_line is not None:
+        rank, lines = found
+        for stream, text in lines:
+            on_line(rank, stream, text)
+
+
+def results(ends: list[RankEnd], made: Launch) -> list[Any]:
+    """The results of the ranks, in their order. Raises what one of them raised."""
+    return [_result(end, made.work) for end in ends]
 
 
 def _result(end: RankEnd, work: Work) -> Any:

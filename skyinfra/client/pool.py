@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import queue
 import threading
@@ -148,10 +149,18 @@ class Pool(Launcher, WithFiles):
 
     def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
+        future = self.in_loop_soon(coroutine)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def in_loop_soon(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts what `in_loop` waits for; cancelling the future cancels it."""
         if self._ended.is_set():
             coroutine.close()
         self._check_open()
-        return self._loop.run(coroutine)
+        return self._loop.start(coroutine)
 
     def running(self) -> dict[str, list[RunningTask]]:
         """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
@@ -224,14 +233,19 @@ class Pool(Launcher, WithFiles):
         As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
         of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
-        if isinstance(task, Task):
-            if args or kwargs:
-                raise TypeError("a task has its arguments already; submit the function to give others")
-        else:
-            task = pickling.as_task(task, args, kwargs)
+        task = self.task_of(task, args, kwargs)
         if detach is not None:
             return self.detach(task, detach)
         return self.send(task, self.target)
+
+    @staticmethod
+    def task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
+        """*task* itself, or that of a function with its arguments."""
+        if not isinstance(task, Task):
+            return pickling.as_task(task, args, kwargs)
+        if args or kwargs:
+            raise TypeError("a task has its arguments already; submit the function to give others")
+        return task
 
     def detach(self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False) -> Job[T]:
         """Leaves *task* with the head as a job, which goes on when this client ends and when the head restarts.

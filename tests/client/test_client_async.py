@@ -188,3 +188,73 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(fleet, monkeypatc
 def test_another_pool_cannot_stand_behind_the_operators(fleet):
     with pytest.raises(TypeError):
         Task(os.getpid) >> object()  # type: ignore[operator]
+
+
+def rank(word: str) -> int:
+    print(word, flush=True)
+    return sky.gang().rank
+
+
+def stop(folder: str) -> None:
+    Path(folder, str(sky.gang().rank)).touch()
+    time.sleep(600)
+
+
+def fail_as(number: int) -> None:
+    if sky.gang().rank == number:
+        raise LookupError("not here")
+    time.sleep(600)
+
+
+def test_a_gang_is_awaited_and_the_loop_goes_on(fleet):
+    async def main() -> None:
+        lines: list[tuple[int, str, str]] = []
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.001)
+                beats += 1
+
+        beating = asyncio.ensure_future(beat())
+        async with connect_async(fleet.manifest) as pool:
+
+            def on_line(*line: object) -> None:
+                asyncio.get_running_loop()
+                lines.append(line)
+
+            found = await pool.launch(rank, "hello", nodes=2, per_node=1, framework="none", on_line=on_line)
+            assert found == [0, 1]
+            with pytest.raises(LookupError, match="not here"):
+                await pool.launch(fail_as, 1, framework="none")
+        beating.cancel()
+        assert sorted(lines) == [(0, "stdout", "hello"), (1, "stdout", "hello")]
+        assert beats > 2
+
+    asyncio.run(main())
+
+
+def test_a_gang_that_is_cancelled_ends_all_ranks(fleet, tmp_path):
+    async def main() -> None:
+        async with connect_async(fleet.manifest) as pool:
+            waiting = asyncio.ensure_future(pool.launch(stop, str(tmp_path), framework="none"))
+            while len(list(tmp_path.iterdir())) < 4:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            # All slots are free again.
+            assert await (double(1) @ pool) == [2, 2, 2, 2]
+
+    asyncio.run(main())
+
+
+def test_it_launches_as_the_plain_client_does():
+    ours, theirs = (inspect.signature(each.launch).parameters for each in (AsyncPool, sky.Pool))
+    assert {n: (p.kind, p.default) for n, p in ours.items()} == {n: (p.kind, p.default) for n, p in theirs.items()}
+
+
+def test_it_has_every_method_that_tasks_and_jobs_need():
+    missing = {name for name in vars(sky.Job) if not name.startswith("_")} - set(dir(sky.AsyncJob))
+    assert missing == {"ended", "result_of", "exception_of"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -112,6 +113,43 @@ def slow(path):
 with sky.connect(sys.argv[1]) as pool:
     print(pool.submit(slow, sys.argv[2], detach=sys.argv[3]).id)
 """
+
+
+def test_jobs_of_coroutines(running: Running, tmp_path: Path) -> None:
+    path = tmp_path / "waits"
+
+    async def main() -> None:
+        async with sky.connect_async(running[1]) as pool:
+            job = await pool.submit(add, 1, 2, detach="async-add")
+            assert (job.name, await job, await job.result(timeout=10), await job.done()) == ("async-add", 3, 3, True)
+            assert await job.exception() is None
+            assert [info.state for info in await pool.jobs() if info.id == job.id] == ["done"]
+            with pytest.raises(sky.JobNameTaken):
+                await pool.submit(Task(add, (1, 2)), detach="async-add")
+            again = await pool.detach(Task(add, (2, 2)), "async-add", replace=True)
+            assert await again == 4
+            await again.forget()
+            with pytest.raises(sky.JobNotFound):
+                await pool.job("async-add")
+
+            long = await pool.detach(Task(wait_for, (str(path),)))
+            with pytest.raises(TimeoutError, match=r"after 0.1 s"):
+                await long.result(timeout=0.1)
+            waiting = asyncio.ensure_future(long.result())
+            while "started" not in await long.logs():
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            # Who waited is gone; the job goes on.
+            same = await pool.job(long.id)
+            assert await same.state() == "running"
+            assert await same.cancel()
+            with pytest.raises(sky.JobCancelled):
+                await same
+            assert repr(same).startswith(f"<AsyncJob {long.name}")
+
+    asyncio.run(main())
 
 
 def test_a_job_outlives_its_client(running: Running, tmp_path: Path, pool: Pool) -> None:
