@@ -37,6 +37,7 @@ from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.waiting import within
 
 # One question to the head may take that long.
 _ANSWER_S = 10.0
@@ -88,7 +89,7 @@ class Connection:
         async with distributed.rpc(
             str(self.manifest.head), connection_args=arguments, timeout=self._timeout
         ) as scheduler:
-            versions = await asyncio.wait_for(scheduler.versions(), self._timeout + _ANSWER_S)
+            versions = await within(scheduler.versions(), self._timeout + _ANSWER_S)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -176,7 +177,7 @@ class Connection:
         """What the network says about the head. Dask's own error is the last of many attempts, cut short."""
         head = self.manifest.head
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(head.address, head.port), _PROBE_S)
+            _, writer = await within(asyncio.open_connection(head.address, head.port), _PROBE_S)
         except TimeoutError:
             return "no answer from that address"
         except OSError as error:
@@ -223,7 +224,7 @@ class Connection:
 
     async def look(self) -> Snapshot:
         """The fleet as it is now. Raises OSError where the head does not answer."""
-        identity = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
+        identity = await within(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
         # Dask's wire format turns lists into tuples; as JSON they are lists again.
         described = json.loads(
             json.dumps([(w["status"], w[STARTUP_KEY]) for w in identity["workers"].values() if STARTUP_KEY in w])
@@ -241,7 +242,7 @@ class Connection:
         not."""
         call = self._client.scheduler.skyinfra_ask(node=node, question=question, arguments=arguments, wait_s=wait_s)
         # Dask's wire format turns lists into tuples; as JSON they are lists again.
-        answer = json.loads(json.dumps(await asyncio.wait_for(call, wait_s + _ANSWER_S)))
+        answer = json.loads(json.dumps(await within(call, wait_s + _ANSWER_S)))
         if answer is None:
             raise NodeError("the head of the fleet hands no questions on", hint="It is older than this client.")
         if "error" in answer:
@@ -251,7 +252,7 @@ class Connection:
 
     async def running(self) -> dict[str, list[tuple[str, str, float]]]:
         """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
-        found = await asyncio.wait_for(self._client.scheduler.skyinfra_running(), _ANSWER_S)
+        found = await within(self._client.scheduler.skyinfra_running(), _ANSWER_S)
         return found or {}
 
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
@@ -265,9 +266,9 @@ class Connection:
             return
         if self.alive:
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
+                await within(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
         with contextlib.suppress(OSError):
-            await asyncio.wait_for(self._client.close(), _ANSWER_S)
+            await within(self._client.close(), _ANSWER_S)
 
 
 def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:

@@ -24,6 +24,7 @@ from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol import failures, questions, stopping
 from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.waiting import within
 
 T = TypeVar("T")
 
@@ -289,7 +290,7 @@ class Dispatcher:
         """Ends the task *key* on *worker*: by itself, or with its process where that does not even listen."""
         stop = self.connection.client.run(stopping.stop, key, workers=[worker], on_error="ignore")
         try:
-            await asyncio.wait_for(stop, _LISTENS_S)
+            await within(stop, _LISTENS_S)
         except TimeoutError:
             # Native code holds the interpreter; the runner of the node is another process.
             if slot is not None:

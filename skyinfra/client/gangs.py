@@ -28,6 +28,7 @@ from skyinfra.protocol.attempts import ATTEMPTS
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.waiting import within
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -306,12 +307,12 @@ class Gangs:
         with contextlib.suppress(OSError):
             if self._connection.alive:
                 call = self._connection.client.scheduler.skyinfra_gang_release(gang=identity)
-                await asyncio.wait_for(call, _ANSWER_S)
+                await within(call, _ANSWER_S)
 
     async def _ask(self, call: str, *, wait_s: float, **arguments: Any) -> dict[str, Any]:
         """What the head answers. Raises OSError where it does not, `NodeError` where it is older than this client."""
         asked = getattr(self._connection.client.scheduler, call)(**arguments, wait_s=wait_s)
-        state: dict[str, Any] | None = await asyncio.wait_for(asked, wait_s + _ANSWER_S)
+        state: dict[str, Any] | None = await within(asked, wait_s + _ANSWER_S)
         if state is None:
             raise NodeError("the head of the fleet starts no gangs", hint="It is older than this client.")
         return state

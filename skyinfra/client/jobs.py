@@ -22,6 +22,7 @@ from skyinfra.client.task import Task
 from skyinfra.protocol import jobs, questions, scripts
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
+from skyinfra.protocol.waiting import within
 
 if TYPE_CHECKING:
     from skyinfra.client.pool import Pool
@@ -142,7 +143,7 @@ class Line:
             await self._connection.ready()
             try:
                 asked = getattr(self._connection.client.scheduler, call)(**arguments)
-                return jobs.answered(await asyncio.wait_for(asked, longest_s + _ANSWER_S))
+                return jobs.answered(await within(asked, longest_s + _ANSWER_S))
             except OSError:
                 now = time.monotonic()
                 lost = now if lost is None else lost
@@ -206,6 +207,8 @@ def detach(
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(pool, target)
+    if pool.included is not None:
+        pool.bring(shipment)
     _, header = shipment.attempt(0)
     wanted = Submission(
         version=jobs.VERSION,

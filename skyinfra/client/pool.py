@@ -261,6 +261,10 @@ class Pool(Launcher, WithFiles):
         self._check_open()
         return jobs.detach(self, task, name, priority=priority, replace=replace)
 
+    def bring(self, shipment: pickling.Shipment) -> None:
+        """Makes sure that the head has what was synced for *shipment*. Raises what sending does."""
+        self.in_loop(self._dispatcher.bring(shipment, files=True))
+
     def jobs(self) -> list[JobInfo]:
         """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
         return self.in_loop(jobs.Line(self.connection).kept())

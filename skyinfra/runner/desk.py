@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.protocol.questions import Answer, refused
+from skyinfra.protocol.waiting import within
 
 # A node that waits for questions is answered after that long where there is none.
 _LONGEST_WAIT_S = 60.0
@@ -63,7 +64,7 @@ class Desk:
         line.pending.append((number, question, arguments))
         line.wake()
         try:
-            return await asyncio.wait_for(answer, min(wait_s, _LONGEST_WAIT_S))
+            return await within(answer, min(wait_s, _LONGEST_WAIT_S))
         except TimeoutError:
             return refused(TimeoutError(f"node {node} did not answer within {wait_s:g} s"))
         finally:

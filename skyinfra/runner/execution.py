@@ -14,6 +14,7 @@ from distributed.security import Security
 from skyinfra._errors import TaskAttemptsExceeded, TaskInputsLost
 from skyinfra.protocol import calls, failures, questions, stopping
 from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.desk import Desk
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Execution:
         """By itself, or with its process where that does not even listen."""
         stop = client.run(stopping.stop, key, workers=[address], on_error="ignore")
         try:
-            await asyncio.wait_for(stop, _LISTENS_S)
+            await within(stop, _LISTENS_S)
         except TimeoutError:
             node = slot.rpartition("/")[0]
             await self._desk.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
@@ -104,7 +105,7 @@ class Execution:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(client.close(), _CLOSE_S)
+                await within(client.close(), _CLOSE_S)
 
     async def _connected(self) -> Any:
         async with self._connecting:

@@ -12,6 +12,7 @@ from distributed.security import Security
 from skyinfra._errors import InvalidNodeConfig
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.desk import Respond, answered
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
@@ -26,13 +27,13 @@ async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
     Raises OSError where it does not answer, `InvalidNodeConfig` where its answer cannot be read.
     """
     async with _rpc(head, security) as scheduler:
-        return _read(await asyncio.wait_for(scheduler.skyinfra_layout(), _ANSWER_S))
+        return _read(await within(scheduler.skyinfra_layout(), _ANSWER_S))
 
 
 async def may_leave(head: Endpoint, security: Security, name: str, why: str) -> bool:
     """Whether the node *name* may leave: another one has slots in service. Raises OSError where *head* is silent."""
     async with _rpc(head, security) as scheduler:
-        return bool(await asyncio.wait_for(scheduler.skyinfra_leave(node=name, why=why, if_others=True), _ANSWER_S))
+        return bool(await within(scheduler.skyinfra_leave(node=name, why=why, if_others=True), _ANSWER_S))
 
 
 class Follower:
@@ -100,7 +101,7 @@ class Follower:
             seen = self.layout.digest if self.layout is not None else None
             answer = scheduler.skyinfra_layout(seen=seen, wait_s=_WAIT_S)
             try:
-                layout = _read(await asyncio.wait_for(answer, _WAIT_S + _ANSWER_S))
+                layout = _read(await within(answer, _WAIT_S + _ANSWER_S))
             except InvalidNodeConfig as refused:
                 self._on_refusal(refused)
                 layout = None
@@ -113,7 +114,7 @@ class Follower:
     async def _take_questions(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
         while True:
             asked = scheduler.skyinfra_questions(node=self._name, wait_s=_WAIT_S)
-            found = await asyncio.wait_for(asked, _WAIT_S + _ANSWER_S)
+            found = await within(asked, _WAIT_S + _ANSWER_S)
             if found is None:  # an older head
                 await asyncio.sleep(_WAIT_S)
             for number, question, arguments in found or ():
@@ -121,16 +122,16 @@ class Follower:
 
     async def _answer(self, scheduler: Any, number: int, question: str, arguments: dict[str, Any]) -> None:
         answer = await answered(self._respond, question, arguments)
-        await asyncio.wait_for(scheduler.skyinfra_answer(node=self._name, number=number, answer=answer), _ANSWER_S)
+        await within(scheduler.skyinfra_answer(node=self._name, number=number, answer=answer), _ANSWER_S)
 
     async def _report(self, scheduler: Any) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             if self._promised is not None:
-                await asyncio.wait_for(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
+                await within(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
             if self._leaving is not None:
-                await asyncio.wait_for(scheduler.skyinfra_leave(node=self._name, why=self._leaving), _ANSWER_S)
+                await within(scheduler.skyinfra_leave(node=self._name, why=self._leaving), _ANSWER_S)
 
 
 def _rpc(head: Endpoint, security: Security) -> Any:

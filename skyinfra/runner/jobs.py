@@ -17,6 +17,7 @@ from typing import Any
 from skyinfra._errors import InvalidField, JobNameTaken, JobNotFound, SkyinfraError, StateDirectoryError, did_you_mean
 from skyinfra.protocol import jobs
 from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.execution import Execution
 from skyinfra.runner.journal import Journal, Record
 from skyinfra.runner.queue import Job, Queue, View
@@ -68,6 +69,7 @@ class Jobs:
             return
         for record in found:
             self._keep(record)
+        await self._release_trees()
         unfinished = sum(not job.info.over for job in self._jobs.values())
         if unfinished:
             logger.info("jobs that had not ended and run again: %d", unfinished)
@@ -142,7 +144,7 @@ class Jobs:
         found = self._find(job)
         if found.settling:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(found.ended.wait(), _WRITTEN_S)
+                await within(found.ended.wait(), _WRITTEN_S)
         info = replace(found.info, state="cancelled", ended=time.time())
         return await self._queue.take_back(found, replace(found.record, info=info), None)
 
@@ -195,8 +197,8 @@ class Jobs:
             job.ended.set()
         return job
 
-    async def _prune(self, _: Job) -> None:
-        """Forgets those that ended first, where more is kept than may be; never the last one."""
+    async def _prune(self, ended: Job) -> None:
+        """Forgets those that ended first, where more is kept than may be, never the last one; and what none needs."""
         over = sorted((job for job in self._jobs.values() if job.info.over), key=_when, reverse=True)
         most, room = self._kept
         for number, job in enumerate(over):
@@ -204,6 +206,13 @@ class Jobs:
             if number > 0 and (number >= most or room < 0):
                 with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
                     await self._remove(job)
+        if ended.record.tree is not None:
+            await self._release_trees()
+
+    async def _release_trees(self) -> None:
+        async with self._adding:  # what a job needs that is being added is held before it is one of them
+            unfinished = [job.record for job in self._jobs.values() if not job.info.over]
+            await asyncio.to_thread(self._journal.release_trees, unfinished)
 
     async def _remove(self, job: Job) -> None:
         if self._jobs.get(job.info.id) is job:

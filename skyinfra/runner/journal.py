@@ -20,14 +20,18 @@ import os
 import pickle
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from skyinfra._errors import InvalidField, SkyinfraError, StateDirectoryError
-from skyinfra.protocol import _schema, jobs
+from skyinfra.protocol import _schema, blobs, jobs
+from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.disk import sync_folder
 from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.runner.kept_trees import KeptTrees
 from skyinfra.runner.state import replace_file, writing
 
 logger = logging.getLogger("skyinfra.runner")
@@ -68,6 +72,11 @@ class Record:
         )
         return cls(VERSION, info, wanted.header, dict(wanted.resources), wanted.retries)
 
+    @cached_property
+    def tree(self) -> str | None:
+        """The name of what its client had synced."""
+        return Header.loads(self.header.encode()).tree
+
     def attempt(self) -> Header:
         """The header of the attempt that is counted last. Each has a key of its own: the nodes count its starts."""
         return replace(Header.loads(self.header.encode()), key=f"{self.info.key}.{self.info.attempts}")
@@ -85,10 +94,14 @@ class Record:
 
 
 class Journal:
-    """The jobs in *folder*, which is made for the first one. Every write that fails raises `StateDirectoryError`."""
+    """The jobs in *folder*, which is made for the first one. Every write that fails raises `StateDirectoryError`.
+
+    What they need of what was synced is kept beside it, and taken from the head's blobs, which are there as well.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._trees = KeptTrees(folder.with_name("kept"), BlobStore(folder.with_name(blobs.FOLDER)))
 
     def load(self) -> list[Record]:
         """The jobs in the order of their submission. Removes what was half written; one that cannot be read stays."""
@@ -149,7 +162,10 @@ class Journal:
                 os.close(handle)
 
     def add(self, record: Record, size: int) -> None:
-        """Makes a job of the call that was staged, of *size* bytes. It is on the disk then, or nothing of it is."""
+        """Makes a job of the call that was staged, of *size* bytes. It is on the disk then, or nothing of it is.
+
+        Raises `TaskInputsLost` where the files that were synced for it are gone already.
+        """
         identity = record.info.id
         place = self._staged(identity)
         call = place / "call"
@@ -159,11 +175,13 @@ class Journal:
                 f"{there} of its {size} bytes have arrived", field="call", hint="Submit the job again: it is not kept."
             )
         try:
+            if (tree := record.tree) is not None:
+                self._trees.hold(tree)
             replace_file(place / "job.json", record.dumps(), durable=True)
             with writing(self._folder):
                 place.rename(self._folder / identity)
                 sync_folder(self._folder)
-        except StateDirectoryError:
+        except SkyinfraError:
             for each in (place, self._folder / identity):
                 shutil.rmtree(each, ignore_errors=True)
             raise
@@ -181,9 +199,11 @@ class Journal:
         with writing(place):
             (place / "call").unlink(missing_ok=True)
 
-    def call(self, identity: str) -> bytes:
-        """The pickled call of a job that has not ended. Raises `StateDirectoryError`."""
-        file = self._folder / identity / "call"
+    def call(self, record: Record) -> bytes:
+        """The pickled call of a job that is to start now; what it needs is there then. Raises `StateDirectoryError`."""
+        if (tree := record.tree) is not None:
+            self._trees.restore(tree)
+        file = self._folder / record.info.id / "call"
         try:
             return file.read_bytes()
         except OSError as error:
@@ -199,6 +219,10 @@ class Journal:
                 return stream.read(length), size
         except OSError as error:
             raise StateDirectoryError(f"cannot be read: {error.strerror}", field=str(file)) from None
+
+    def release_trees(self, records: Iterable[Record]) -> None:
+        """Keeps only the files that *records* need, those of all jobs that have not ended."""
+        self._trees.release({tree for record in records if (tree := record.tree) is not None})
 
     def forget(self, identity: str) -> None:
         """Removes a job."""

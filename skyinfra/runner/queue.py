@@ -18,6 +18,7 @@ from skyinfra._errors import StateDirectoryError
 from skyinfra.protocol import failures, jobs
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.execution import Execution
 from skyinfra.runner.journal import Journal, Record, settled
 from skyinfra.runner.turns import Candidate, Turns
@@ -156,7 +157,7 @@ class Queue:
                 job.running.add_done_callback(self._done)
             idle = all(job.info.over for job in self._jobs.values())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), None if idle else _LOOK_S)
+                await within(self._woken.wait(), None if idle else _LOOK_S)
             await self._look()
 
     def _next(self) -> Iterator[Job]:
@@ -226,7 +227,7 @@ class Queue:
         job.key = header.key
         try:
             ended = await execution.run(
-                header, await asyncio.to_thread(self._journal.call, job.info.id), job.record.resources
+                header, await asyncio.to_thread(self._journal.call, job.record), job.record.resources
             )
         except StateDirectoryError as error:
             return Outcome(failure=failures.of(error, below=__file__))

@@ -18,6 +18,7 @@ from skyinfra.first_boot import report
 from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.node import Node
 
 logger = logging.getLogger("skyinfra.runner")
@@ -58,7 +59,7 @@ class BootReports:
             if self._open <= _AT_ONCE:
                 # What hangs up, says too much, or is no text is none of ours.
                 with contextlib.suppress(OSError, ValueError):
-                    await asyncio.wait_for(self._hear(reader, writer), _ANSWER_S)
+                    await within(self._hear(reader, writer), _ANSWER_S)
         finally:
             self._open -= 1
             writer.close()

@@ -20,6 +20,7 @@ from distributed.spans import SpansSchedulerExtension
 from skyinfra.protocol import calls, fleet, gang, questions
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.protocol.waiting import within
 from skyinfra.runner.blobs import HeadBlobs
 from skyinfra.runner.desk import Desk
 from skyinfra.runner.jobs import Jobs
@@ -195,7 +196,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """The layout, at once where its digest is not *seen*, else when it changes or after *wait_s* seconds."""
         if self._offered.digest == seen and self.status == Status.running:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(wait_s, _LONGEST_WAIT_S))
+                await within(self._changed.wait(), min(wait_s, _LONGEST_WAIT_S))
         return self._offered.to_json()
 
     def _wake(self) -> None:

@@ -24,6 +24,7 @@ and on the head
 
     desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
     jobs/           the journal of its jobs, see `skyinfra.runner.journal`
+    kept/           what they need of what was synced, see `skyinfra.runner.kept_trees`
 """
 
 from __future__ import annotations

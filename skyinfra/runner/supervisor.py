@@ -16,6 +16,7 @@ from distributed import Nanny
 from distributed.core import Status, rpc
 
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.waiting import within
 from skyinfra.runner import head
 
 logger = logging.getLogger("skyinfra.runner")
@@ -142,7 +143,7 @@ class SlotSupervisor:
             # Not the Nanny's own connections: when the worker dies, it would close them under this call and log that.
             arguments = nanny.security.get_connection_args("worker")
             self._line = rpc(nanny.worker_address, connection_args=arguments, timeout=_ANSWER_S)
-        answer: dict[str, Any] = await asyncio.wait_for(self._line.skyinfra_drain(on=on), _ANSWER_S)
+        answer: dict[str, Any] = await within(self._line.skyinfra_drain(on=on), _ANSWER_S)
         return answer
 
     def check(self) -> None:
@@ -256,6 +257,6 @@ def _serving(nanny: Nanny) -> bool:
 async def pause(event: asyncio.Event, seconds: float) -> None:
     """Waits for *event*, at most that long."""
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        await within(event.wait(), seconds)
     except TimeoutError:
         return

@@ -18,6 +18,7 @@ from distributed import Scheduler
 from skyinfra._errors import MissingDependency, NotSupported
 from skyinfra.protocol import dashboard
 from skyinfra.protocol.questions import Answer, refused
+from skyinfra.protocol.waiting import within
 
 _PART = 256 * 1024
 # A browser has some connections; a program that opens more has gone wrong.
@@ -67,7 +68,7 @@ class Tunnel:
         if line is None:
             return None
         try:
-            data = await asyncio.wait_for(line.reader.read(_PART), min(wait_s, _LONGEST_WAIT_S))
+            data = await within(line.reader.read(_PART), min(wait_s, _LONGEST_WAIT_S))
         except TimeoutError:
             return b""
         except OSError:

@@ -103,7 +103,8 @@ class Head:
     """The jobs of a head, asked as clients ask."""
 
     def __init__(self, folder: Path, **limits: int) -> None:
-        self.jobs = Jobs(Journal(folder), **limits)
+        folder.mkdir(exist_ok=True)
+        self.jobs = Jobs(Journal(folder / "jobs"), **limits)
 
     async def ask(self, call: str, **arguments: Any) -> Any:
         return jobs.answered(await self.jobs.handlers[call](**arguments))
@@ -330,7 +331,9 @@ def test_the_oldest_that_ended_go(tmp_path: Path) -> None:
         assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["waits", "job3", "job4"]
 
     on_head(tmp_path / "count", test, kept_jobs=2)
-    size = sum(file.stat().st_size for file in next((tmp_path / "count").glob("[!.]*/outcome")).parent.iterdir())
+    size = sum(
+        file.stat().st_size for file in next((tmp_path / "count" / "jobs").glob("[!.]*/outcome")).parent.iterdir()
+    )
     on_head(tmp_path / "bytes", test, kept_bytes=2 * size + size // 2)
 
 
