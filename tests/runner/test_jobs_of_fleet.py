@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -349,6 +350,30 @@ def test_a_scheduler_that_ends_takes_no_job_with_it(make_node: MakeNode, tmp_pat
         until(lambda: len(starts(path)) == 2, "it runs again, on the next scheduler")
         Path(f"{path}.open").touch()
         job.result(timeout=60)
+
+
+def read_synced(path: str) -> str:
+    return sky.synced(path).read_text()
+
+
+def test_a_job_that_waits_keeps_the_files_that_were_synced_for_it(running: Running, tmp_path: Path) -> None:
+    head, fleet = running
+    data, path = tmp_path / "data.txt", tmp_path / "run"
+    data.write_text("what it was")
+    with sky.connect(fleet) as pool:
+        busy = [pool.submit(wait_for, f"{path}{slot}", detach=f"busy{slot}") for slot in range(2)]
+        pool.sync(data)
+        pool.submit(read_synced, "data.txt", detach="waits")
+        until(lambda: all(starts(Path(f"{path}{slot}")) for slot in range(2)), "both slots are taken")
+    # Its client is gone, and other blobs have taken the place of those that it had sent.
+    shutil.rmtree(head.directory.path / "blobs")
+    with sky.connect(fleet) as pool:
+        for slot in range(2):
+            Path(f"{path}{slot}.open").touch()
+        assert pool.job("waits").result(timeout=60) == "what it was"
+        for job in busy:
+            pool.job(job.name).result(timeout=60)
+    until(lambda: not list((head.directory.path / "kept").iterdir()), "it is not kept any longer")
 
 
 # The command line ---------------------------------------------------------------------------------------------------

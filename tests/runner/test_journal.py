@@ -33,7 +33,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert journal.load() == []
     record = kept(journal, retries=2, resources={"slot": 1, "profile:3g.40gb": 1}, priority=-3)
     assert Journal(tmp_path / "jobs").load() == [record]
-    assert journal.call(IDENTITY) == CALL
+    assert journal.call(record) == CALL
     over = settled(record, OUTCOME, now=2000.0)
     journal.end(over, pickle.dumps(OUTCOME))
     assert Journal(tmp_path / "jobs").load() == [over]
@@ -78,8 +78,9 @@ def test_parts_of_a_call_arrive_in_any_way(tmp_path: Path) -> None:
     with pytest.raises(sky.InvalidField, match=r"100 of its 2048 bytes"):
         journal.add(Record.of(wanted(), now=1.0), len(CALL))
     assert journal.stage(IDENTITY, 100, CALL[100:]) == len(CALL)
-    journal.add(Record.of(wanted(), now=1.0), len(CALL))
-    assert journal.call(IDENTITY) == CALL
+    record = Record.of(wanted(), now=1.0)
+    journal.add(record, len(CALL))
+    assert journal.call(record) == CALL
     with pytest.raises(sky.InvalidField, match="id"):
         journal.stage("../../../etc/cron.d/evil".ljust(32, "0"), 0, b"x")
 
@@ -123,7 +124,7 @@ def test_a_head_that_is_killed_at_any_step_keeps_each_job_as_a_whole_or_not_at_a
         state = found[0].info.state if found else "none"
         seen.add((*said, state))
         if state == "queued":
-            assert journal.call(IDENTITY) == CALL
+            assert journal.call(found[0]) == CALL
             assert "ended" not in said
         elif state == "done":
             assert "added" in said
