@@ -60,8 +60,8 @@ class KeptTrees:
 
     def release(self, needed: Collection[str]) -> None:
         """Forgets every tree but those that are *needed*."""
-        if self._folder.is_dir():
-            names = {self._place(name).name for name in needed}
+        names = {self._place(name).name for name in needed}
+        with contextlib.suppress(OSError):  # there is none; or it goes the next time
             for each in self._folder.iterdir():
                 if each.name not in names:
                     shutil.rmtree(each, ignore_errors=True)
