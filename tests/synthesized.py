@@ -13,18 +13,19 @@ from typing import Any
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pools
+from skyinfra.expressions import folded, literal
 from skyinfra.project import Project, SynthesizedStack
-from skyinfra.stack import _sections
+from skyinfra.stack import _sections, module_inputs
 
 
 def document_of(name: str, pools: Sequence[sky.ComputePool]) -> dict[str, Any]:
     """The stack's JSON, as `app.synth()` writes it, but for what cdktf adds of its own."""
     deployments = compile_pools(pools, name)
     kinds = {deployment.pool.provider.kind for deployment in deployments}
+    inputs = {each.pool.name: folded(literal(module_inputs(each, "../../.."))) for each in deployments}
+    sources = {kind: f"./{kind}" for kind in kinds}
     document: dict[str, Any] = {}
-    for section, content in _sections(
-        name, deployments, {kind: f"./{kind}" for kind in kinds}, "../../..", "./runner.whl"
-    ).items():
+    for section, content in _sections(name, deployments, inputs, sources, "./runner.whl").items():
         place = document
         *path, last = section.split(".")
         for key in path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib
 import json
 import subprocess
 import sys
@@ -249,7 +249,7 @@ def test_the_command(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_boto3_is_needed_for_aws_alone(tmp_path: Path, pool: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    real = importlib.import_module
 
     def without(name: str, *arguments: Any, **more: Any) -> Any:
         if name.partition(".")[0] == "boto3":
