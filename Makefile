@@ -34,7 +34,7 @@ test-aws: $(VENV)/.dev
 
 # Nodes that boot: needs root and Debian packages; installs what it lacks, and keeps what it builds in build/boot.
 test-boot: $(VENV)/.dev debian
-	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/boot
+	$(PYTEST) -n 3 tests/integration/boot
 
 # Nodes in network namespaces whose links, runners, workers, tasks and clients fail: root and iproute2.
 test-faults: $(VENV)/.dev debian

@@ -123,5 +123,10 @@ def test_a_job_sees_what_was_synced_and_keeps_a_large_result(nodes, tmp_path, mo
         pool.sync()
         for node in nodes:
             shutil.rmtree(node.path / "blobs", ignore_errors=True)
-        with pytest.raises(sky.TaskInputsLost, match=r"the files that .*work needs are not at the head"):
-            pool.submit(work, detach="without").result(timeout=60)
+        # The client sends again what the head has lost; what is another here by now it cannot send.
+        assert pool.submit(work, detach="sent-again").result(timeout=60) == b"other words" * 10**6
+        for node in nodes:
+            shutil.rmtree(node.path / "blobs", ignore_errors=True)
+        (tmp_path / "words.txt").write_text("yet other words")
+        with pytest.raises(sky.TaskInputsLost, match="has changed here since"):
+            pool.submit(work, detach="without")

@@ -10,8 +10,8 @@ from bed_fleet import Bed, Fleet
 from bed_image import EXTRA
 from bed_tasks import look, package
 
-# The fixture that most share is made once: the tests run in one process.
-pytestmark = pytest.mark.xdist_group("booted")
+# One bed for each group: what its nodes are made of is built once for all of them.
+pytestmark = pytest.mark.xdist_group("booted-first")
 
 PROFILES = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
 

@@ -15,7 +15,7 @@ from fleet import until
 import skyinfra as sky
 
 # The fixture that all share is made once: the tests run in one process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-more")]
 
 MakeFleet = Callable[..., Fleet]
 A100 = "a100_40gb"

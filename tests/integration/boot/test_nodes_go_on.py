@@ -17,7 +17,7 @@ from bed_tasks import look, work
 from fleet import until
 
 # The fixture that all share is made once: the tests run in one process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-three")]
 
 SLOTS = 4
 CUT_S = 60.0

@@ -12,7 +12,7 @@ from bed_tasks import look, stay
 from fleet import until
 
 # The fixture that all share is made once: the tests run in one process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-more")]
 
 SLOTS = 4
 NOTICE = datetime.timedelta(seconds=40)
