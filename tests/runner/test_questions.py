@@ -239,7 +239,8 @@ def test_a_program_ends_with_its_client(running: Fleet, tmp_path: Path) -> None:
         assert pool.ask("n2", "output", identity=identity, longest_s=10)["parts"] == [["stdout", "begun\n"]]
         pool.ask("n2", "end", identity=identity)
         until(lambda: (tmp_path / "told").exists(), "it was asked to end")
-        found = pool.ask("n2", "output", identity=identity, longest_s=10)
-        assert found["code"] == 0
+        # The shell may say first what became of the program that it waited for.
+        ends = (pool.ask("n2", "output", identity=identity, longest_s=10)["code"] for _ in range(9))
+        assert next(code for code in ends if code is not None) == 0
         with pytest.raises(NodeError, match="does not run that command any more"):
             until(lambda: not pool.ask("n2", "output", identity=identity, longest_s=0), "it is forgotten")
