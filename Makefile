@@ -11,7 +11,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-faults lint bench update-golden fake-nvml debian clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -35,6 +35,10 @@ test-aws: $(VENV)/.dev
 # Nodes that boot: needs root and Debian packages; installs what it lacks, and keeps what it builds in build/boot.
 test-boot: $(VENV)/.dev debian
 	$(PYTEST) -n 3 tests/integration/boot
+
+# A node in a virtual machine under emulation, for what containers do not enforce; installs QEMU.
+test-vm: $(VENV)/.dev debian
+	SKYINFRA_TEST_VM=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest tests/integration/boot/test_virtual_machine.py
 
 # Nodes in network namespaces whose links, runners, workers, tasks and clients fail: root and iproute2.
 test-faults: $(VENV)/.dev debian

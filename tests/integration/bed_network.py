@@ -81,6 +81,19 @@ class Link:
         """As before."""
         _ip(f"link set {self.namespace} up")
 
+    def hand_on(self, tap: str) -> None:
+        """What comes for the node's address goes to *tap*, behind which a virtual machine is, and no further."""
+        _ip(
+            "link add br0 type bridge",
+            f"addr del {self.address}/24 dev eth0",
+            "link set eth0 master br0",
+            f"tuntap add {tap} mode tap",
+            f"link set {tap} master br0 up",
+            "link set br0 up",
+            f"route add {self.address}/32 dev br0",
+            namespace=self.namespace,
+        )
+
     def listen(self, address: str, port: int) -> socket.socket:
         """A socket that listens at *address* of the node, for a server in this process."""
         return self.inside(lambda: socket.create_server((address, port), backlog=64))

@@ -22,6 +22,8 @@ from typing import Any
 import bed_image
 import bed_network
 from bed_machine import DRIVER_FOLDER, Hardware, Machine, end_cgroup, hierarchies
+from bed_virtual import PROGRAMS as VIRTUAL_PROGRAMS
+from bed_virtual import VirtualMachine
 from fleet import until
 
 import skyinfra as sky
@@ -98,6 +100,14 @@ class Bed:
             hardware=Hardware(self.driver / "fake-nvml-ctl", variables, **hardware),
         )
 
+    def virtual_machine(self, name: str) -> VirtualMachine:
+        """A virtual machine without GPUs, off and without user data. Raises `bed_image.Unavailable`."""
+        bed_image.install_programs(VIRTUAL_PROGRAMS)
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+        layers = [bed_image.virtual_rootfs()]
+        link = self.network.link()
+        return VirtualMachine(name, folder=folder, layers=layers, link=link, gateway=self.network.address)
+
     def close(self) -> None:
         self._left.close()
 
@@ -133,10 +143,11 @@ class Fleet:
         self._pool = pool
         texts = user_data(deployment)
         names = [f"{pool.name}-{index}" for index in range(pool.nodes)]
-        self.nodes: list[Machine] = []
+        self.nodes: list[Any] = []
         try:
             for name in names:
-                self.nodes.append(bed.machine(name, variables, **hardware))
+                virtual = hardware.get("virtual")
+                self.nodes.append(bed.virtual_machine(name) if virtual else bed.machine(name, variables, **hardware))
             scheduler = f"{self.head.address}:{PORT}"
             for machine in self.nodes:
                 text = texts.head if machine is self.head else texts.worker
@@ -154,7 +165,7 @@ class Fleet:
             raise
 
     @property
-    def head(self) -> Machine:
+    def head(self) -> Any:
         return self.nodes[0]
 
     def boot(self, *, ready: bool = True) -> Fleet:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +51,8 @@ PACKAGES = (
     "systemd-sysv",
     "util-linux",
 )
+# What a machine has that is no container.
+KERNEL = ("linux-image-cloud-amd64", "udev")
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 # The Ec2 datasource alone, with its network ready and nothing to resize; the nodes have no SSH server.
 _CLOUD_CONFIG = """\
@@ -88,11 +90,11 @@ def suite() -> str:
     return found
 
 
-def install_programs() -> None:
-    """Installs the programs that the bed needs, where they are missing. Raises `Unavailable`."""
+def install_programs(programs: Mapping[str, str] = PROGRAMS) -> None:
+    """Installs the *programs* that are missing, from their packages. Raises `Unavailable`."""
     if os.geteuid() != 0:
         raise Unavailable("booting nodes needs root")
-    lacking = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    lacking = sorted({package for program, package in programs.items() if shutil.which(program) is None})
     if not lacking:
         return
     if shutil.which("apt-get") is None:
@@ -112,16 +114,22 @@ def rootfs() -> Path:
     inputs = [suite(), *PACKAGES, *_LEFT_OUT, _CLOUD_CONFIG, *_EC2_FILE, _BOOT_ID]
 
     def build(folder: Path) -> None:
-        _debian(suite(), folder)
-        (folder / "etc/cloud/cloud.cfg.d/90-bed.cfg").write_text(_CLOUD_CONFIG)
+        _debian(suite(), folder, PACKAGES)
         _have_tokens(folder)
         _have_one_boot_id(folder)
-        # The name and addresses of the package mirror are this machine's affair.
-        (folder / "etc/apt/sources.list").unlink(missing_ok=True)
-        (folder / "etc/resolv.conf").unlink(missing_ok=True)
-        shutil.rmtree(folder / "var/lib/apt/lists", ignore_errors=True)
 
     return _kept("rootfs", inputs, build)
+
+
+def virtual_rootfs() -> Path:
+    """As `rootfs`, of a virtual machine: with a kernel, and nothing changed for containers."""
+
+    def build(folder: Path) -> None:
+        _debian(suite(), folder, (*PACKAGES, *KERNEL))
+        # Debian starts no network by itself.
+        _run(["systemctl", f"--root={folder}", "enable", "systemd-networkd.service"])
+
+    return _kept("virtual", [suite(), *PACKAGES, *KERNEL, *_LEFT_OUT, _CLOUD_CONFIG], build)
 
 
 def _have_tokens(folder: Path) -> None:
@@ -180,13 +188,17 @@ def driver_layer(folder: Path, driver: Path, environment: Mapping[str, str]) -> 
         (override / "fake-driver.conf").write_text("[Service]\nEnvironment=FAKE_NVML_UNPRIVILEGED=1\n")
 
 
-def _debian(name: str, folder: Path) -> None:
-    include = ",".join(PACKAGES)
-    command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={include}"]
+def _debian(name: str, folder: Path, packages: Sequence[str]) -> None:
+    command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT]
     done = subprocess.run([*command, name, str(folder), _mirror()], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unavailable(f"mmdebstrap cannot build {name}: {_last(done.stderr)}")
+    (folder / "etc/cloud/cloud.cfg.d/90-bed.cfg").write_text(_CLOUD_CONFIG)
+    # The name and addresses of the package mirror are this machine's affair.
+    (folder / "etc/apt/sources.list").unlink(missing_ok=True)
+    (folder / "etc/resolv.conf").unlink(missing_ok=True)
+    shutil.rmtree(folder / "var/lib/apt/lists", ignore_errors=True)
 
 
 def _mirror() -> str:

@@ -11,6 +11,9 @@ from bed_image import Unavailable
 
 import skyinfra as sky
 
+# A boot under emulation takes minutes of both cores: `make test-vm`.
+collect_ignore = [] if os.environ.get("SKYINFRA_TEST_VM") else ["test_virtual_machine.py"]
+
 
 @pytest.fixture(autouse=True)
 def _needs_terraform() -> None:

@@ -1,0 +1,133 @@
+"""What no container enforces: the node in a virtual machine, with a kernel of its own (`make test-vm`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bed_fleet import Bed, Fleet
+from bed_image import Unavailable
+from fleet import until
+
+import skyinfra as sky
+from skyinfra.client import Pool
+
+METADATA = ("169.254.169.254", 80)
+# Emulated, a boot takes two to five minutes.
+_BOOT_S = 900.0
+
+
+@pytest.fixture(scope="module")
+def machine(bed: Bed) -> Iterator[Fleet]:
+    """One CPU node with two slots."""
+    pool = sky.ComputePool(
+        name="mig",
+        provider=sky.AWS(region="us-east-1"),
+        vcpus=2,
+        worker=sky.Worker(concurrency=2),
+        image=sky.Image(wheelhouse=bed.index),
+    )
+    try:
+        made = bed.fleet(pool, virtual=True)
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    try:
+        yield made.boot(ready=False)
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def pool(machine: Fleet) -> Iterator[Pool]:
+    node = machine.head
+
+    def connected() -> Pool | None:
+        assert node.running, node.report()
+        try:
+            return machine.connect()
+        except sky.FleetError:
+            return None
+
+    try:
+        found = until(connected, seconds=_BOOT_S)
+    except AssertionError:
+        raise AssertionError(node.report()) from None
+    with found as pool:
+        until(lambda: len(pool.slots()) == 2, seconds=_BOOT_S)
+        yield pool
+
+
+def reach(address: tuple[str, int]) -> str:
+    """What a connection comes to."""
+    try:
+        with socket.create_connection(address, timeout=5):
+            return "connected"
+    except OSError as error:
+        return type(error).__name__
+
+
+def reach_in_a_program(address: tuple[str, int]) -> str:
+    program = f"import socket; socket.create_connection({address!r}, timeout=5)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return done.stderr.strip().splitlines()[-1].partition(":")[0] if done.returncode else "connected"
+
+
+def allowed() -> dict[str, str]:
+    """What the kernel says that this process may do."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def written(path: str) -> str:
+    try:
+        Path(path).write_text("x")
+    except OSError as error:
+        return type(error).__name__
+    return "written"
+
+
+def processes() -> set[str]:
+    """Users of the processes that a task sees."""
+    return {str(each.stat().st_uid) for each in Path("/proc").glob("[0-9]*")}
+
+
+def test_a_machine_boots_with_a_kernel_of_its_own(machine: Fleet, pool: Pool) -> None:
+    kernel = sky.compute(lambda: (os.uname().release, os.getuid())) @ pool  # type: ignore[operator]
+    assert {release != os.uname().release for release, _ in kernel} == {True}
+    assert 0 not in {user for _, user in kernel}
+    # cloud-init took it for a machine of AWS's: all that it asked was asked with a token.
+    assert machine.head.metadata.refused == 0
+
+
+def test_tasks_get_no_credentials_of_the_machine(machine: Fleet, pool: Pool) -> None:
+    head = (machine.head.address, 8786)
+    assert pool.submit(reach, head).result(timeout=60) == "connected"
+    assert pool.submit(reach, METADATA).result(timeout=60) in ("PermissionError", "TimeoutError")
+    found = pool.submit(reach_in_a_program, METADATA).result(timeout=60)
+    assert found in ("PermissionError", "TimeoutError")
+
+
+def test_what_the_units_forbid_is_forbidden(pool: Pool) -> None:
+    status = pool.submit(allowed).result(timeout=60)
+    assert (status["NoNewPrivs"], int(status["CapEff"], 16), int(status["CapBnd"], 16)) == ("1", 0, 0)
+    assert status["Seccomp"] == "2"
+    for path in ("/usr/x", "/proc/sys/kernel/hostname", "/sys/fs/cgroup/x", "/etc/x"):
+        assert pool.submit(written, path).result(timeout=60) != "written", path
+    assert "0" not in pool.submit(processes).result(timeout=60)
+
+
+def test_the_machine_itself_still_asks(machine: Fleet, pool: Pool) -> None:
+    """The watchers are not tasks: a notice reaches the node."""
+    machine.head.metadata.notice("terminate", "2030-01-01T00:00:00Z")
+    try:
+        until(lambda: pool.submit(sky.interrupted).result(timeout=60) or None, seconds=120)
+    except (sky.SkyinfraError, TimeoutError):
+        # Drained: no slot takes a task any more.
+        assert not pool.slots()
