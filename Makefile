@@ -11,16 +11,16 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
 # The linters run beside the tests.
-test: $(VENV)/.dev $(NPM)/node_modules/.installed debian
+test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest-all
 
 pytest:
@@ -65,8 +65,12 @@ debian:
 	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze && command -v ip; } >/dev/null || test "$$(id -u)" != 0 || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2; } >&2 || true
 
+# PyTorch for the ranks of some tests; nothing is installed. Apt is asked after `debian` has.
+torch: debian
+	@test -d build/torch || ! command -v apt-get >/dev/null || sh tools/torch.sh build/torch $(PYTHON) >&2 || true
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -1,4 +1,4 @@
-"""Gangs: scripts and the command line, what a gang cannot be, and frameworks."""
+"""Gangs: scripts and the command line, and what a gang cannot be."""
 
 from __future__ import annotations
 
@@ -155,23 +155,3 @@ def test_a_closed_pool_starts_nothing(fleet):
         pass
     with pytest.raises(sky.FleetError, match="closed"):
         none(pool, os.getpid)
-
-
-# Frameworks ---------------------------------------------------------------------------------------------------------
-
-
-def test_pytorch_ranks_meet_with_gloo(pool):
-    pytest.importorskip("torch", reason="torch is not installed")
-
-    def reduce() -> float:
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        total = torch.ones(3) * dist.get_rank()
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-        return float(total[0])
-
-    with pytest.warns(sky.GangWarning):
-        assert pool.launch(reduce) == [6.0] * 4
