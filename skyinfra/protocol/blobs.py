@@ -18,11 +18,13 @@ import fcntl
 import hashlib
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from skyinfra._errors import StateDirectoryError, TaskTooLarge
 
@@ -46,36 +48,57 @@ class WrongContent(ValueError):
 
 @dataclass
 class Incoming:
-    """A blob that is being written: parts in any order, then `finish` or `drop`."""
+    """A blob that is being written: parts in any order and from several threads, then `finish` or `drop`."""
 
     store: BlobStore
     digest: str
     size: int
     path: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _sha: Any = field(default_factory=hashlib.sha256, init=False)
+    # How much of it `_sha` has, and the lengths of parts that were written and that it has not, by their offsets.
+    _hashed: int = field(default=0, init=False)
+    _ahead: dict[int, int] = field(default_factory=dict, init=False)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         """Writes a part. Raises `StateDirectoryError`."""
         with self.store.explained():
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                view = memoryview(data)
+                view, start = memoryview(data), offset
                 while view:
-                    written = os.pwrite(handle, view, offset)
-                    offset += written
+                    written = os.pwrite(handle, view, start)
+                    start += written
                     view = view[written:]
+                self._hash(handle, offset, data)
             finally:
                 os.close(handle)
+
+    def _hash(self, handle: int, offset: int, data: bytes | memoryview) -> None:
+        """Goes on with the digest as far as there is no gap: it is known when the last part was written."""
+        with self._lock:
+            self._ahead[offset] = len(data)
+            while self._hashed in self._ahead:
+                here, length = self._hashed, self._ahead.pop(self._hashed)
+                self._sha.update(data if here == offset else os.pread(handle, length, here))
+                self._hashed += length
 
     def finish(self) -> None:
         """Makes it a blob of the store. Raises `WrongContent` where it is not what it was said to be, and
         `StateDirectoryError`."""
         try:
             with self.store.explained():
-                if self.path.stat().st_size != self.size or _sha256(self.path) != self.digest:
+                if self.path.stat().st_size != self.size or self._found() != self.digest:
                     raise WrongContent(self.digest)
                 self.store.adopt(self.path, self.digest)
         finally:
             self.drop()
+
+    def _found(self) -> str:
+        """The digest of what was written; that of the file, where parts overlapped."""
+        if self._hashed == self.size and not self._ahead:
+            return str(self._sha.hexdigest())
+        return _sha256(self.path)
 
     def __enter__(self) -> Incoming:
         return self
@@ -128,7 +151,7 @@ class BlobStore:
         """Those of *digests* that are not there; the others count as used."""
         return [digest for digest in digests if not self.has(digest)]
 
-    def add(self, digest: str, data: bytes) -> None:
+    def add(self, digest: str, data: bytes | memoryview) -> None:
         """Adds a small blob at once. Raises `WrongContent`, `StateDirectoryError`, `TaskTooLarge`."""
         if not self.has(digest, len(data)):
             with self.begin(digest, len(data)) as incoming:

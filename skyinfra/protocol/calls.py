@@ -82,7 +82,7 @@ class Outcome:
     long loading it, running it and keeping its result took.
     """
 
-    result: bytes | bytearray | None = None
+    result: bytes | memoryview | None = None
     failure: failures.Failure | None = None
     parts: tuple[Part, ...] = ()
     missing: tuple[str, ...] = ()

@@ -5,13 +5,14 @@ together, a large one in chunks of which two are on their way at a time. Who sen
 
 The scheduler answers with ``{"value": ...}``, or ``{"error": [class name, message, field, hint]}``.
 
-Travels to nodes: standard library only.
+Travels to nodes: standard library and ``distributed`` only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ CHUNK = 4 * 2**20
 _WINDOW = 2
 # Digests in one question.
 _MOST = 5000
+# Bytes from that size on travel beside the message they belong to, see `beside`.
+_BESIDE = 256 * 2**10
+# A pickle stream that is the memory which it comes with.
+_NEXT_BUFFER = b"\x80\x05" + pickle.NEXT_BUFFER + pickle.STOP
 
 Answer = dict[str, Any]
 
@@ -76,6 +81,18 @@ def chunked(pieces: Iterable[bytes | bytearray | memoryview]) -> Iterator[memory
         view = memoryview(piece).cast("B")
         for start in range(0, len(view), CHUNK):
             yield view[start : start + CHUNK]
+
+
+def beside(data: bytes | memoryview) -> Any:
+    """*data*, for a message: large ones travel beside it, from where they lie to where they arrive, without a copy."""
+    if len(data) < _BESIDE:
+        return data
+    # Here, because the process of a rank needs the rest of this module alone.
+    from distributed.protocol.serialize import Pickled
+
+    # What `ToPickle` makes of a PickleBuffer. That itself, around a memoryview that is part of a garbage cycle, as the
+    # traceback of an error makes one, ends Python before 3.11.9 and 3.12.3 (python/cpython issue 77894).
+    return Pickled({"pickled-obj": _NEXT_BUFFER}, [memoryview(data)])
 
 
 # Sending ------------------------------------------------------------------------------------------------------------
@@ -121,7 +138,9 @@ async def _send_large(head: Head, blob: Blob) -> None:
     upload = uuid.uuid4().hex
 
     async def write(offset: int, data: bytes | memoryview) -> None:
-        answer = head.skyinfra_blobs_write(upload=upload, digest=blob.digest, size=blob.size, offset=offset, data=data)
+        answer = head.skyinfra_blobs_write(
+            upload=upload, digest=blob.digest, size=blob.size, offset=offset, data=beside(data)
+        )
         _value(await answer)
 
     async def parts() -> None:
@@ -190,11 +209,14 @@ async def fetch(head: Head, store: BlobStore, wanted: dict[str, int]) -> Sent:
     return Sent(len(missing), sum(wanted[digest] for digest in missing))
 
 
-async def fetch_bytes(head: Head, digest: str, size: int) -> bytearray:
+async def fetch_bytes(head: Head, digest: str, size: int) -> memoryview:
     """One blob, in memory. Raises `BlobsMissing`, OSError where the head does not answer."""
-    content = bytearray(size)
+    from distributed.protocol.utils import host_array  # as in `beside`
 
-    def put(offset: int, data: bytes) -> None:
+    # Not filled with zeros first, as a bytearray is, where numpy is there.
+    content: memoryview = host_array(size)
+
+    def put(offset: int, data: bytes | memoryview) -> None:
         content[offset : offset + len(data)] = data
 
     await _parts(head, digest, size, put)
@@ -205,7 +227,7 @@ async def fetch_file(head: Head, digest: str, size: int, path: Path) -> None:
     """One blob, into the new file *path*. Raises `BlobsMissing`, OSError."""
     with path.open("xb") as file:
 
-        def put(offset: int, data: bytes) -> None:
+        def put(offset: int, data: bytes | memoryview) -> None:
             # Parts come from several threads.
             os.pwrite(file.fileno(), data, offset)
 
@@ -225,7 +247,7 @@ def _batches(digests: list[str], sizes: dict[str, int]) -> Iterator[list[str]]:
         yield batch
 
 
-def _keep(store: BlobStore, found: dict[str, bytes | None]) -> list[str]:
+def _keep(store: BlobStore, found: dict[str, bytes | memoryview | None]) -> list[str]:
     """Adds what was *found*; the digests of what was not, or is something else."""
     unusable = []
     for digest, data in found.items():
@@ -255,7 +277,7 @@ async def _fetch_large(head: Head, store: BlobStore, digest: str, size: int) -> 
             raise await _lost(head, [digest]) from None
 
 
-async def _parts(head: Head, digest: str, size: int, put: Callable[[int, bytes], None]) -> None:
+async def _parts(head: Head, digest: str, size: int, put: Callable[[int, bytes | memoryview], None]) -> None:
     async def read(offset: int) -> None:
         (data,) = await _read(head, [(digest, offset, min(CHUNK, size - offset))])
         if data is None or len(data) != min(CHUNK, size - offset):
@@ -267,8 +289,8 @@ async def _parts(head: Head, digest: str, size: int, put: Callable[[int, bytes],
             await window.start(read(offset))
 
 
-async def _read(head: Head, parts: list[tuple[str, int, int]]) -> list[bytes | None]:
-    found: list[bytes | None] = list(_value(await head.skyinfra_blobs_read(parts=parts)))
+async def _read(head: Head, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
+    found: list[bytes | memoryview | None] = list(_value(await head.skyinfra_blobs_read(parts=parts)))
     return found
 
 

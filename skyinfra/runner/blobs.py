@@ -52,7 +52,7 @@ class HeadBlobs:
 
         return await _answered(add)
 
-    async def write(self, upload: str, digest: str, size: int, offset: int, data: bytes) -> Answer:
+    async def write(self, upload: str, digest: str, size: int, offset: int, data: bytes | memoryview) -> Answer:
         """Takes a part of a blob of *size* bytes. *upload*: unique to who sends it."""
         self._forget_idle()
 
@@ -93,7 +93,12 @@ class HeadBlobs:
 
     async def read(self, parts: list[tuple[str, int, int]]) -> Answer:
         """Parts of blobs, each of (digest, offset, length); None for those that are not here."""
-        return await _answered(lambda: [self._store.read(*part) for part in parts])
+
+        def read() -> list[Any]:
+            found = (self._store.read(*part) for part in parts)
+            return [None if data is None else transfer.beside(data) for data in found]
+
+        return await _answered(read)
 
     async def check(self, digest: str) -> Answer:
         """Removes a blob that is not what it should be: a loss of power may have done that."""
