@@ -8,7 +8,7 @@ starts and what lies in memory, a scheduler and Nannies of Dask with its own def
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests" / "runner") if str(part) not in sys.path]
+sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests", ROOT / "tests" / "runner") if str(part) not in sys.path]
 
+import debian_torch  # noqa: E402
 from distributed import Client  # noqa: E402
 from running_node import SECRET, RunningNode  # noqa: E402
 
@@ -53,6 +54,7 @@ def run(*, quick: bool = False) -> Iterator[Result]:
             yield from _large(pool, plain, ours, runs=3 if quick else 5)
             yield from _second(pool)
         yield from _starts(root, ours, runs=2 if quick else 3)
+        yield from _preloaded(root, runs=1 if quick else 3)
         if not quick:
             yield from _many(root, ours)
         yield from ray_engine.compare(ours, slots=SLOTS, runs=200 if quick else 500)
@@ -70,9 +72,11 @@ class Ours:
 
 
 @contextlib.contextmanager
-def serving(path: Path, slots: int) -> Iterator[tuple[RunningNode, float]]:
+def serving(path: Path, slots: int, *, preload: tuple[str, ...] = ()) -> Iterator[tuple[RunningNode, float]]:
     """A head with so many CPU slots, and how many seconds it took from its start to the last slot."""
-    config = NodeConfig(1, "bench", "cpu", "n0", "local", head=True, scheduler="127.0.0.1:0", cpu_slots=slots)
+    config = NodeConfig(
+        1, "bench", "cpu", "n0", "local", head=True, scheduler="127.0.0.1:0", cpu_slots=slots, preload=preload
+    )
     node = RunningNode(path, config)
     command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(node.file), "--detach"]
     try:
@@ -198,16 +202,25 @@ def _starts(root: Path, ours: Ours, *, runs: int) -> Iterator[Result]:
     ours.start = statistics.median(mine.seconds for mine, _ in pairs)
 
 
-def _start_ours(path: Path) -> Started:
-    with serving(path, SLOTS) as (node, seconds), node.pool() as pool:
+def _start_ours(path: Path, *, preload: tuple[str, ...] = ()) -> Started:
+    start = time.perf_counter()
+    with serving(path, SLOTS, preload=preload) as (node, seconds), node.pool() as pool:
         runner = node.status().pid
         assert runner is not None
-        return _started(seconds, runner, Task(os.getpid) @ pool)
+        workers = [pid for pid, _ in Task(_process_with, preload) @ pool]
+        if preload:
+            assert all(imported for _, imported in Task(_process_with, preload) @ pool), preload
+            seconds = time.perf_counter() - start
+        return _started(seconds, runner, workers)
 
 
-def _start_plain() -> Started:
+def _process_with(*modules: str) -> tuple[int, bool]:
+    return os.getpid(), all(name in sys.modules for name in modules)
+
+
+def _start_plain(*, preload: tuple[str, ...] = ()) -> Started:
     start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS)]
+    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS), *preload]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     program = subprocess.Popen(
         command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
@@ -219,6 +232,41 @@ def _start_plain() -> Started:
         return _started(time.perf_counter() - start, program.pid, workers)
     finally:
         program.communicate()
+
+
+def _preloaded(root: Path, *, runs: int) -> Iterator[Result]:
+    """The start until every slot has a large module imported: what ``Image(preload=)`` does, and Dask's own preload."""
+    with _importable(root) as module:
+        pairs = [
+            (_start_ours(root / f"preload{index}", preload=(module,)), _start_plain(preload=(module,)))
+            for index in range(runs)
+        ]
+    baseline = f"{PLAIN}, its preload"
+    seconds = statistics.median(mine.seconds for mine, _ in pairs)
+    ratio = statistics.median(mine.seconds / theirs.seconds for mine, theirs in pairs)
+    yield Result(f"{SLOTS} slots, each with {module} imported", baseline, seconds, ratio)
+    total = statistics.median(mine.total for mine, _ in pairs)
+    ratio = statistics.median(mine.total / theirs.total for mine, theirs in pairs)
+    yield Result(f"memory of a node with them and {module} (PSS)", baseline, 0, ratio, figure=f"{total:.0f} MB")
+
+
+@contextlib.contextmanager
+def _importable(root: Path) -> Iterator[str]:
+    """The module that is preloaded: torch where there is one, which `make torch` brings, else a smaller one."""
+    if importlib.util.find_spec("torch") is not None:
+        yield "torch"
+    elif not debian_torch.there():
+        yield "scipy.stats"
+    else:
+        folder = root / "torch"
+        folder.mkdir()
+        before = dict(os.environ)
+        os.environ.update(debian_torch.variables(folder))
+        try:
+            yield "torch"
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def _started(seconds: float, head: int, workers: list[int]) -> Started:

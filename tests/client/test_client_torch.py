@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -16,16 +15,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import debian_torch
 import pytest
 from support import ROOT, missing
 
 import skyinfra as sky
 
-UNPACKED = ROOT / "build" / "torch"
-DEBIAN = [root / "usr" / "lib" / "python3" / "dist-packages" for root in (UNPACKED, Path("/"))]
-LIBRARIES = UNPACKED / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
-# Debian's PyTorch goes with Debian's NumPy; what else it needs the virtual environment has.
-PACKAGES = ("torch", "torchgen", "functorch", "numpy")
 STEPS = 12
 
 
@@ -34,21 +29,11 @@ def variables(tmp_path_factory) -> dict[str, str]:
     """The environment in which PyTorch can be imported: as it is where the virtual environment has one."""
     if importlib.util.find_spec("torch"):
         return {"PYTHONPATH": str(ROOT)}
-    found = {name: next((path / name for path in DEBIAN if (path / name).is_dir()), None) for name in PACKAGES}
-    torch = found["torch"]
-    if torch is None and not UNPACKED.is_dir():
+    if debian_torch.there():
+        return debian_torch.variables(tmp_path_factory.mktemp("torch"))
+    if not debian_torch.UNPACKED.is_dir():
         missing("PyTorch, which `make torch` unpacks,")
-    if torch is None or not (torch / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").exists():
-        pytest.skip(f"Debian's PyTorch is not for Python {sysconfig.get_python_version()}")
-    folder = tmp_path_factory.mktemp("torch")
-    for name, path in found.items():
-        (folder / name).symlink_to(path)
-    # BLAS and LAPACK lie in folders of their own, from where the system links one of several.
-    libraries = [str(LIBRARIES / part) for part in ("..", ".", "blas", "lapack")]
-    return {
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
-        "LD_LIBRARY_PATH": os.pathsep.join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep),
-    }
+    pytest.skip(f"Debian's PyTorch is not for Python {sysconfig.get_python_version()}")
 
 
 def launch(pool, target, *args, **options):
