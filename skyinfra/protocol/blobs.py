@@ -126,6 +126,8 @@ class BlobStore:
         self._incoming = folder / "incoming"
         self._total = 0
         self._counted_at: float | None = None
+        # Parts of several blobs come in several threads.
+        self._counting = threading.Lock()
 
     def path(self, digest: str) -> Path:
         """Where the blob is, or would be. Raises ValueError for what is no digest."""
@@ -162,7 +164,8 @@ class BlobStore:
         """A new blob of *size* bytes, for which there is room. Raises `StateDirectoryError`, `TaskTooLarge`."""
         with self.explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
-            self._make_room(size)
+            with self._counting:
+                self._make_room(size)
         self.path(digest)
         return Incoming(self, digest, size, self._incoming / f"{digest}.{uuid.uuid4().hex}")
 
@@ -173,8 +176,9 @@ class BlobStore:
         path.chmod(0o444)
         size = path.stat().st_size
         path.replace(target)
-        self.received += size
-        self._total += size
+        with self._counting:
+            self.received += size
+            self._total += size
 
     def read(self, digest: str, offset: int, length: int) -> bytes | None:
         """A part of a blob; None where it is not there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import errno
 import gc
 import os
@@ -196,6 +197,21 @@ def test_what_the_head_has_not_is_said(store, tmp_path):
             asyncio.run(transfer.fetch(Line(store), BlobStore(tmp_path / "node"), {missing: size}))
         assert caught.value.digests == (missing,)
     assert files(tmp_path / "node") == []
+
+
+def test_parts_that_come_at_once_make_room_once(tmp_path, monkeypatch):
+    """The first two of an upload do, in two threads: what they removed counted twice, and the next ones had no end."""
+    store = BlobStore(tmp_path / "blobs", capacity=1000)
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: (time.sleep(0.001), unlink(path, **options)))
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for number in range(20):
+            data = number.to_bytes(2, "big") * 180
+            begun = [threads.submit(store.begin, digest_of(data), len(data)) for _ in range(4)]
+            first, *_ = (each.result() for each in begun)
+            first.write(0, data)
+            first.finish()
+            assert sum(store.path(name).stat().st_size for name in files(store.folder)) <= 1000
 
 
 def test_the_least_recently_used_ones_go(tmp_path):
