@@ -8,7 +8,7 @@ import json
 import pytest
 
 from skyinfra.cli.strips import STYLES, GpuStrip, lines, strips
-from skyinfra.client.pool import RunningTask
+from skyinfra.client.fleet import RunningTask
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 

@@ -14,7 +14,7 @@ from skyinfra.project import Project, SynthesizedStack
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 
 if TYPE_CHECKING:
-    from skyinfra.client.pool import RunningTask
+    from skyinfra.client.fleet import RunningTask
     from skyinfra.client.snapshot import Snapshot
 
 Tasks = dict[str, list["RunningTask"]]

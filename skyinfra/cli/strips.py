@@ -15,7 +15,7 @@ from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 
 if TYPE_CHECKING:
-    from skyinfra.client.pool import RunningTask
+    from skyinfra.client.fleet import RunningTask
 
 # As many as any GPU has sizes of profiles.
 STYLES = (

@@ -16,7 +16,7 @@ from skyinfra.protocol.readings import SlotReading
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
-    from skyinfra.client.pool import RunningTask
+    from skyinfra.client.fleet import RunningTask
 
 _WAIT_S = 5.0
 _GIB = 2**30

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, overload
 
 from skyinfra.client.async_jobs import AsyncJob
+from skyinfra.client.fleet import RunningTask
 from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
-from skyinfra.client.pool import Pool, RunningTask
+from skyinfra.client.pool import Pool
 from skyinfra.client.sync import Synced
 from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput
