@@ -47,6 +47,10 @@ _SEND_INTERVAL_S = 0.001
 # Larger calls go Dask's way, which copies them less.
 _LARGE_CALL = 1_000_000
 
+# What to do about a head that does not answer. That of a cloud's machine is started again by its systemd.
+_ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
+_ON_THIS_MACHINE = "It is a process of this machine: where it has ended, `skyinfra deploy` starts it again, with its jobs."
+
 
 class Connection:
     """A Dask client of one fleet.
@@ -159,7 +163,7 @@ class Connection:
             why = await self._why_silent()
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
-                hint="Check that its machine runs and that the pool's allow_cidrs hold this client's address.",
+                hint=_ON_THIS_MACHINE if self.manifest.provider == "local" else _ELSEWHERE,
             ) from None
 
     async def _no_fleet(self, why: str) -> FleetUnreachable:

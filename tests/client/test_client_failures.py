@@ -318,8 +318,11 @@ def test_a_secret_that_is_none_is_an_invalid_manifest(fleet):
 
 def test_a_head_that_is_not_there_is_named(fleet):
     manifest = dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 1))
-    with pytest.raises(sky.FleetUnreachable, match=r"does not answer at tls://127\.0\.0\.1:1: Connection refused"):
+    refused = r"does not answer at tls://127\.0\.0\.1:1: Connection refused"
+    with pytest.raises(sky.FleetUnreachable, match=rf"{refused}\n.*skyinfra deploy"):
         open_pool(manifest, timeout=0.5)
+    with pytest.raises(sky.FleetUnreachable, match=rf"{refused}\n.*allow_cidrs"):
+        open_pool(dataclasses.replace(manifest, provider="aws"), timeout=0.5)
 
 
 def test_a_head_without_a_port_is_not_deployed_yet(fleet):
