@@ -346,7 +346,7 @@ class Dispatcher:
         clock = time.monotonic()
         for waiting in self._waiting.values():
             prospect = now.prospect(waiting.target)
-            if prospect == "gone":
+            if prospect == "gone" or now.unknown(waiting.target, self.connection.manifest):
                 self._wake(waiting, self._changed(waiting, now))
             elif prospect != "missing":
                 waiting.missing_since = None
@@ -386,11 +386,12 @@ class Dispatcher:
                 f"{waiting.target}, which {waiting.name} waits for, left {self.connection.manifest.fleet}: {left}",
                 hint="Send the task to any slot (`task >> pool`): it moves to another node then.",
             )
-        return SlotLost(
-            f"{waiting.target}, which {waiting.name} waits for, is not in the layout of "
-            f"{self.connection.manifest.fleet}",
-            hint=f"The slots are {now.profiles()} now; pool.slots() lists them.",
-        )
+        fleet = self.connection.manifest.fleet
+        if waiting.target.slot is None:
+            what = f"{fleet} has no slot{waiting.target.which}, which {waiting.name} waits for"
+        else:
+            what = f"{waiting.target}, which {waiting.name} waits for, is not in the layout of {fleet}"
+        return SlotLost(what, hint=f"The slots are {now.profiles()} now; pool.slots() lists them.")
 
     def _wake(self, waiting: Waiting, failure: Exception) -> None:
         if waiting.failure is None:

@@ -85,6 +85,8 @@ class WithFiles(ABC):
         Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
         """
         path = Path(path).expanduser().absolute()
+        if not path.exists():
+            raise InvalidInclude("is not there", field="path", given=str(path))
         name = sync.remote_path(remote if remote is not None else path.name)
         secret = self.manifest.secret
         tree = self.with_head(partial(sync.send_files, path=path, remote=name, secret=secret))

@@ -249,9 +249,9 @@ def detach_script(
 def _check_prospect(pool: Pool, target: Target) -> None:
     """Raises `SlotLost` where no slot of the fleet will ever take the job; one that is away for now is waited for."""
     now = pool.look()
-    if now.prospect(target) == "gone":
+    if now.prospect(target) == "gone" or now.unknown(target, pool.manifest):
         raise SlotLost(
-            f"{target} is not in the layout of {pool.manifest.fleet}",
+            f"{pool.manifest.fleet} has no slot{target.which}",
             hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
         )
 

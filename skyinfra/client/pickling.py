@@ -25,7 +25,7 @@ import cloudpickle
 from skyinfra._errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
 from skyinfra.client.stateful import InObject, Stateful
 from skyinfra.client.task import Compute, Task
-from skyinfra.protocol import cargo, views
+from skyinfra.protocol import cargo, unpicklable, views
 from skyinfra.protocol.calls import Header, Outcome, named
 from skyinfra.protocol.cargo import Cargo
 from skyinfra.protocol.failures import Failure
@@ -99,9 +99,9 @@ def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = Fals
         except TaskNotPicklable:  # of what the object of a method is made from
             raise
         except Exception as error:
-            what, cause = _culprit(task, included) or (task.name, error)
+            what, why = _culprit(task, included) or (task.name, f"{type(error).__name__}: {error}")
             raise TaskNotPicklable(
-                f"{what} cannot be pickled: {type(cause).__name__}: {cause}",
+                f"{what} cannot be pickled: {why}",
                 hint="Create it inside the function, or pass what it is made from.",
             ) from error
 
@@ -150,13 +150,14 @@ def _undecorated(value: object) -> object:
     return value.kind if isinstance(value, Stateful) else value
 
 
-def _culprit(task: Task[Any], included: Included | None) -> tuple[str, Exception] | None:
-    """Which part of *task* cannot be pickled, in words, and why."""
+def _culprit(task: Task[Any], included: Included | None) -> tuple[str, str] | None:
+    """Which part of *task* cannot be pickled, and why, in words."""
+    pack = functools.partial(_pack, included=included)
     for label, value in _parts(task):
         try:
-            _pack(value, included)
+            pack(value)
         except Exception as error:  # noqa: BLE001 - as above
-            return label, error
+            return label, unpicklable.described(value, pack, error)
     return None
 
 
@@ -266,7 +267,15 @@ def result(outcome: Outcome, name: str) -> Any:
 
 def exception(outcome: Outcome, name: str) -> BaseException | None:
     """The exception that ended the task *name*, with the traceback of the node, or None."""
-    return None if outcome.failure is None else _error(outcome.failure, name)
+    if outcome.failure is None:
+        return None
+    error = _error(outcome.failure, name)
+    if isinstance(error, SystemExit):
+        # As itself it would end the client's program, without a word.
+        failed = TaskFailed(f"{name} called sys.exit({error.code!r})", hint="Let it return, or raise an exception.")
+        failed.__cause__ = error
+        return failed
+    return error
 
 
 def may_pass(outcome: Outcome) -> bool:

@@ -65,11 +65,15 @@ class Target:
     def __str__(self) -> str:
         if self.slot:
             return f"slot {self.slot}" + (f" ({self.profile})" if self.profile else "")
-        words = ["every slot"]
-        words += [f"of {self.node}"] if self.node else []
-        words += [f"with the profile {self.profile}"] if self.profile else []
-        words += [f"with the accelerator {self.accelerator}"] if self.accelerator else []
-        return " ".join(words)
+        return f"every slot{self.which}"
+
+    @property
+    def which(self) -> str:
+        """What is wanted of a slot, in words that follow that one."""
+        words = [f" of {self.node}"] if self.node else []
+        words += [f" with the profile {self.profile}"] if self.profile else []
+        words += [f" with the accelerator {self.accelerator}"] if self.accelerator else []
+        return "".join(words)
 
 
 ANYWHERE = Target()
@@ -129,6 +133,12 @@ class Snapshot:
             for name, failure in sorted(failed.items())
             if node in (None, name)
         ]
+
+    def unknown(self, target: Target, manifest: Manifest) -> bool:
+        """Whether neither the head nor *manifest* knows the node of *target*."""
+        told = (self.state.slots, self.state.failed, self.state.leaving) if self.state is not None else ()
+        known = {node.name for node in manifest.nodes}.union(*told)
+        return target.slot is None and target.node is not None and bool(told) and target.node not in known
 
     def left(self, target: Target) -> str | None:
         """Why the node of *target*'s slot leaves, or has left; None where it does not."""

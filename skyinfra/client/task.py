@@ -14,6 +14,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NoReturn,
     ParamSpec,
     TypedDict,
     TypeVar,
@@ -161,6 +162,16 @@ class Compute(Generic[P, T]):
             return self.function(*args, **kwargs)
         finally:
             _local.reset(before)
+
+    def __rshift__(self, pool: Pool | AsyncPool) -> NoReturn:
+        raise TypeError(f"{self!r} is a function: call it to make a task, as in {self._name}(...) >> pool")
+
+    def __matmul__(self, pool: Pool | AsyncPool) -> NoReturn:
+        raise TypeError(f"{self!r} is a function: call it to make a task, as in {self._name}(...) @ pool")
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.function, "__name__", "function"))
 
     def __reduce__(self) -> tuple[object, ...]:
         from skyinfra.protocol.calls import plain

@@ -22,7 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
-from skyinfra.protocol import arrivals, attempts, cargo, failures, instance, interruption, output, stopping, telling
+from skyinfra.protocol import (
+    arrivals,
+    attempts,
+    cargo,
+    failures,
+    instance,
+    interruption,
+    output,
+    stopping,
+    telling,
+    unpicklable,
+)
 from skyinfra.protocol.cargo import Cargo, Part
 from skyinfra.protocol.transfer import BlobsMissing
 
@@ -222,7 +233,7 @@ def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:
         return cargo.pack(result, whole=whole)
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
         raise TaskNotPicklable(
-            f"the result of {task.name} cannot be pickled: {type(error).__name__}: {error}",
+            f"the result of {task.name} cannot be pickled: {unpicklable.described(result, cargo.pack, error)}",
             given=type(result).__qualname__,
             hint="Return plain values, arrays, or the path of a file.",
         ) from None

@@ -129,10 +129,23 @@ def where_of(_: int) -> str:
     return where()
 
 
+def test_a_node_that_the_fleet_has_not_is_not_waited_for(fleet):
+    with open_pool(fleet.manifest, patience=600) as pool:
+        future = pool.select(node="n7").submit(os.getpid)
+        with pytest.raises(sky.SlotLost, match=r"stack/pool has no slot of n7, which getpid waits for"):
+            future.result(timeout=60)
+        # One that is to be there, and is not yet, is.
+        other = dataclasses.replace(fleet.manifest, nodes=(*fleet.manifest.nodes, ManifestNode("n7", "n7", "")))
+        assert pool.look().unknown(Target(node="n7"), fleet.manifest)
+        assert not pool.look().unknown(Target(node="n7"), other)
+
+
 def test_a_profile_that_no_slot_has(fleet):
     with open_pool(fleet.manifest, patience=1) as pool:
         for start in (lambda chosen: Task(os.getpid) >> chosen, lambda chosen: Task(os.getpid) @ chosen):
-            with pytest.raises(sky.SlotLost, match=r"every slot with the profile 9g\.99gb, which getpid waits for"):
+            with pytest.raises(
+                sky.SlotLost, match=r"stack/pool has no slot with the profile 9g\.99gb, which getpid waits"
+            ):
                 start(pool.select(profile="9g.99gb"))
 
 

@@ -298,9 +298,10 @@ def test_an_exception_that_cannot_be_shipped_arrives_as_text(pool):
 
 def test_sys_exit_arrives_and_does_not_end_the_slot(pool):
     pids = pool.broadcast(Task(os.getpid))
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(sky.TaskFailed, match=r"leave called sys\.exit\(7\)") as caught:
         leave() >> pool
-    assert caught.value.code == 7
+    assert isinstance(caught.value.__cause__, SystemExit)
+    assert caught.value.__cause__.code == 7
     assert pool.broadcast(Task(os.getpid)) == pids
 
 
@@ -316,8 +317,17 @@ def test_a_module_that_the_node_lacks_is_named_with_what_to_do(pool, tmp_path, m
     assert "sky.Image(pip=" in caught.value.__notes__[0]
 
 
+def test_a_function_that_was_not_called_is_no_task(pool):
+    with pytest.raises(TypeError, match=r"<compute double> is a function: call it .* double\(\.\.\.\) >> pool"):
+        double >> pool
+    with pytest.raises(TypeError, match=r"double\(\.\.\.\) @ pool"):
+        double @ pool
+
+
 def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pool):
     lock = threading.Lock()
+    with pytest.raises(sky.TaskNotPicklable, match=r"argument 'x' of double cannot be pickled: its \['a'\]\[1\]: Type"):
+        double({"a": [1, lock]}) >> pool
     with pytest.raises(sky.TaskNotPicklable, match=r"argument 'x' of double .*lock"):
         double(lock) >> pool
     with pytest.raises(sky.TaskNotPicklable, match=r"'LOCK', which use_lock uses, .*lock"):
@@ -327,6 +337,10 @@ def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pool):
 
 
 def test_a_result_that_cannot_be_pickled_is_refused_by_name(pool):
+    with pytest.raises(
+        sky.TaskNotPicklable, match=r"the result of .* cannot be pickled: its \[0\]\['lock'\]: TypeError"
+    ):
+        pool.submit(lambda: [{"lock": threading.Lock()}]).result()
     with pytest.raises(sky.TaskNotPicklable, match="the result of make_lock cannot be pickled"):
         make_lock() >> pool
 
