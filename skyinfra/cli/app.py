@@ -188,6 +188,7 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
     name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
     priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
+    replace: Annotated[bool, typer.Option("--replace", help="Forget an ended job of that name.")] = False,
 ) -> None:
     """Run a Python script on one slot, or with --torchrun as ranks on many, all or none.
 
@@ -203,10 +204,10 @@ def run(
     if detach:
         from skyinfra.cli.job_tables import submit_script
 
-        submit_script(fleet, script, given, name=name, priority=priority)
+        submit_script(fleet, script, given, name=name, priority=priority, replace=replace)
         return
-    if name is not None or priority != 0:
-        raise typer.BadParameter("--name and --priority are those of a job: give --detach as well")
+    if name is not None or priority != 0 or replace:
+        raise typer.BadParameter("--name, --priority and --replace are those of a job: give --detach as well")
     if not torchrun:
         raise typer.Exit(run_on_slot(fleet, script, given))
     raise typer.Exit(run_gang(fleet, script, given, nodes=nodes, per_node=per_node, max_restarts=max_restarts))

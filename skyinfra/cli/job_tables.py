@@ -98,14 +98,16 @@ def show_result(fleet: str, job: str, *, timeout: float | None, output: Path | N
     return 0
 
 
-def submit_script(fleet: str, script: Path, arguments: Sequence[str], *, name: str | None, priority: int) -> None:
+def submit_script(
+    fleet: str, script: Path, arguments: Sequence[str], *, name: str | None, priority: int, replace: bool
+) -> None:
     """``skyinfra run --detach``: leaves *script* with the head, and prints the job's name."""
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import connect, detach_script
 
     with connect(fleet) as pool:
-        job = detach_script(pool, script, list(arguments), name=name, priority=priority)
+        job = detach_script(pool, script, list(arguments), name=name, priority=priority, replace=replace)
     sys.stdout.write(f"{job.name}\n")
     sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
 

@@ -239,6 +239,6 @@ def _when(job: Job) -> tuple[float, int]:
 def _taken(info: JobInfo) -> JobNameTaken:
     hint = "Give it another name, or cancel that job first."
     if info.over:
-        hint = "Give it another name, or have that job replaced: its result is forgotten then."
+        hint = "Give it another name, or replace that job, whose result is forgotten then (replace=True, --replace)."
     state = info.state if info.over else "not over"
     return JobNameTaken(f"a job of that name is there, and is {state}", field="name", given=info.name, hint=hint)

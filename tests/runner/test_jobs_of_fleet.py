@@ -413,6 +413,11 @@ def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
     followed = command("jobs", "logs", fleet, job["id"][:8], "--follow")
     assert followed.stdout.splitlines() == [str([str(path), "0", "--name", "x"]), "an error"]
     assert command("jobs", "result", fleet, "scripted").stdout == "0\n"
+    again = ["run", fleet, "--detach", "--name", "scripted", str(script), str(path), "5"]
+    assert "--replace" in str(command(*again, code=1).exception)
+    assert command(again[0], again[1], "--replace", *again[2:]).stdout == "scripted\n"
+    command("jobs", "result", fleet, "scripted", code=5)
+    command("run", fleet, "--replace", str(script), code=2)
     wrong = command("run", fleet, "--detach", str(script), str(path), "7")
     name = wrong.stdout.strip()
     assert name.startswith("train-py-")
