@@ -169,7 +169,7 @@ class _Count:
             self._watcher.update(self._row, self._done, self._total)
         elif self._timer is None:
             of = f" of {self._total}" if self._total is not None else ""
-            self._watcher.say(f"{id(self)}", f"{self._name}: {self._done}{of} tasks done")
+            self._watcher.say(f"{id(self)}", f"{self._name}: {self._done}{of} done")
 
     def close(self) -> None:
         with self._lock:

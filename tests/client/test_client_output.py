@@ -103,7 +103,7 @@ def test_lines_say_how_far_a_map_is_where_nobody_watches(fleet, monkeypatch, cap
     with open_pool(fleet.manifest) as pool:
         assert list(pool.map(step, [1] * 5)) == [1] * 5
     err = capfd.readouterr().err
-    assert "tasks: 5 of 5 tasks done" in err
+    assert "tasks: 5 of 5 done" in err
 
 
 def test_progress_can_be_switched_off(fleet, monkeypatch, capfd):
