@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shlex
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -45,26 +49,55 @@ def run() -> Iterator[Result]:
     for library in ("cdktf", "cdktn"):
         if importlib.util.find_spec(library) is None:
             continue
-        empty = python(EMPTY.format(library=library))
-        one, nodes, pools = (
-            python(POOLS.format(library=library, nodes=n, pools=p)) for n, p in ((1, 1), (1000, 1), (1, 1000))
+        empty = EMPTY.format(library=library)
+        one, nodes, pools = (POOLS.format(library=library, nodes=n, pools=p) for n, p in ((1, 1), (1000, 1), (1, 1000)))
+        # As its own program says it, but for where it writes.
+        stack = (
+            f"import os; os.environ['LIBRARY'] = {library!r}\n{(ROOT / 'stacks' / 'aws-mig' / 'main.py').read_text()}"
         )
+        hundred = AWS.format(library=library, pools=100, accelerator="H100:8/3g.40gb+2g.20gb+1g.10gb*2")
+        named = {"one pool": (one, 1.15), "stacks/aws-mig": (stack, 1.15), "100 pools on aws": (hundred, 1.5)}
         with tempfile.TemporaryDirectory() as folder:
             at = Path(folder)
-            yield from _on_aws(library, empty, at)
-            yield compare(f"synth of one pool, {library}", one, "empty app", empty, aim="<= 1.15x", folder=at)
-            yield compare(f"synth of 1,000 nodes, {library}", nodes, "one node", one, aim="<= 2x", folder=at)
-            yield compare(f"synth of 1,000 pools, {library}", pools, "one pool", one, runs=3, aim="<= 2x", folder=at)
+            if library == "cdktf":
+                yield from _with_cdktf(empty, named, at)
+                yield from _against_bindings(at)
+            for what, (program, _) in named.items():
+                name = f"synth of {what}, {library}, the program alone"
+                yield compare(name, python(program), "empty app", python(empty), folder=at)
+            baseline = python(one)
+            yield compare(
+                f"synth of 1,000 nodes, {library}", python(nodes), "one node", baseline, aim="<= 2x", folder=at
+            )
+            name = f"synth of 1,000 pools, {library}"
+            yield compare(name, python(pools), "one pool", baseline, runs=3, aim="<= 2x", folder=at)
 
 
-def _on_aws(library: str, empty: list[str], at: Path) -> Iterator[Result]:
-    # As its own program says it, but for where it writes.
-    stack = f"import os; os.environ['LIBRARY'] = {library!r}\n{(ROOT / 'stacks' / 'aws-mig' / 'main.py').read_text()}"
-    yield compare(f"synth of stacks/aws-mig, {library}", python(stack), "empty app", empty, aim="<= 1.15x", folder=at)
-    many = python(AWS.format(library=library, pools=100, accelerator="H100:8/3g.40gb+2g.20gb+1g.10gb*2"))
-    yield compare(f"synth of 100 pools on aws, {library}", many, "empty app", empty, aim="<= 1.5x", folder=at)
-    program = bindings.python() if library == "cdktf" else None
+def _with_cdktf(empty: str, named: dict[str, tuple[str, float]], at: Path) -> Iterator[Result]:
+    """As people synthesize: `cdktf synth` of each program."""
+    cdktf = shutil.which("cdktf") or ROOT / "tests" / "npm" / "node_modules" / ".bin" / "cdktf"
+    if not Path(cdktf).exists():
+        print("synth: cdktf-cli is not installed (`make test` does); `cdktf synth` is left out", file=sys.stderr)
+        return
+
+    def command(name: str, program: str) -> list[str]:
+        folder = at / name
+        folder.mkdir()
+        (folder / "main.py").write_text(program)
+        project = {"language": "python", "app": f"{sys.executable} main.py", "sendCrashReports": "false"}
+        (folder / "cdktf.json").write_text(json.dumps(project))
+        return ["sh", "-c", f"cd {shlex.quote(str(folder))} && exec {shlex.quote(str(cdktf))} synth"]
+
+    baseline = command("empty", empty)
+    for number, (what, (program, aim)) in enumerate(named.items()):
+        mine = command(f"app{number}", program)
+        name, against = f"cdktf synth of {what}", "cdktf synth of an empty app"
+        yield measure.compare(name, mine, against, baseline, aim=f"<= {aim}x", environment={"CHECKPOINT_DISABLE": "1"})
+
+
+def _against_bindings(at: Path) -> Iterator[Result]:
+    program = bindings.python()
     if program is not None:
-        one = python(AWS.format(library=library, pools=1, accelerator="H100"))
+        one = python(AWS.format(library="cdktf", pools=1, accelerator="H100"))
         typed = [str(program), "-c", bindings.INSTANCE]
         yield compare("synth of one node on aws, cdktf", one, "prebuilt typed bindings", typed, runs=3, folder=at)
