@@ -45,54 +45,67 @@ app.synth()
 """
 
 
+# What is synthesized, against what, and the most it may take as people do it.
+ROWS = (
+    ("one pool", "empty app", 1.15),
+    ("stacks/aws-mig", "empty app", 1.15),
+    ("100 pools on aws", "empty app", 1.5),
+    ("1,000 nodes", "one pool", 2),
+    ("1,000 pools", "one pool", 2),
+)
+
+
 def run() -> Iterator[Result]:
     for library in ("cdktf", "cdktn"):
         if importlib.util.find_spec(library) is None:
             continue
-        empty = EMPTY.format(library=library)
-        one, nodes, pools = (POOLS.format(library=library, nodes=n, pools=p) for n, p in ((1, 1), (1000, 1), (1, 1000)))
-        # As its own program says it, but for where it writes.
-        stack = (
-            f"import os; os.environ['LIBRARY'] = {library!r}\n{(ROOT / 'stacks' / 'aws-mig' / 'main.py').read_text()}"
-        )
-        hundred = AWS.format(library=library, pools=100, accelerator="H100:8/3g.40gb+2g.20gb+1g.10gb*2")
-        named = {"one pool": (one, 1.15), "stacks/aws-mig": (stack, 1.15), "100 pools on aws": (hundred, 1.5)}
+        programs = _programs(library)
         with tempfile.TemporaryDirectory() as folder:
             at = Path(folder)
             if library == "cdktf":
-                yield from _with_cdktf(empty, named, at)
+                yield from _with_cdktf(programs, at)
                 yield from _against_bindings(at)
-            for what, (program, _) in named.items():
-                name = f"synth of {what}, {library}, the program alone"
-                yield compare(name, python(program), "empty app", python(empty), folder=at)
-            baseline = python(one)
-            yield compare(
-                f"synth of 1,000 nodes, {library}", python(nodes), "one node", baseline, aim="<= 2x", folder=at
-            )
-            name = f"synth of 1,000 pools, {library}"
-            yield compare(name, python(pools), "one pool", baseline, runs=3, aim="<= 2x", folder=at)
+            for what, baseline, _ in ROWS:
+                mine, theirs = python(programs[what]), python(programs[baseline])
+                yield compare(f"{what}, the {library} program alone", mine, baseline, theirs, runs=5, folder=at)
 
 
-def _with_cdktf(empty: str, named: dict[str, tuple[str, float]], at: Path) -> Iterator[Result]:
-    """As people synthesize: `cdktf synth` of each program."""
+def _programs(library: str) -> dict[str, str]:
+    # As its own program says it, but for where it writes.
+    stack = (ROOT / "stacks" / "aws-mig" / "main.py").read_text()
+    return {
+        "empty app": EMPTY.format(library=library),
+        "one pool": POOLS.format(library=library, nodes=1, pools=1),
+        "stacks/aws-mig": f"import os; os.environ['LIBRARY'] = {library!r}\n{stack}",
+        "100 pools on aws": AWS.format(library=library, pools=100, accelerator="H100:8/3g.40gb+2g.20gb+1g.10gb*2"),
+        "1,000 nodes": POOLS.format(library=library, nodes=1000, pools=1),
+        "1,000 pools": POOLS.format(library=library, nodes=1, pools=1000),
+    }
+
+
+def _with_cdktf(programs: dict[str, str], at: Path) -> Iterator[Result]:
+    """As people synthesize: ``cdktf synth`` of each program, and our own command."""
     cdktf = shutil.which("cdktf") or ROOT / "tests" / "npm" / "node_modules" / ".bin" / "cdktf"
     if not Path(cdktf).exists():
         print("synth: cdktf-cli is not installed (`make test` does); `cdktf synth` is left out", file=sys.stderr)
         return
-
-    def command(name: str, program: str) -> list[str]:
-        folder = at / name
-        folder.mkdir()
-        (folder / "main.py").write_text(program)
+    folders = {}
+    for number, (what, program) in enumerate(programs.items()):
+        folders[what] = at / f"app{number}"
+        folders[what].mkdir()
+        (folders[what] / "main.py").write_text(program)
         project = {"language": "python", "app": f"{sys.executable} main.py", "sendCrashReports": "false"}
-        (folder / "cdktf.json").write_text(json.dumps(project))
-        return ["sh", "-c", f"cd {shlex.quote(str(folder))} && exec {shlex.quote(str(cdktf))} synth"]
+        (folders[what] / "cdktf.json").write_text(json.dumps(project))
 
-    baseline = command("empty", empty)
-    for number, (what, (program, aim)) in enumerate(named.items()):
-        mine = command(f"app{number}", program)
-        name, against = f"cdktf synth of {what}", "cdktf synth of an empty app"
-        yield measure.compare(name, mine, against, baseline, aim=f"<= {aim}x", environment={"CHECKPOINT_DISABLE": "1"})
+    def command(what: str, *program: str) -> list[str]:
+        return ["sh", "-c", f"cd {shlex.quote(str(folders[what]))} && exec {shlex.join(program)} synth"]
+
+    measured = partial(measure.compare, runs=5, environment={"CHECKPOINT_DISABLE": "1"})
+    for what, baseline, aim in ROWS:
+        mine, theirs = (command(each, str(cdktf)) for each in (what, baseline))
+        yield measured(f"cdktf synth: {what}", mine, baseline, theirs, aim=f"<= {aim}x")
+    mine, theirs = command(what := "stacks/aws-mig", sys.executable, "-m", "skyinfra.cli"), command(what, str(cdktf))
+    yield measured(f"skyinfra synth: {what}", mine, "cdktf synth of the same", theirs)
 
 
 def _against_bindings(at: Path) -> Iterator[Result]:
