@@ -83,5 +83,7 @@ def show(results: Iterable[Result]) -> None:
 def _seconds(command: Sequence[str], folder: Path | None, environment: Mapping[str, str]) -> float:
     start = time.perf_counter()
     everything = {**os.environ, **node_environment(), **environment}
-    subprocess.run(command, check=True, cwd=folder, env=everything, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, cwd=folder, env=everything, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)[:200]} exited with {done.returncode}:\n{done.stderr}")
     return time.perf_counter() - start

@@ -315,6 +315,7 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         "LoadCredential=secret:/etc/skyinfra/secret",
         "IPAddressDeny=169.254.169.254 fd00:ec2::254",
         "NoNewPrivileges=yes",
+        "OOMPolicy=continue",
     ):
         assert line in unit
     # These would close the GPUs' devices.

@@ -131,9 +131,7 @@ class BlobStore:
 
     def path(self, digest: str) -> Path:
         """Where the blob is, or would be. Raises ValueError for what is no digest."""
-        if not _DIGEST.fullmatch(digest):
-            raise ValueError(f"not a digest: {digest!r}")
-        return self.folder / digest[:2] / digest
+        return self.folder / check_digest(digest)[:2] / digest
 
     def has(self, digest: str, size: int | None = None) -> bool:
         """Whether the blob is there; it counts as used then. One of another *size* was damaged, and goes."""
@@ -293,6 +291,13 @@ class BlobStore:
 def digest_of(data: bytes) -> str:
     """The name of the blob *data*."""
     return hashlib.sha256(data).hexdigest()
+
+
+def check_digest(text: str) -> str:
+    """*text*, where it can be the name of a blob. Raises ValueError."""
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"not a digest: {text!r}")
+    return text
 
 
 def _sha256(path: Path) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from skyinfra._errors import InvalidInclude
-from skyinfra.protocol.blobs import digest_of
+from skyinfra.protocol.blobs import check_digest, digest_of
 
 VERSION = 1
 _CODE = tuple(importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.EXTENSION_SUFFIXES)
@@ -46,17 +46,18 @@ class Tree:
 
     @classmethod
     def loads(cls, data: bytes) -> Tree:
-        """The inverse of `dumps`. Raises `InvalidInclude` where a path leads out of the tree, or into a file."""
-        document = json.loads(data)
-        if document["version"] != VERSION:
-            raise InvalidInclude("a listing of another version", given=document["version"])
-        tree = cls(
-            {
-                path: Entry(sha256, size, bool(executable))
-                for path, (sha256, size, executable) in document["files"].items()
-            },
-            tuple(document["roots"]),
-        )
+        """The inverse of `dumps`.
+
+        Raises `InvalidInclude` where it is no listing, and where a path leads out of the tree, or into a file.
+        """
+        try:
+            document = json.loads(data)
+            version, files, roots = document["version"], document["files"], document["roots"]
+            tree = cls({path: _entry(*found) for path, found in files.items()}, tuple(map(_text, roots)))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise InvalidInclude("is no listing of files", field="listing", given=repr(data[:80])) from None
+        if version != VERSION:
+            raise InvalidInclude("a listing of another version", given=version)
         check_paths(tree.files)
         for root in tree.roots:
             if root != ".":
@@ -102,9 +103,24 @@ class Tree:
 
 
 def parse_name(name: str) -> tuple[str, int]:
-    """Digest and size of the listing of the tree *name*."""
+    """Digest and size of the listing of the tree *name*. Raises `InvalidInclude` for what is no such name."""
     digest, _, size = name.partition(":")
-    return digest, int(size)
+    try:
+        return check_digest(digest), int(size)
+    except ValueError:
+        raise InvalidInclude("names no tree: expected DIGEST:SIZE", field="tree", given=repr(name[:80])) from None
+
+
+def _entry(sha256: object, size: object, executable: object) -> Entry:
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(size)
+    return Entry(check_digest(_text(sha256)), size, bool(executable))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
 
 
 def check_path(path: str) -> None:

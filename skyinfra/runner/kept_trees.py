@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Collection
 from pathlib import Path
 
-from skyinfra._errors import InvalidField, TaskInputsLost
+from skyinfra._errors import TaskInputsLost
 from skyinfra.protocol.blobs import BlobStore
 from skyinfra.protocol.trees import Tree, parse_name
 from skyinfra.protocol.views import place
@@ -31,7 +31,7 @@ class KeptTrees:
     def hold(self, name: str) -> None:
         """Keeps the tree until `release`.
 
-        Raises `StateDirectoryError`, and `TaskInputsLost` where not all of it is there.
+        Raises `InvalidInclude`, `StateDirectoryError`, and `TaskInputsLost` where not all of it is there.
         """
         target = self._place(name)
         if target.is_dir():
@@ -67,11 +67,7 @@ class KeptTrees:
                     shutil.rmtree(each, ignore_errors=True)
 
     def _place(self, name: str) -> Path:
-        try:
-            digest, size = parse_name(name)
-            self._store.path(digest)
-        except ValueError:
-            raise InvalidField("not the name of a tree", field="header.tree", given=name) from None
+        digest, size = parse_name(name)
         return self._folder / f"{digest}-{size}"
 
     def _take(self, digest: str, size: int, made: Path) -> None:

@@ -7,6 +7,7 @@ slot's device before anything is imported there. The runner itself never imports
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -29,6 +30,8 @@ _DEATH_TIMEOUT_S = 60
 _ABANDONED_S = 45.0
 # A report to the scheduler takes milliseconds.
 _REPORT_S = 0.5
+# 0 is a process of no special kind, 1000 the one that ends first whatever it takes: see proc_pid_oom_score_adj(5).
+_OOM_SCORE = 500
 # What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
 DRAIN_CALL = "skyinfra_drain"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -48,6 +51,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         head.quiet()
         output.keep_logging()
         os.setpgrp()
+        _end_first()
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
@@ -89,6 +93,12 @@ class SlotWorker(Worker):  # type: ignore[misc]
                 self.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
                 self.batched_send({"op": "reschedule", "key": key, "worker": self.address, "stimulus_id": stimulus})
         return {"running": sorted(task.key for task in self.state.all_running_tasks), "kept": len(self.data)}
+
+
+def _end_first() -> None:
+    """Has the kernel end this process, or what its tasks start, before the runner where memory runs out."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]

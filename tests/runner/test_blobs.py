@@ -20,7 +20,7 @@ import skyinfra as sky
 from skyinfra.protocol import transfer
 from skyinfra.protocol.blobs import BlobStore, WrongContent, digest_of
 from skyinfra.protocol.transfer import CHUNK, Blob, BlobsMissing, chunked
-from skyinfra.protocol.trees import Entry, Tree
+from skyinfra.protocol.trees import Entry, Tree, parse_name
 from skyinfra.runner.blobs import HeadBlobs
 
 
@@ -289,6 +289,35 @@ def test_a_listing_is_read_as_it_was_written(found, roots):
 def test_a_listing_that_leads_out_of_its_folder_is_refused(path):
     with pytest.raises(sky.InvalidInclude):
         Tree.loads(Tree({path: Entry(digest_of(b""), 0)}).dumps())
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        b"",
+        b"no json",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b"[" * 5000,
+        b'{"version":1,"roots":[],"files":[]}',
+        b'{"version":1,"roots":[1],"files":{}}',
+        b'{"version":1,"roots":null,"files":{}}',
+        b'{"version":1,"roots":[],"files":{"a":["../../x",0,0]}}',
+        b'{"version":1,"roots":[],"files":{"a":["%s",-1,0]}}' % (b"0" * 64),
+        b'{"version":1,"roots":[],"files":{"a":["%s",1]}}' % (b"0" * 64),
+        b'{"version":2,"roots":[],"files":{}}',
+    ],
+)
+def test_what_is_no_listing_is_refused(listing):
+    with pytest.raises(sky.InvalidInclude):
+        Tree.loads(listing)
+
+
+@pytest.mark.parametrize("name", ["", ":", "a:1", f"{'0' * 64}", f"{'0' * 64}:x", f"../{'0' * 61}:1"])
+def test_what_names_no_tree_is_refused(name):
+    with pytest.raises(sky.InvalidInclude):
+        parse_name(name)
 
 
 def test_a_path_is_not_a_file_and_a_folder():

@@ -67,6 +67,16 @@ def test_each_partition_is_a_slot_that_sees_itself(make_node: MakeNode) -> None:
     assert workers["n1/0"]["nthreads"] == 1
 
 
+def test_where_memory_runs_out_tasks_end_before_the_runner(make_node: MakeNode) -> None:
+    node = make_node(accelerator=TWO)
+    runner = node.boot().pid
+    score = ["cat", "/proc/self/oom_score_adj"]
+    with node.client() as client:
+        of_tasks = {int(on_slot(client, slot, subprocess.check_output, score)) for slot in node.workers(client)}
+    assert of_tasks == {500}
+    assert int(Path(f"/proc/{runner}/oom_score_adj").read_text()) == int(Path(score[1]).read_text())
+
+
 def test_boot_again_changes_nothing_and_a_change_touches_only_itself(make_node: MakeNode) -> None:
     layout = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("1g.10gb", 4, 1)))
     node = make_node(accelerator=layout)

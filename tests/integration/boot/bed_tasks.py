@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
@@ -43,3 +44,9 @@ def stay(number: int, node: str) -> tuple[int, str]:
 def package(name: str) -> str:
     """The version of an installed package."""
     return metadata.version(name)
+
+
+@sky.compute
+def output_of(command: str) -> str:
+    """What a shell command prints."""
+    return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from bed_image import Unavailable
 from fleet import until
 
 import skyinfra as sky
-from skyinfra.client import Pool
+from skyinfra.client import Pool, Task
 
 METADATA = ("169.254.169.254", 80)
 # Emulated, a boot takes two to five minutes.
@@ -79,6 +80,43 @@ def reach_in_a_program(address: tuple[str, int]) -> str:
     return done.stderr.strip().splitlines()[-1].partition(":")[0] if done.returncode else "connected"
 
 
+def about() -> tuple[str, int]:
+    """The kernel, and the user that tasks are."""
+    return os.uname().release, os.getuid()
+
+
+def eat() -> None:
+    """Takes memory until there is none."""
+    taken = []
+    while True:
+        taken.append(b"x" * (32 << 20))
+
+
+def wait_for(name: str) -> int:
+    """Until the file *name* is in the node's folder."""
+    while not Path(os.environ["SKYINFRA_NODE_DIR"], name).exists():
+        time.sleep(0.5)
+    return os.getpid()
+
+
+def leave(name: str) -> None:
+    Path(os.environ["SKYINFRA_NODE_DIR"], name).touch()
+
+
+def noticed() -> str:
+    while not sky.interrupted():
+        time.sleep(0.5)
+    return "noticed"
+
+
+def opened(path: str) -> str:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return type(error).__name__
+    return "opened"
+
+
 def allowed() -> dict[str, str]:
     """What the kernel says that this process may do."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -99,9 +137,9 @@ def processes() -> set[str]:
 
 
 def test_a_machine_boots_with_a_kernel_of_its_own(machine: Fleet, pool: Pool) -> None:
-    kernel = sky.compute(lambda: (os.uname().release, os.getuid())) @ pool  # type: ignore[operator]
-    assert {release != os.uname().release for release, _ in kernel} == {True}
-    assert 0 not in {user for _, user in kernel}
+    for kernel, user in Task(about) @ pool:
+        assert kernel != os.uname().release
+        assert user != 0
     # cloud-init took it for a machine of AWS's: all that it asked was asked with a token.
     assert machine.head.metadata.refused == 0
 
@@ -120,14 +158,24 @@ def test_what_the_units_forbid_is_forbidden(pool: Pool) -> None:
     assert status["Seccomp"] == "2"
     for path in ("/usr/x", "/proc/sys/kernel/hostname", "/sys/fs/cgroup/x", "/etc/x"):
         assert pool.submit(written, path).result(timeout=60) != "written", path
+    for path in ("/dev/vda", "/dev/kmsg", "/dev/mem", "/dev/port"):
+        assert pool.submit(opened, path).result(timeout=60) != "opened", path
     assert "0" not in pool.submit(processes).result(timeout=60)
+
+
+def test_a_task_that_takes_all_memory_ends_alone(pool: Pool) -> None:
+    before = set(Task(os.getpid) @ pool)
+    neighbour = pool.submit(wait_for, "eaten")
+    with pytest.raises(sky.TaskAttemptsExceeded):
+        pool.submit(eat).result(timeout=600)
+    pool.submit(leave, "eaten").result(timeout=300)
+    same = neighbour.result(timeout=120)
+    until(lambda: len(pool.slots()) == 2, seconds=120)
+    assert before & set(Task(os.getpid) @ pool) == {same}
 
 
 def test_the_machine_itself_still_asks(machine: Fleet, pool: Pool) -> None:
     """The watchers are not tasks: a notice reaches the node."""
+    told = pool.submit(noticed)
     machine.head.metadata.notice("terminate", "2030-01-01T00:00:00Z")
-    try:
-        until(lambda: pool.submit(sky.interrupted).result(timeout=60) or None, seconds=120)
-    except (sky.SkyinfraError, TimeoutError):
-        # Drained: no slot takes a task any more.
-        assert not pool.slots()
+    assert told.result(timeout=300) == "noticed"
