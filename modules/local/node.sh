@@ -42,10 +42,10 @@ up() {
   # Terraform may reach the folder through "..", and `down` finds the runner by the folder's one true name.
   folder=$(cd "$FOLDER" && pwd -P)
   write "$folder/node.json" "$CONFIGURATION"
-  exec "$runner" boot --config "$folder/node.json" --detach --wait "$WAIT"
+  exec "$runner" boot --config "$folder/node.json" --detach --restart --wait "$WAIT"
 }
 
-# Whether process $1 is the runner of this folder, so that a reused process id is never killed. The full path stands on
+# Whether process $1 is the runner of the folder $2, or its keeper, so that a reused process id is never killed. The full path stands on
 # the runner's command line.
 is_runner() {
   if [ -r "/proc/$1/cmdline" ]; then
@@ -55,21 +55,26 @@ is_runner() {
   fi
 }
 
+# Ends process $1 where it is one of the folder $2, in its own time, 15 s at most.
+end() {
+  [ -n "$1" ] && is_runner "$1" "$2" || return 0
+  kill -TERM "$1" 2>/dev/null || true
+  tries=0
+  while is_runner "$1" "$2" && [ "$tries" -lt 150 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+  done
+  # Both lead sessions of their own: what is left of them goes with their process groups.
+  kill -KILL "-$1" 2>/dev/null || true
+}
+
 # Needs neither Python nor the runner, so that a fleet can be destroyed after its environment is gone.
 down() {
   [ -d "$FOLDER" ] || exit 0
   folder=$(cd "$FOLDER" && pwd -P)
-  pid=$(cat "$folder/runner.pid" 2>/dev/null || true)
-  if [ -n "$pid" ] && is_runner "$pid" "$folder"; then
-    kill -TERM "$pid" 2>/dev/null || true
-    tries=0
-    while is_runner "$pid" "$folder" && [ "$tries" -lt 150 ]; do
-      sleep 0.1
-      tries=$((tries + 1))
-    done
-    # The runner leads its own session: what is left of it goes with its process group.
-    kill -KILL "-$pid" 2>/dev/null || true
-  fi
+  # The keeper first, which would start the runner again.
+  end "$(cat "$folder/keeper.pid" 2>/dev/null || true)" "$folder"
+  end "$(cat "$folder/runner.pid" 2>/dev/null || true)" "$folder"
   rm -rf "$folder" || fail "the folder $folder cannot be removed"
   remove_empty "$(dirname "$folder")"
 }

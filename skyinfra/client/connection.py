@@ -49,7 +49,9 @@ _LARGE_CALL = 1_000_000
 
 # What to do about a head that does not answer. That of a cloud's machine is started again by its systemd.
 _ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
-_ON_THIS_MACHINE = "It is a process of this machine: if it has ended, `skyinfra deploy` starts it again, with its jobs."
+_ON_THIS_MACHINE = (
+    "It is a process of this machine: `skyinfra deploy` starts it again, with its jobs, after a reboot for instance."
+)
 
 
 class Connection:

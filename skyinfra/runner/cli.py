@@ -56,7 +56,10 @@ def _parser() -> argparse.ArgumentParser:
 
     boot = _command(commands, "boot", _boot, "partition, then serve; changes nothing where that is done already")
     boot.add_argument("--detach", action="store_true", help="serve in the background; return once every slot is ready")
+    boot.add_argument("--restart", action="store_true", help="with --detach: start it again where it is killed")
     boot.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="with --detach: for how long (120)")
+    keep = _command(commands, "keep", _keep, "start a runner in the background again where it is killed")
+    keep.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for it to be ready (120)")
     partition_cli.add(commands)
     _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
     watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
@@ -81,9 +84,19 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
         return _run_service(options.config, partitions=True)
-    from skyinfra.runner import detach
+    from skyinfra.runner import detach, keeper
 
-    print(_text(detach.boot(options.config, wait_s=options.wait)))
+    status = detach.boot(options.config, wait_s=options.wait)
+    if options.restart:
+        keeper.ensure(options.config, wait_s=options.wait)
+    print(_text(status))
+    return 0
+
+
+def _keep(options: argparse.Namespace) -> int:
+    from skyinfra.runner import keeper
+
+    keeper.keep(options.config, wait_s=options.wait)
     return 0
 
 
@@ -169,10 +182,12 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from skyinfra.runner import detach
+    from skyinfra.runner import detach, keeper
 
+    directory = NodeDirectory(options.config.parent)
+    keeper.end(directory)
     with contextlib.suppress(ProcessLookupError):
-        stopped = detach.stop(NodeDirectory(options.config.parent), timeout_s=options.timeout)
+        stopped = detach.stop(directory, timeout_s=options.timeout)
         print("stopped" if stopped else "no runner serves this node")
     return 0
 

@@ -31,7 +31,15 @@ def boot(path: Path, *, wait_s: float) -> Status:
     node = Node.load(path)
     directory = NodeDirectory(path.parent)
     pid = directory.holder()
-    return _update(node, directory, pid, wait_s) if pid is not None else _start(node, directory, wait_s)
+    if pid is None:
+        try:
+            return _start(node, directory, wait_s)
+        except NodeFailed:
+            # Somebody else may have started one in the same moment.
+            pid = directory.holder()
+            if pid is None:
+                raise
+    return _update(node, directory, pid, wait_s)
 
 
 def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
@@ -45,9 +53,9 @@ def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
         return False
     leads_session = os.getsid(pid) == pid
     os.kill(pid, signal.SIGTERM)
-    if not _poll(lambda: directory.holder() != pid, timeout_s):
+    if not poll(lambda: directory.holder() != pid, timeout_s):
         os.kill(pid, signal.SIGKILL)
-        if not _poll(lambda: directory.holder() != pid, _KILL_PATIENCE_S):
+        if not poll(lambda: directory.holder() != pid, _KILL_PATIENCE_S):
             raise NodeFailed(f"the runner (process {pid}) cannot be killed", field=str(directory.path))
     if leads_session:
         _end_session(pid)
@@ -69,18 +77,24 @@ def _update(node: Node, directory: NodeDirectory, pid: int, wait_s: float) -> St
 
 
 def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
-    # Running `-m` puts the current folder on the import path, where any file could shadow a module.
-    safe = [] if Path(skyinfra.__file__).parents[1] == Path.cwd() else ["-P"]
-    command = [sys.executable, *safe, "-m", "skyinfra.runner", "boot", "--config", str(node.path.absolute())]
     with writing(directory.log_file):
         log = directory.log_file.open("ab")
     with log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command("boot", node.path), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         return _wait(node, directory, wait_s, lambda status: status.pid == process.pid, lambda: process.poll() is None)
     except BaseException:
         _terminate(process)
         raise
+
+
+def command(name: str, path: Path, *options: str) -> list[str]:
+    """What runs the command *name* of skyinfra-runner for the node *path*, in a process that goes on without this."""
+    # Running `-m` puts the current folder on the import path, where any file could shadow a module.
+    safe = [] if Path(skyinfra.__file__).parents[1] == Path.cwd() else ["-P"]
+    return [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
 
 
 def _wait(
@@ -104,7 +118,7 @@ def _wait(
         if status is not None and status.state == "failed":
             if status.generation == 0:
                 # It ends by itself, and may still have something to say in its log.
-                _poll(lambda: not alive(), _KILL_PATIENCE_S)
+                poll(lambda: not alive(), _KILL_PATIENCE_S)
             raise _failed(node, directory, status, "did not come up")
         if not living:
             raise _failed(node, directory, status, "ended")
@@ -150,14 +164,15 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 def _end_session(session: int) -> None:
     """Kills what is left of the session of a detached runner that has ended, and waits until nothing is."""
     # Dask's helper processes end by themselves when the runner is gone.
-    if _poll(lambda: not processes.of_session(session), 1.0):
+    if poll(lambda: not processes.of_session(session), 1.0):
         return
     for process in processes.of_session(session):
         process.kill()
-    _poll(lambda: not processes.of_session(session), _KILL_PATIENCE_S)
+    poll(lambda: not processes.of_session(session), _KILL_PATIENCE_S)
 
 
-def _poll(condition: Callable[[], bool], seconds: float) -> bool:
+def poll(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits until *condition*, but no longer than *seconds*; whether it came to be."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

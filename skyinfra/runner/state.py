@@ -7,6 +7,7 @@ The directory is the folder of the node configuration. The runner writes
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner; the log of one whose output goes elsewhere
+    keeper.pid      process id of who starts a runner in the background again; locked for as long as that is there
     tasks/          what each task printed
     blobs/          what was synced, and large calls and results; on the head, for the whole fleet
     trees/          what tasks see of that
@@ -146,6 +147,7 @@ class NodeDirectory:
         self.pid_file = path / "runner.pid"
         self.lock_file = path / "runner.lock"
         self.log_file = path / "runner.log"
+        self.keeper_file = path / "keeper.pid"
         self.reboot_file = path / "reboot.json"
         self.record_file = path / "partitions.json"
         self.request_file = path / "partition.request"

@@ -120,6 +120,21 @@ def test_run_streams_a_script_and_returns_its_exit_code(deployed: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_ends_though_the_head_was_killed(deployed: Path) -> None:
+    (deployed / "job.py").write_text("import time\ntime.sleep(4)\nprint('ended')\n")
+    skyinfra(deployed, "run", "quickstart/mig", "--detach", "--name", "outlives", "job.py")
+    os.kill(int((deployed / ".skyinfra" / "quickstart" / "mig" / "mig-0" / "runner.pid").read_text()), signal.SIGKILL)
+
+    def job() -> dict[str, Any]:
+        (found,) = json.loads(skyinfra(deployed, "jobs", "quickstart/mig", "--json").stdout)["jobs"]
+        return dict(found)
+
+    until(lambda: job()["state"] == "done")
+    assert skyinfra(deployed, "jobs", "logs", "quickstart/mig", "outlives").stdout.endswith("ended\n")
+    until(lambda: len(slots(status(deployed))) == 4)
+
+
+@pytest.mark.slow
 def test_a_script_whose_client_was_killed_gives_its_slot_back(deployed: Path) -> None:
     (deployed / "endless.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "skyinfra.cli", "run", "quickstart/mig", "endless.py"]
