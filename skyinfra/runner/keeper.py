@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from skyinfra._errors import SkyinfraError
 from skyinfra.runner import detach
@@ -25,6 +26,7 @@ _POLL_S = 0.5
 _PAUSE_S = 2.0
 _START_S = 20.0
 _ATTEMPTS = 3
+_PATIENCE_S = 1.0
 _ENDED = ("stopped", "failed")
 
 
@@ -102,9 +104,8 @@ def _claimed(directory: NodeDirectory) -> Iterator[bool]:
         yield False
         return
     with stream:
-        try:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        # Whoever only looks holds the lock for a moment.
+        if not detach.poll(lambda: _locked(stream, fcntl.LOCK_EX), _PATIENCE_S):
             yield False
             return
         stream.truncate(0)
@@ -113,14 +114,22 @@ def _claimed(directory: NodeDirectory) -> Iterator[bool]:
         yield True
 
 
+def _locked(stream: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(stream.fileno(), kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _pid(directory: NodeDirectory) -> int | None:
     """Process id of the keeper, or None where there is none, or it has not said it yet."""
     try:
         with directory.keeper_file.open("r") as stream:
-            try:
-                fcntl.flock(stream.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(stream.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass
-    return None
+            if _locked(stream, fcntl.LOCK_SH):
+                return None
+            pid = int(stream.read())
+        # What an earlier one has left in the file is somebody else by now.
+        return pid if b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") else None
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError, ValueError):
+        return None
