@@ -21,6 +21,16 @@ def double(x: int) -> int:
 
 
 @sky.compute
+def double_after(path: str, x: int) -> int:
+    deadline = time.monotonic() + 60
+    while not Path(path).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.01)
+    return 2 * x
+
+
+@sky.compute
 def fail() -> None:
     raise LookupError("not here")
 
@@ -59,22 +69,20 @@ def test_the_operators_give_what_can_be_awaited(fleet):
     asyncio.run(main())
 
 
-def test_many_tasks_wait_at_once_and_the_loop_goes_on(fleet):
+def test_many_tasks_wait_at_once_and_the_loop_goes_on(fleet, tmp_path):
+    path = tmp_path / "go"
+
+    async def tick() -> None:
+        for _ in range(30):
+            await asyncio.sleep(0)
+        path.touch()
+
     async def main() -> None:
         async with connect_async(fleet.manifest) as pool:
-            ticks = 0
-
-            async def tick() -> None:
-                nonlocal ticks
-                while True:
-                    ticks += 1
-                    await asyncio.sleep(0)
-
-            ticking = asyncio.create_task(tick())
-            results = await asyncio.gather(*(pool.run(double(x)) for x in range(30)))
-            ticking.cancel()
-            assert results == [2 * x for x in range(30)]
-            assert ticks > 30
+            # No task ends before the loop has gone round while all of them are awaited.
+            waiting = [pool.run(double_after(str(path), x)) for x in range(30)]
+            results = await asyncio.gather(*waiting, tick())
+            assert results == [*(2 * x for x in range(30)), None]
 
     asyncio.run(main())
 
