@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from skyinfra.terraform import Event
+from skyinfra.terraform_text import Event
 
 _DONE = {"create": "created", "update": "updated", "delete": "destroyed", "replace": "replaced", "read": "read"}
 

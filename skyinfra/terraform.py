@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -25,34 +23,35 @@ from typing import IO, Any
 import python_terraform
 from python_terraform import IsFlagged
 
-from skyinfra._errors import DeployInterrupted, StateLocked, TerraformFailed, TerraformNotFound
+from skyinfra._errors import DeployInterrupted, TerraformFailed, TerraformNotFound
 from skyinfra.cloud_errors import explain
+from skyinfra.terraform_text import (
+    Event,
+    event_of,
+    locked,
+    plain_errors,
+    readable,
+    run_address,
+    without_place,
+    without_provisioner,
+)
 
 PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
-
-
-@dataclass(frozen=True)
-class Event:
-    """One step of a plan or apply.
-
-    kind: ``planned``, ``start``, ``progress``, ``output``, ``done``, ``failed`` or ``text``. address: of the resource.
-    action: create, update, delete, replace, read. seconds: since the resource's start. text: a line for a person.
-    """
-
-    kind: str
-    address: str = ""
-    action: str = ""
-    seconds: float = 0.0
-    text: str = ""
+# The exit code of ``plan -detailed-exitcode`` where something would change.
+_CHANGES = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary."""
+    """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary.
+
+    run: where a person sees it in HCP Terraform, if it was made there.
+    """
 
     file: Path
     changes: tuple[tuple[str, str], ...] = ()
     output_changes: bool = False
+    run: str | None = None
 
     @property
     def empty(self) -> bool:
@@ -93,25 +92,29 @@ def find_program() -> tuple[str, ...]:
 
 @dataclass
 class _Run:
-    """What one terraform command printed: diagnostics, and what was not JSON."""
+    """What one terraform command printed: diagnostics, and what was not JSON. remote: see `Plan.run`."""
 
     errors: list[tuple[str, str]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
+    printed: str = ""
+    code: int = 0
+    remote: str | None = None
 
     def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
         """The error for this run: what a cloud is known to refuse, a locked state, or else Terraform's own words.
 
         terraform: the words of a command line that runs Terraform in the same folder.
         """
-        reported = self.errors or [("", text) for text in _plain_errors("\n".join(self.plain))]
-        known = explain(command, reported) or _locked(reported, terraform)
+        reported = self.errors or plain_errors("\n".join(self.plain))
+        known = explain(command, reported) or locked(reported, terraform)
         if known is not None:
-            known.message = _PROVISIONER.sub("", known.message)
+            known.message = without_provisioner(known.message)
             return known
-        said = "\n\n".join(f"{address}: {text}" if address else text for address, text in self.errors)
+        errors = [(at, without_place(text)) for at, text in reported] if self.remote else self.errors
+        said = "\n\n".join(f"{address}: {text}" if address else text for address, text in errors)
         text = said or "\n".join(self.plain[-30:]) or "terraform printed no reason"
-        error = TerraformFailed(_readable(text, command))
-        error.diagnostics = tuple(self.errors)
+        error = TerraformFailed(readable(text, command))
+        error.diagnostics = tuple(errors)
         return error
 
 
@@ -141,19 +144,24 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             changes: list[tuple[str, str]] = []
             outputs = False
 
+            def listen(event: Event) -> None:
+                if event.kind == "planned":
+                    changes.append((event.action, event.address))
+                listener(event)
+
             def collect(message: dict[str, Any]) -> None:
                 nonlocal outputs
-                if message.get("type") == "planned_change":
-                    change = message["change"]
-                    changes.append((change["action"], change["resource"]["addr"]))
-                elif message.get("type") == "outputs":
+                if message.get("type") == "outputs":
                     actions = [output.get("action", "noop") for output in message["outputs"].values()]
                     outputs = any(action not in ("noop", "read") for action in actions)
 
             options: dict[str, Any] = {"destroy": IsFlagged} if destroy else {}
-            options["replace"] = list(replace)
-            self._run("plan", listener=listener, collect=collect, out=str(file), input=False, json=IsFlagged, **options)
-            yield Plan(file=file, changes=tuple(changes), output_changes=outputs)
+            options.update(replace=list(replace), out=str(file), detailed_exitcode=IsFlagged)
+            done = self._run("plan", listener=listen, collect=collect, input=False, json=IsFlagged, **options)
+            if done.remote:
+                # Its text does not say of every change what the exit code says of all of them.
+                outputs = done.code == _CHANGES and not changes
+            yield Plan(file=file, changes=tuple(changes), output_changes=outputs, run=done.remote)
 
     def apply_plan(self, plan: Plan, listener: Listener) -> None:
         """Applies *plan*."""
@@ -161,7 +169,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
     def outputs(self) -> dict[str, Any]:
         """The values of the outputs, secrets included; empty where nothing is applied."""
-        text = self._run("output", json=IsFlagged)
+        text = self._run("output", json=IsFlagged).printed
         return {name: output["value"] for name, output in json.loads(text or "{}").items()}
 
     def _run(
@@ -171,8 +179,8 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         listener: Listener | None = None,
         collect: Callable[[dict[str, Any]], None] | None = None,
         **options: Any,
-    ) -> str:
-        """Runs a command and returns what it printed, unless *listener* takes it as events."""
+    ) -> _Run:
+        """Runs a command. What it prints is told to *listener*, or kept as ``printed`` where there is none."""
         words = [*self.program, *self.generate_cmd_string(command, *arguments, **options)[1:]]
         run = _Run()
         with (
@@ -180,25 +188,27 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             _process(words, Path(self.working_dir), complaints) as (process, interrupted),
         ):
             assert process.stdout is not None  # noqa: S101 - asked for with PIPE
-            printed: list[str] = []
-            for line in process.stdout:
-                if listener is None:
-                    printed.append(line)
-                else:
+            if listener is None:
+                run.printed = process.stdout.read()
+            else:
+                for line in process.stdout:
                     _handle(line.rstrip("\n"), run, listener, collect)
-            code = process.wait()
+            run.code = process.wait()
+            run.remote = run_address(run.plain)
             complaints.seek(0)
             run.plain.extend(complaints.read().splitlines())
         if interrupted:
-            raise DeployInterrupted(
-                f"terraform {command} was interrupted",
-                hint="The state is saved. Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists.",
-            )
-        if code != 0:
+            raise DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
+        if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
             if not run.plain:
-                run.plain.extend("".join(printed).splitlines())
+                run.plain.extend(run.printed.splitlines())
             raise run.failure(command, (*self.program, f"-chdir={self.working_dir}"))
-        return "".join(printed)
+        return run
+
+
+def _after_interruption(remote: str | None) -> str:
+    last = "Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists."
+    return f"The state is saved. {last}" if remote is None else f"What was begun goes on at {remote}\n{last}"
 
 
 @contextmanager
@@ -275,9 +285,9 @@ def _handle(line: str, run: _Run, listener: Listener, collect: Callable[[dict[st
     try:
         message = json.loads(line)
     except ValueError:
-        # Remote runs and old versions print text in between.
+        # Runs in HCP Terraform and old versions print text.
         run.plain.append(line)
-        listener(Event("text", text=line))
+        listener(event_of(line))
         return
     if not isinstance(message, dict):
         return
@@ -322,49 +332,3 @@ def _event(message: dict[str, Any]) -> Event | None:
         seconds=float(hook.get("elapsed_seconds", 0)),
         text=hook.get("output", ""),
     )
-
-
-_LOCK = re.compile(r"^\s*(ID|Operation|Who|Created):\s+(?:OperationType)?(.+?)\s*$", re.MULTILINE)
-
-
-def _locked(errors: Sequence[tuple[str, str]], terraform: Sequence[str]) -> StateLocked | None:
-    """The error for a state that another run holds; None where it is something else."""
-    text = next((text for _, text in errors if text.startswith("Error acquiring the state lock")), "")
-    lock = {name: value for name, value in _LOCK.findall(text) if value}
-    if "ID" not in lock:
-        return None
-    whose = " ".join(
-        [
-            f"{lock['Operation'].lower()} of Terraform" if "Operation" in lock else "run of Terraform",
-            *([f"by {lock['Who']}"] if "Who" in lock else []),
-            *([f"since {lock['Created'][:19]} UTC"] if lock.get("Created", "").endswith("UTC") else []),
-        ]
-    )
-    error = StateLocked(
-        f"the state is locked: another {whose} is at work on it",
-        hint="Nothing was changed. Wait until it has ended, and run this again.\n"
-        f"If it has died and the lock is left over: {shlex.join((*terraform, 'force-unlock', lock['ID']))}",
-    )
-    error.diagnostics = tuple(errors)
-    return error
-
-
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_PROVISIONER = re.compile(
-    r"local-exec provisioner error\nError running command '.*?': exit status \d+\. Output: ", re.DOTALL
-)
-
-
-def _readable(text: str, command: str) -> str:
-    """Terraform's words without its frames; a failed local node speaks for itself."""
-    return f"terraform {command} failed\n{_PROVISIONER.sub('', _bare(text)).strip()}"
-
-
-def _bare(text: str) -> str:
-    """*text* without colours and frames."""
-    return re.sub(r"^[╷│╵] ?", "", _COLOR.sub("", text), flags=re.MULTILINE).strip()
-
-
-def _plain_errors(text: str) -> list[str]:
-    """The errors of a command that speaks no JSON."""
-    return [part.strip() for part in re.split(r"^Error: ", _bare(text), flags=re.MULTILINE)[1:]]

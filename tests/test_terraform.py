@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.terraform import Event, Plan, Terraform, find_program
+from skyinfra.terraform import Plan, Terraform, find_program
+from skyinfra.terraform_text import Event
 
 SIMPLE = """
 variable "value" { default = "one" }
