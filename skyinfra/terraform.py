@@ -169,7 +169,13 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
     def outputs(self) -> dict[str, Any]:
         """The values of the outputs, secrets included; empty where nothing is applied."""
-        text = self._run("output", json=IsFlagged).printed
+        try:
+            text = self._run("output", json=IsFlagged).printed
+        except TerraformFailed as error:
+            # What HCP Terraform says of a workspace that has no state yet.
+            if "could not read state version outputs: resource not found" in error.message:
+                return {}
+            raise
         return {name: output["value"] for name, output in json.loads(text or "{}").items()}
 
     def _run(

@@ -68,6 +68,7 @@ def write(folder: Path, declared: object) -> None:
 def test_plan_apply_output_destroy(make: Make, mode: str) -> None:
     hcp, stack = make(mode)
     events: list[Event] = []
+    assert stack.outputs() == {}
     with stack.planned(events.append) as plan:
         assert set(plan.changes) == {("create", "terraform_data.a"), ("create", "terraform_data.secret")}
         assert plan.run == (f"https://{hcp.hostname}/app/{ORGANIZATION}/fleet/runs/run-3" if hcp.runs else None)

@@ -92,6 +92,8 @@ def show_plan(
     """The changes of *plan*. The *cost* is printed in JSON only; `show_cost` prints it for a person."""
     if as_json:
         document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
+        if plan.run is not None:
+            document["run"] = plan.run
         print_json(document if cost is None else {**document, "cost": cost.to_json()})
         return
     out = console(to_stderr=to_stderr)
@@ -103,7 +105,10 @@ def show_plan(
     counts = {
         action: sum(1 for a, _ in plan.changes if a == action) for action in ("create", "update", "replace", "delete")
     }
-    out.print(f"{name}: " + ", ".join(f"{count} to {action}" for action, count in counts.items() if count))
+    counted = ", ".join(f"{count} to {action}" for action, count in counts.items() if count)
+    out.print(f"{name}: {counted or 'outputs change'}")
+    if plan.run is not None:
+        out.print(f"{name}: planned by HCP Terraform: {plan.run}", soft_wrap=True)
 
 
 def show_fleets(stack: SynthesizedStack) -> None:

@@ -80,6 +80,11 @@ class Project:
         return {instance["attributes"]["id"] for resource in found for instance in resource["instances"]}
 
     def secrets(self) -> list[str]:
-        found = [r for r in self.state()["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
-        values = [instance["attributes"]["triggers_replace"] for r in found for instance in r["instances"]]
-        return [value["value"] if isinstance(value, dict) else value for value in values]
+        return secrets_of(self.state())
+
+
+def secrets_of(state: dict[str, Any]) -> list[str]:
+    """The secrets of the fleets in a *state*."""
+    found = [r for r in state["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
+    values = [instance["attributes"]["triggers_replace"] for r in found for instance in r["instances"]]
+    return [value["value"] if isinstance(value, dict) else value for value in values]
