@@ -283,10 +283,10 @@ def _add_backend(library: ModuleType, stack: Any, id: str, backend: Backend, pro
         # Terraform would keep the states of other workspaces in its working folder, which is thrown away.
         library.LocalBackend(stack, path=path, workspace_dir=f"{path}.d")
     elif isinstance(backend, S3):
-        values = {k: v for k, v in backend.model_dump(exclude={"use_lockfile"}).items() if v is not None}
-        library.S3Backend(stack, **values)
-        if backend.use_lockfile:
-            stack.add_override("terraform.backend.s3.use_lockfile", True)
+        library.S3Backend(stack, bucket=backend.bucket, key=backend.key)
+        # Not all that Terraform takes is known to cdktf.
+        for name, value in backend.settings().items():
+            stack.add_override(f"terraform.backend.s3.{name}", value)
     elif isinstance(backend, HCPTerraform):
         workspace = library.NamedCloudWorkspace(backend.workspace, backend.project)
         options = {"hostname": backend.hostname} if backend.hostname else {}

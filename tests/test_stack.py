@@ -122,6 +122,11 @@ def test_backends(tmp_path: Path, library: str) -> None:
     program = """
     sky.FleetStack(app, "local", backend=sky.LocalState(path="state/x.tfstate"))
     sky.FleetStack(app, "s3", backend=sky.S3(bucket="b", key="k", region="eu-west-1"))
+    sky.FleetStack(app, "role", backend=sky.S3(
+        bucket="b", key="k", region="eu-west-1", profile="p", role_arn="arn:aws:iam::1:role/x", kms_key_id="kms",
+        use_lockfile=False, dynamodb_table="locks"))
+    sky.FleetStack(app, "store", backend=sky.S3(
+        bucket="b", key="k", region="eu-west-1", endpoint="https://minio.example.com:9000"))
     sky.FleetStack(app, "hcp", backend=sky.HCPTerraform(organization="acme", workspace="gpu"))
     app.synth()
     """
@@ -135,6 +140,20 @@ def test_backends(tmp_path: Path, library: str) -> None:
         "region": "eu-west-1",
         "use_lockfile": True,
     }
+    assert read(tmp_path, "role")["terraform"]["backend"]["s3"] == {
+        "assume_role": {"role_arn": "arn:aws:iam::1:role/x"},
+        "bucket": "b",
+        "dynamodb_table": "locks",
+        "encrypt": True,
+        "key": "k",
+        "kms_key_id": "kms",
+        "profile": "p",
+        "region": "eu-west-1",
+        "use_lockfile": False,
+    }
+    store = read(tmp_path, "store")["terraform"]["backend"]["s3"]
+    assert (store["endpoints"], store["use_path_style"]) == ({"s3": "https://minio.example.com:9000"}, True)
+    assert store["skip_credentials_validation"] and store["skip_requesting_account_id"]
     cloud = read(tmp_path, "hcp")["terraform"]["cloud"]
     assert cloud == {"organization": "acme", "workspaces": {"name": "gpu"}}
 
@@ -160,3 +179,10 @@ def test_a_scope_of_neither_library() -> None:
 def test_a_stack_name_that_cannot_be(tmp_path: Path, name: str) -> None:
     result = synth(tmp_path, f"sky.FleetStack(app, {name!r})", check=False)
     assert "FleetStack.id" in result.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["minio.example.com", "https://", "ftp://a", "https://me:hush@minio.example.com"])
+def test_an_endpoint_is_an_address_without_credentials(endpoint: str) -> None:
+    with pytest.raises(sky.InvalidField, match=r"S3\.endpoint: expected an address without credentials") as caught:
+        sky.S3(bucket="b", key="k", region="r", endpoint=endpoint)
+    assert "hush" not in str(caught.value)

@@ -29,15 +29,15 @@ class Project:
             self.environment["TF_CLI_CONFIG_FILE"] = str(configuration)
         self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    def declare(self, *pools: str) -> None:
-        """The pools of the stack, in Python."""
+    def declare(self, *pools: str, backend: str = "None") -> None:
+        """The pools of the stack, and where its state is, in Python."""
         declared = "".join(f"    {pool},\n" for pool in pools)
         (self.folder / "main.py").write_text(
             "import os\n"
             "from cdktf import App\n"
             "import skyinfra as sky\n\n"
             "app = App()\n"
-            f"sky.FleetStack(app, {STACK!r}, pools=[\n{declared}])\n"
+            f"sky.FleetStack(app, {STACK!r}, backend={backend}, pools=[\n{declared}])\n"
             "app.synth()\n"
         )
 
