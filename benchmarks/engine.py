@@ -179,9 +179,14 @@ def _import_something() -> float:
 
 @dataclass(frozen=True)
 class Started:
-    """Seconds until the last slot was there; MB (PSS) of the process with the scheduler, of a worker, of all."""
+    """What a start took, and what runs then.
+
+    seconds: until the last slot was there. workers: of these, since the first worker's process began. head, worker,
+    total: MB (PSS) of the process with the scheduler, of a worker, of all.
+    """
 
     seconds: float
+    workers: float
     head: float
     worker: float
     total: float
@@ -191,6 +196,7 @@ def _starts(root: Path, ours: Ours, *, runs: int) -> Iterator[Result]:
     pairs = [(_start_ours(root / f"start{index}"), _start_plain()) for index in range(runs)]
     fields: dict[str, Callable[[Started], float]] = {
         f"{SLOTS} slots from the start of the runner": lambda each: each.seconds,
+        f"{SLOTS} slots from the start of their first process": lambda each: each.workers,
         "memory of the head's runner (PSS)": lambda each: each.head,
         "memory of a worker (PSS)": lambda each: each.worker,
         f"memory of a node with {SLOTS} slots (PSS)": lambda each: each.total,
@@ -198,20 +204,22 @@ def _starts(root: Path, ours: Ours, *, runs: int) -> Iterator[Result]:
     for number, (what, value) in enumerate(fields.items()):
         median = statistics.median(value(mine) for mine, _ in pairs)
         ratio = statistics.median(value(mine) / value(theirs) for mine, theirs in pairs)
-        yield Result(what, PLAIN, median, ratio, figure=f"{median:.0f} MB" if number else "")
+        aim = "below 1 s" if number == 1 else ""
+        yield Result(what, PLAIN, median, ratio, aim, figure=f"{median:.0f} MB" if number > 1 else "")
     ours.start = statistics.median(mine.seconds for mine, _ in pairs)
 
 
 def _start_ours(path: Path, *, preload: tuple[str, ...] = ()) -> Started:
     start = time.perf_counter()
     with serving(path, SLOTS, preload=preload) as (node, seconds), node.pool() as pool:
+        up = time.clock_gettime(time.CLOCK_BOOTTIME)
         runner = node.status().pid
         assert runner is not None
         workers = [pid for pid, _ in Task(_process_with, preload) @ pool]
         if preload:
             assert all(imported for _, imported in Task(_process_with, preload) @ pool), preload
             seconds = time.perf_counter() - start
-        return _started(seconds, runner, workers)
+        return _started(seconds, up, runner, workers)
 
 
 def _process_with(*modules: str) -> tuple[int, bool]:
@@ -229,7 +237,8 @@ def _start_plain(*, preload: tuple[str, ...] = ()) -> Started:
         program.stdin.write(SECRET + "\n")
         program.stdin.flush()
         workers = json.loads(program.stdout.readline())
-        return _started(time.perf_counter() - start, program.pid, workers)
+        up = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return _started(time.perf_counter() - start, up, program.pid, workers)
     finally:
         program.communicate()
 
@@ -269,9 +278,16 @@ def _importable(root: Path) -> Iterator[str]:
             os.environ.update(before)
 
 
-def _started(seconds: float, head: int, workers: list[int]) -> Started:
+def _started(seconds: float, up: float, head: int, workers: list[int]) -> Started:
     total = sum(_pss(process.pid) for process in processes.of_session(head))
-    return Started(seconds, _pss(head), statistics.mean(map(_pss, workers)), total)
+    since = up - min(map(_begun, workers))
+    return Started(seconds, since, _pss(head), statistics.mean(map(_pss, workers)), total)
+
+
+def _begun(pid: int) -> float:
+    """When a process began, in seconds since this machine did: see proc_pid_stat(5)."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _pss(pid: int) -> float:
