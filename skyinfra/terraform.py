@@ -106,11 +106,13 @@ class _Run:
         terraform: the words of a command line that runs Terraform in the same folder.
         """
         reported = self.errors or plain_errors("\n".join(self.plain))
+        if self.remote:
+            reported = [(at, without_place(text)) for at, text in reported]
         known = explain(command, reported) or locked(reported, terraform)
         if known is not None:
             known.message = without_provisioner(known.message)
             return known
-        errors = [(at, without_place(text)) for at, text in reported] if self.remote else self.errors
+        errors = reported if self.remote else self.errors
         said = "\n\n".join(f"{address}: {text}" if address else text for address, text in errors)
         text = said or "\n".join(self.plain[-30:]) or "terraform printed no reason"
         error = TerraformFailed(readable(text, command))

@@ -131,10 +131,27 @@ def bare(text: str, *, strip: bool = True) -> str:
 _PLACE = re.compile(r"\n\n  (?:with (?P<address>\S.*?),\n  )?on \S+ line \d+.*?(?=\n\n|\Z)", re.DOTALL)
 
 
+# Terraform breaks the lines of what it prints for a person there, or a little before.
+_WIDTH = 75
+
+
+def _unbroken(text: str) -> str:
+    """*text* with the lines joined that were broken because the next word did not fit."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        word = line.partition(" ")[0]
+        last = lines[-1].rpartition("\n")[2] if lines else ""
+        if word and last and not last.startswith(" ") and len(last) + 1 + len(word) > _WIDTH:
+            lines[-1] += f"\n{line}"
+        else:
+            lines.append(line)
+    return "\n".join(line.replace("\n", " ") for line in lines)
+
+
 def plain_errors(text: str) -> list[tuple[str, str]]:
     """The errors of a command that speaks no JSON: the address of each, where it has one, and all that it says."""
     found = []
-    for part in re.split(r"^Error: ", bare(text), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^Error: ", _unbroken(bare(text)), flags=re.MULTILINE)[1:]:
         place = _PLACE.search(part)
         found.append(((place and place["address"]) or "", part.strip()))
     return found

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from hcp_terraform import ORGANIZATION, Hcp
+from test_cloud_errors import NO_CAPACITY
 
 import skyinfra as sky
+from skyinfra.cloud_errors import explain
 from skyinfra.terraform import Terraform
 from skyinfra.terraform_text import Event
 
@@ -153,3 +155,20 @@ def test_a_workspace_that_is_locked(make: Make) -> None:
     assert first == f"the state is locked: the workspace {ORGANIZATION}/fleet is locked in HCP Terraform"
     assert wait == "Nothing was changed. Wait until it has ended, and run this again."
     assert last.endswith(f"-chdir={stack.working_dir} force-unlock {ORGANIZATION}/fleet")
+
+
+def test_what_a_cloud_refuses_in_a_remote_run_is_known(make: Make) -> None:
+    """Such a run's errors are broken into lines of 78 characters."""
+    _, stack = make("remote")
+    refused = {"precondition": [{"condition": "${self.input != 1}", "error_message": NO_CAPACITY}]}
+    declare(stack, {"a": {"input": 1, "lifecycle": [{"postcondition": refused["precondition"]}]}})
+    with pytest.raises(sky.CapacityUnavailable) as caught, stack.planned(lambda e: None) as plan:
+        stack.apply_plan(plan, lambda e: None)
+    assert caught.value.message == explained(NO_CAPACITY).message
+    assert "us-east-1b, us-east-1d." in str(caught.value)
+
+
+def explained(text: str) -> sky.TerraformFailed:
+    found = explain("plan", [("", f"Resource postcondition failed\n{text}")])
+    assert found is not None
+    return found
