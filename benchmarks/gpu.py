@@ -1,0 +1,161 @@
+"""On a machine with NVIDIA GPUs: a slot for each, PyTorch on them, what `doctor` and `metrics` say meanwhile.
+
+The baseline of what tasks do is the same function in a new Python process. Without a driver nothing is measured; a
+PyTorch without CUDA computes on the CPU, and the rows say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from benchmarks.measure import Result, python
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "runner"))
+
+from running_node import RunningNode, until  # noqa: E402
+
+from skyinfra.client import Pool, Task  # noqa: E402
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig  # noqa: E402
+
+STEPS = 300
+PROCESS = "a new Python process"
+
+
+def run() -> Iterator[Result]:
+    names = _gpus()
+    if not names:
+        print("gpu: this machine has no NVIDIA driver", file=sys.stderr)
+        return
+    accelerator = NodeAccelerator(names[0], "nvidia", len(names))
+    config = NodeConfig(1, "bench", "gpu", "n0", "local", head=True, scheduler="127.0.0.1:0", accelerator=accelerator)
+    with tempfile.TemporaryDirectory() as folder:
+        node = RunningNode(Path(folder) / "node", config)
+        try:
+            start = time.perf_counter()
+            slots = node.boot().slots
+            seconds = time.perf_counter() - start
+            ratio = len({slot.uuid for slot in slots}) / len(names)
+            yield Result(f"{names[0]}: slots", f"GPUs that NVML lists: {len(names)}", seconds, ratio, "1")
+            with node.pool() as pool:
+                yield from _training(node, pool)
+            yield from _doctor(node)
+        finally:
+            node.run("stop", "--timeout", "30")
+
+
+def _gpus() -> list[str]:
+    """What the GPUs call themselves."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def train(steps: int) -> dict[str, Any]:
+    """Trains a small network: seconds until its first step was done, steps per second, where, and the losses."""
+    begin = time.perf_counter()
+    import torch
+
+    cuda = torch.cuda.is_available()
+    device, width = ("cuda", 4096) if cuda else ("cpu", 256)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.randn(256, width, device=device)
+    labels = torch.randint(10, (256,), device=device)
+    losses = []
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(data), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+
+    step()
+    first = losses[0].item()  # waits for the device
+    ready = time.perf_counter() - begin
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    last = losses[-1].item()
+    return {
+        "device": torch.cuda.get_device_name(0) if cuda else "the CPU",
+        "visible": torch.cuda.device_count(),
+        "ready": ready,
+        "rate": steps / (time.perf_counter() - begin),
+        "losses": (first, last),
+    }
+
+
+def _training(node: RunningNode, pool: Pool) -> Iterator[Result]:
+    if importlib.util.find_spec("torch") is None:
+        print("gpu: this Python has no PyTorch", file=sys.stderr)
+        return
+    slot = pool.slots()[:1]
+    program = f"import json; from benchmarks import gpu; print(json.dumps(gpu.train({STEPS})))"
+    # The process sees all GPUs and takes the first one, which is that of the first slot.
+    alone = [
+        json.loads(subprocess.run(python(program), cwd=ROOT, capture_output=True, check=True, text=True).stdout)
+        for _ in range(3)
+    ]
+    first, *more = [pool.broadcast(Task(train, (STEPS,)), slots=slot)[0] for _ in range(4)]
+    where = first["device"]
+    assert first["visible"] in (0, 1), first
+    assert all(last < begin for begin, last in (each["losses"] for each in (first, *more)))
+    ready = statistics.median(each["ready"] for each in alone)
+    yield Result(f"first task on a slot, ready on {where}", PROCESS, first["ready"], first["ready"] / ready)
+    again = statistics.median(each["ready"] for each in more)
+    yield Result(f"second task there, ready on {where}", PROCESS, again, again / ready)
+    rate, plain = (statistics.median(each["rate"] for each in found) for found in (more, alone))
+    yield Result(f"training on {where}, steps", PROCESS, 0, rate / plain, "1", f"{rate:.0f}/s")
+    together = Task(train, (STEPS,)) @ pool
+    rate = sum(each["rate"] for each in together)
+    yield Result(
+        f"training on all {len(together)} slots at once",
+        f"{len(together)} times one",
+        0,
+        rate / plain / len(together),
+        "1",
+        f"{rate:.0f}/s",
+    )
+    if first["visible"]:
+        yield from _busy(node, pool)
+
+
+def _busy(node: RunningNode, pool: Pool) -> Iterator[Result]:
+    """What `metrics` reads of the first slot while it trains."""
+    future = pool.submit(Task(train, (100 * STEPS,)))
+    found = re.compile(r"^skyinfra_slot_utilization_ratio\{.*?\} ([\d.]+)$", re.MULTILINE)
+    try:
+        read = lambda: max(map(float, found.findall(node.run("metrics", "--once").stdout)), default=0.0)  # noqa: E731
+        ratio = until(lambda: future.done() or read(), "a slot is in use")
+        yield Result("utilization that metrics shows meanwhile", "all of it", 0, float(ratio), figure=f"{ratio:.0%}")
+    finally:
+        future.cancel()
+
+
+def _doctor(node: RunningNode) -> Iterator[Result]:
+    findings = json.loads(node.run("doctor", "--json", check=False).stdout)["findings"]
+    wrong = [each["what"] for each in findings if each["result"] == "wrong"]
+    baseline = f"{len(findings)} findings of doctor"
+    what = f"wrong: {', '.join(wrong) or 'nothing'}"
+    yield Result(what, baseline, 0, len(wrong) / len(findings), "0", f"{len(wrong)}")
