@@ -11,7 +11,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch jax clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -20,7 +20,7 @@ quickstart: $(VENV)/.quickstart
 test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax
 	$(MAKE) lint pytest-all
 
 pytest:
@@ -69,8 +69,13 @@ debian:
 torch: debian
 	@test -d build/torch || ! command -v apt-get >/dev/null || sh tools/torch.sh build/torch $(PYTHON) >&2 || true
 
+# JAX for the ranks of some tests, in a folder of its own.
+jax: $(VENV)/.dev
+	@test -d build/jax || { rm -rf build/jax.new && $(BIN)/python -m pip install --quiet --no-compile \
+	  --disable-pip-version-check --constraint constraints.txt --target build/jax.new jax && mv build/jax.new build/jax; }
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch build/jax
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,3 +120,10 @@ def test_only_stack_knows_the_cdk_libraries() -> None:
     for path in SOURCES:
         found = {module.split(".")[0] for module, _ in imports(path)} & {"cdktf", "cdktn", "constructs", "jsii"}
         assert not found, f"{path} imports {found}"
+
+
+def test_every_room_stands_in_the_house_of_contributing() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
+    assert named == {*ALLOWED, "cli"}
