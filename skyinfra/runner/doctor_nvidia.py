@@ -13,7 +13,7 @@ import pynvml
 from skyinfra._errors import AcceleratorMissing, SkyinfraError
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
-from skyinfra.runner import inventory, packages
+from skyinfra.runner import device_files, inventory, packages
 from skyinfra.runner.hardware import Hardware, session
 from skyinfra.runner.kernel_log import xids
 from skyinfra.runner.nvml import Gpu, Nvml, error_text
@@ -69,6 +69,7 @@ def _opened(
         yield from _as_declared(node, directory, names or "none", wanted)
     yield from _driver(nvml, packages.cuda(path))
     yield from _fabric(gpus, root)
+    yield from _device_files(root)
     for gpu in gpus:
         yield from _health(gpu)
 
@@ -139,6 +140,20 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     fine = not waiting and (manager or bool(states))
     todo = "`systemctl enable --now nvidia-fabricmanager`; its version has to be that of the driver."
     yield Finding("fabric manager", "ok" if fine else "wrong", found, "running, for NVSwitch", "" if fine else todo)
+
+
+def _device_files(root: Path) -> Iterator[Finding]:
+    """Those that CUDA opens and this user may not be able to make."""
+    needed = device_files.needed(root)
+    if not needed:
+        return
+    absent = device_files.missing(root)
+    closed = [file for file in needed if file not in absent and not os.access(file, os.R_OK)]
+    found = [f"{file} is missing" for file in absent] + [f"{file} may not be read" for file in closed]
+    todo = "`skyinfra-runner partition --config FILE` makes them, as root, with the driver's nvidia-modprobe."
+    wanted = "unified memory, and the capabilities of every partition"
+    shown = "; ".join(found) or "all there"
+    yield Finding("device files", "wrong" if found else "ok", shown, wanted, todo if found else "")
 
 
 def _health(gpu: Gpu) -> Iterator[Finding]:

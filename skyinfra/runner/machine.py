@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import os
 import shutil
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import pynvml
 
 from skyinfra._errors import NodeFailed
+from skyinfra.runner import device_files
 from skyinfra.runner.nvml import error_name
 
 # Services of NVIDIA's that keep a GPU open, in the order in which they start: what NVIDIA's own MIG manager stops, and
@@ -34,11 +36,13 @@ CLIENTS = (
 _CDI_REFRESH = "nvidia-cdi-refresh.service"
 logger = logging.getLogger("skyinfra.runner")
 
+_ROOT = Path("/")
 _LOCK = Path("/run/skyinfra-partition.lock")
 _PATIENCE_S = 5.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A reset of eight GPUs takes some seconds; services may take longer to end.
 _RESET_S = 300
+_DEVICE_FILES_S = 60
 _SERVICE_S = 120
 
 
@@ -67,6 +71,9 @@ class Machine(Protocol):
 
     def refresh_cdi(self) -> bool:
         """Has the container toolkit list the devices anew. False where it does not do that on this machine."""
+
+    def make_device_files(self) -> str:
+        """Makes the device files that tasks need and may not make. Empty, or which could not be made, and why."""
 
     def boot_id(self) -> str:
         """What tells one boot of the machine from another."""
@@ -113,6 +120,17 @@ class SystemMachine:
         known = _systemctl("cat", _CDI_REFRESH) is None
         return known and _systemctl("--no-block", "restart", _CDI_REFRESH) is None
 
+    def make_device_files(self) -> str:
+        if os.geteuid() != 0 or not device_files.missing(_ROOT):
+            return ""
+        program = shutil.which("nvidia-modprobe")
+        reasons = ["there is no nvidia-modprobe"]
+        if program is not None:
+            run = (_execute(command, _DEVICE_FILES_S) for command in device_files.commands(program, _ROOT))
+            reasons = [reason for reason in run if reason is not None]
+        left = ", ".join(map(str, device_files.missing(_ROOT)))
+        return left and f"{left}: {'; '.join(reasons) or 'nvidia-modprobe did not make it'}"
+
     def boot_id(self) -> str:
         return _BOOT_ID.read_text(encoding="ascii").strip()
 
@@ -147,6 +165,9 @@ class SimulatedMachine:
 
     def refresh_cdi(self) -> bool:
         return False
+
+    def make_device_files(self) -> str:
+        return ""
 
     def boot_id(self) -> str:
         return "simulated"

@@ -81,7 +81,8 @@ def apply(
     """Brings the GPUs to what is *wanted* and returns the partitions that stand then, by GPU and start.
 
     *emit* gets an event for everything that was done: its ``phase`` is ``mode``, ``clients``, ``reset``, ``reboot``,
-    ``force``, ``destroy``, ``create`` or ``cdi``; ``gpu`` and the fields of a `Step` say what of.
+    ``force``, ``destroy``, ``create`` or ``cdi``; ``gpu`` and the fields of a `Step` say what of. The
+    ``message`` of ``devices`` says which device files that tasks need could not be made.
 
     Raises `PartitionFailed` with the GPU, what was wanted, what was found and NVML's error; `PartitionBusy` with the
     processes; `NodeRebooting` where a pending mode is activated by a reboot.
@@ -153,6 +154,9 @@ class _Run:
             partitions.extend(target.partitions())
         if self._changed and self._means.machine is not None and self._means.machine.refresh_cdi():
             self._emit("cdi")
+        if self._means.machine is not None and (reason := self._means.machine.make_device_files()):
+            # The partitions stand; whether tasks get by without those files is the driver's to say.
+            self._emit("devices", message=reason)
         return tuple(partitions)
 
     def _emit(self, phase: str, **fields: Any) -> None:

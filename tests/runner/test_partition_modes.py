@@ -38,6 +38,7 @@ class Machine:
         self.linked = False
         self.boots = 1
         self.reboot_refused = False
+        self.device_files = ""
         self.calls: list[tuple[str, Any]] = []
         self.start_clients(["dcgm"] if held else [])
         self.calls.clear()
@@ -70,6 +71,9 @@ class Machine:
     def refresh_cdi(self) -> bool:
         self.calls.append(("cdi", None))
         return True
+
+    def make_device_files(self) -> str:
+        return self.device_files
 
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
@@ -138,6 +142,17 @@ def test_services_that_hold_the_gpu_are_stopped_and_started_again(tmp_path: Path
     assert machine.calls == [("stop", [0]), ("start", ["dcgm"]), ("cdi", None)]
     assert [e["phase"] for e in events] == ["mode", "clients", "mode", "create", "cdi"]
     assert events[0] == {"phase": "mode", "gpu": 0, "on": True, "pending": True}
+
+
+def test_device_files_that_could_not_be_made_are_named_and_the_partitions_stand(tmp_path: Path) -> None:
+    nvml, driver = opened(tmp_path)
+    machine = Machine(driver)
+    machine.device_files = "/dev/nvidia-uvm: there is no nvidia-modprobe"
+    for changes in (True, False):
+        events: list[dict[str, Any]] = []
+        assert apply(nvml, Means(machine=machine, patience_s=0), events=events) == 1
+        assert events[-1] == {"phase": "devices", "message": machine.device_files}
+        assert (len(events) > 1) == changes
 
 
 def test_a_service_that_is_slow_to_stop_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
