@@ -36,6 +36,6 @@ def test_the_commands_exist(document: Path) -> None:
         [sys.executable, "-m", "skyinfra.cli", "--help"], capture_output=True, text=True, check=True
     ).stdout
     known = set(re.findall(r"^  ([a-z]+) ", help_text, re.MULTILINE))
-    used = set(re.findall(r"(?:^|`|\$ |run: )skyinfra ([a-z]+)\b(?= |`|$)", document.read_text(), re.MULTILINE))
+    used = set(re.findall(r"(?:^ *|`|\$ |run: )skyinfra ([a-z]+)\b(?= |`|$)", document.read_text(), re.MULTILINE))
     assert used, "a document without commands is not tested"
     assert used <= known, used - known
