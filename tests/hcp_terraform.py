@@ -99,9 +99,13 @@ class Hcp:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 
-    def close(self) -> None:
+    def wait(self) -> None:
+        """Until all runs that were begun have ended."""
         for thread in self._threads:
             thread.join()
+
+    def close(self) -> None:
+        self.wait()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

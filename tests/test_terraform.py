@@ -29,6 +29,22 @@ output "secret" {
 }
 """
 
+# A program that applies what is in a folder, and says how it was interrupted.
+APPLY = """
+import sys
+from pathlib import Path
+import skyinfra as sky
+from skyinfra.terraform import Terraform
+terraform = Terraform(Path(sys.argv[1]))
+terraform.prepare()
+try:
+    with terraform.planned(lambda e: None) as plan:
+        terraform.apply_plan(plan, lambda e: None)
+except sky.DeployInterrupted as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
 
 @pytest.fixture
 def stack(tmp_path: Path, terraform_program: str) -> Terraform:
@@ -149,25 +165,9 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
             """
         )
     )
-    program = textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        import skyinfra as sky
-        from skyinfra.terraform import Terraform
-        terraform = Terraform(Path(sys.argv[1]))
-        terraform.prepare()
-        try:
-            with terraform.planned(lambda e: None) as plan:
-                terraform.apply_plan(plan, lambda e: None)
-        except sky.DeployInterrupted as error:
-            print(error)
-            sys.exit(error.exit_code)
-        """
-    )
     for number in (signal.SIGINT, signal.SIGTERM):
         (tmp_path / "started").unlink(missing_ok=True)
-        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", APPLY, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
         while not (tmp_path / "started").exists():
             assert process.poll() is None and time.monotonic() < deadline

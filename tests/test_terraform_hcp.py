@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hcp_terraform import ORGANIZATION, Hcp
 from test_cloud_errors import NO_CAPACITY
+from test_terraform import APPLY
 
 import skyinfra as sky
 from skyinfra.cloud_errors import explain
@@ -133,6 +138,27 @@ def test_what_fails_says_why(make: Make, mode: str) -> None:
     # What exists is in the state.
     assert {each["name"] for each in hcp.state("fleet")["resources"]} == {"a", "b"}
     assert not hcp.workspaces["fleet"].locked
+
+
+def test_an_interruption_says_where_what_was_begun_goes_on(make: Make, tmp_path: Path) -> None:
+    hcp, stack = make("remote")
+    command = f"touch {tmp_path}/begun; while ! test -e {tmp_path}/go; do sleep 0.1; done"
+    declare(stack, {"a": {"provisioner": [{"local-exec": {"command": command}}]}})
+    process = subprocess.Popen([sys.executable, "-c", APPLY, str(stack.working_dir)], stdout=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        (tmp_path / "go").touch()
+    assert process.returncode == 130
+    [run] = hcp.runs
+    assert f"What was begun goes on at https://{hcp.hostname}/app/{ORGANIZATION}/fleet/runs/{run}" in printed
+    hcp.wait()
+    assert hcp.runs[run].status == "applied"
+    assert [each["name"] for each in hcp.state("fleet")["resources"]] == ["a"]
 
 
 def test_a_token_that_is_not_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
