@@ -17,6 +17,7 @@ from skyinfra._errors import (
     CloudRefused,
     FleetError,
     ProjectError,
+    RunsElsewhere,
     SkyinfraError,
     StateLocked,
     TerraformError,
@@ -42,7 +43,8 @@ def planned(
 ) -> Iterator[tuple[Terraform, Plan]]:
     """What a deploy of *stack* would change, or a destroy; the plan exists as long as the block runs.
 
-    replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`.
+    replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`,
+    `RunsElsewhere`.
     """
     with contextlib.ExitStack() as inside:
         try:
@@ -53,7 +55,19 @@ def planned(
         except CloudRefused as error:
             error.hint = _hint(stack, error, "Nothing was changed.")
             raise
+        _check_place(stack, plan)
         yield terraform, plan
+
+
+def _check_place(stack: SynthesizedStack, plan: Plan) -> None:
+    """Nodes of this machine are processes that Terraform starts here."""
+    local = [pool["name"] for pool in stack.pools if pool["provider"] == "local"]
+    if plan.run is not None and local and not plan.empty:
+        raise RunsElsewhere(
+            f"the stack {stack.name!r} has nodes of this machine (pool {', '.join(local)}), and its workspace runs "
+            f"Terraform in HCP Terraform: {plan.run}",
+            hint="Nothing was changed. Set the workspace's execution mode to local, or declare a provider to buy from.",
+        )
 
 
 def _hint(stack: SynthesizedStack, error: TerraformError, last: str) -> str:

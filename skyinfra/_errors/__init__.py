@@ -38,6 +38,7 @@
     │   │       ├── CloudThrottled            too many requests
     │   │       ├── QuotaExceeded             the account's quota does not allow it
     │   │       └── SpotPriceTooLow           the spot price is above the declared maximum
+    │   ├── RunsElsewhere             nodes of this machine, and Terraform runs in HCP Terraform
     │   └── DeployInterrupted         interrupted; the state is usable
     ├── FleetError
     │   ├── FleetNotDeployed          nothing deployed under that name
@@ -153,6 +154,7 @@ from skyinfra._errors.tools import (
     ProjectError,
     ProjectNotFound,
     QuotaExceeded,
+    RunsElsewhere,
     SpotPriceTooLow,
     StackNotFound,
     StateLocked,
@@ -212,6 +214,7 @@ __all__ = [
     "ProjectError",
     "ProjectNotFound",
     "QuotaExceeded",
+    "RunsElsewhere",
     "ScriptFailed",
     "SkyinfraError",
     "SlotLost",

@@ -60,6 +60,10 @@ class StateLocked(TerraformFailed):
     """Another run of Terraform holds the state, so this one has changed nothing."""
 
 
+class RunsElsewhere(TerraformError):
+    """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started."""
+
+
 class CloudRefused(TerraformFailed):
     """The cloud refused a step. What was created before is in Terraform's state, and the same command goes on."""
 
