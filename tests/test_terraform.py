@@ -54,8 +54,10 @@ def stack(tmp_path: Path, terraform_program: str) -> Terraform:
     return terraform
 
 
-def test_plan_apply_output_destroy(stack: Terraform) -> None:
+def carry_out_all(stack: Terraform) -> list[Event]:
+    """Plan, apply, outputs, replace and destroy of `SIMPLE`, or of what is the same; the events of it."""
     events: list[Event] = []
+    assert stack.outputs() == {}
     with stack.planned(events.append) as plan:
         assert set(plan.changes) == {("create", "terraform_data.a"), ("create", "terraform_data.secret")}
         stack.apply_plan(plan, events.append)
@@ -66,9 +68,15 @@ def test_plan_apply_output_destroy(stack: Terraform) -> None:
     with stack.planned(events.append, replace=["terraform_data.a"]) as plan:
         assert plan.changes == (("replace", "terraform_data.a"),)
     with stack.planned(events.append, destroy=True) as plan:
+        assert {action for action, _ in plan.changes} == {"delete"} and len(plan.changes) == 2
         stack.apply_plan(plan, events.append)
     assert stack.outputs() == {}
-    assert not any("s3cret" in str(event) for event in events)
+    assert not any("s3cret" in str(event) or "\x1b" in str(event) for event in events)
+    return events
+
+
+def test_plan_apply_output_destroy(stack: Terraform) -> None:
+    carry_out_all(stack)
 
 
 def test_a_change_of_an_output_alone_is_a_change(stack: Terraform, tmp_path: Path) -> None:
