@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from skyinfra.protocol.waiting import within
 _LONGEST_WAIT_S = 60.0
 # A node that has not asked for questions for that long is gone.
 _GONE_S = 90.0
+# For that long after a head has started, nodes come to it: they try again every second, and a connection may take some.
+_COMING_S = 20.0
 # Questions that wait for one node; what is asked beyond that is refused.
 _MOST = 100
 
@@ -43,6 +46,8 @@ class Desk:
     def __init__(self, own: str, respond: Respond) -> None:
         self._own = own
         self._respond = respond
+        self._since = time.monotonic()
+        self._came = asyncio.Event()
         self._numbers = itertools.count()
         self._lines: dict[str, _Line] = {}
         self._answers: dict[int, tuple[str, asyncio.Future[Answer]]] = {}
@@ -51,11 +56,11 @@ class Desk:
         """The answer of *node*, or why there is none within *wait_s* seconds."""
         if node == self._own:
             return await answered(self._respond, question, arguments)
-        now = time.monotonic()
-        line = self._lines.get(node)
-        if line is None or now - line.seen > _GONE_S:
-            there = sorted([self._own, *(name for name, each in self._lines.items() if now - each.seen <= _GONE_S)])
-            return refused(LookupError(f"node {node} is not connected to the head; these are: {', '.join(there)}"))
+        until = time.monotonic() + min(wait_s, _LONGEST_WAIT_S)
+        line = await self._line(node, until)
+        if line is None:
+            there = ", ".join(sorted([self._own, *filter(self._there, self._lines)]))
+            return refused(LookupError(f"node {node} is not connected to the head; these are: {there}"))
         if len(line.pending) >= _MOST:
             return refused(LookupError(f"node {node} does not take its questions"))
         number = next(self._numbers)
@@ -64,11 +69,25 @@ class Desk:
         line.pending.append((number, question, arguments))
         line.wake()
         try:
-            return await within(answer, min(wait_s, _LONGEST_WAIT_S))
+            return await within(answer, max(0.0, until - time.monotonic()))
         except TimeoutError:
             return refused(TimeoutError(f"node {node} did not answer within {wait_s:g} s"))
         finally:
             del self._answers[number]
+
+    def _there(self, node: str) -> bool:
+        return node in self._lines and time.monotonic() - self._lines[node].seen <= _GONE_S
+
+    async def _line(self, node: str, until: float) -> _Line | None:
+        """The line of *node*. One that is not there may be on its way to a head that has just started."""
+        until = min(until, self._since + _COMING_S)
+        while not self._there(node):
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            with contextlib.suppress(TimeoutError):
+                await within(self._came.wait(), left)
+        return self._lines[node]
 
     async def questions(self, node: str, wait_s: float) -> list[Question]:
         """What *node* is asked: at once where something is, else within *wait_s* seconds."""
@@ -76,6 +95,8 @@ class Desk:
         # Whoever waited before was on a connection that the node has given up.
         line.wake()
         line.seen = time.monotonic()
+        came, self._came = self._came, asyncio.Event()
+        came.set()
         mine = line.waiter = asyncio.get_running_loop().create_future()
         if not line.pending:
             await asyncio.wait({mine}, timeout=min(wait_s, _LONGEST_WAIT_S))

@@ -143,7 +143,7 @@ def test_questions_reach_their_node_once() -> None:
         desk = Desk("head", slow)
         assert await desk.ask("head", "q", {"a": 1}, 5) == {"answer": ["q", {"a": 1}, False]}
         assert await desk.ask("head", "wrong", {}, 5) == {"error": ["ValueError", "as asked"]}
-        assert (await desk.ask("n2", "q", {}, 5))["error"][0] == "LookupError"
+        assert (await desk.ask("n2", "q", {}, 0))["error"][0] == "LookupError"
         waiting = asyncio.create_task(desk.questions("n2", 30))
         await asyncio.sleep(0)
         # The node has connected anew: the first connection gets nothing any more.
@@ -184,6 +184,26 @@ def _say(text: str, path: str = "") -> str:
     while path and not os.path.exists(path):  # noqa: PTH110
         time.sleep(0.02)
     return text
+
+
+def test_a_question_waits_for_a_node_that_is_on_its_way_to_a_young_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a head has started again, slots may be back before the line of their node."""
+
+    async def main() -> None:
+        desk = Desk("n1", lambda question, arguments: {"answer": question})
+        asked = asyncio.create_task(desk.ask("n2", "log", {"task": "x"}, 30))
+        await asyncio.sleep(0)
+        await desk.questions("n3", 0)
+        [(number, question, arguments)] = await desk.questions("n2", 30)
+        assert (question, arguments) == ("log", {"task": "x"})
+        desk.answer("n2", number, {"answer": "lines"})
+        assert await asked == {"answer": "lines"}
+        # Nobody waits for longer than asked, nor for who has not come when the head is old.
+        assert "is not connected" in (await desk.ask("n4", "log", {}, 0.01))["error"][1]
+        monkeypatch.setattr("skyinfra.runner.desk._COMING_S", 0.0)
+        assert "these are: n1, n2, n3" in (await desk.ask("n4", "log", {}, 30))["error"][1]
+
+    asyncio.run(main())
 
 
 def test_logs_of_tasks_and_runners(running: Fleet, tmp_path: Path) -> None:
