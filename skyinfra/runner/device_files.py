@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PROC = "proc/driver/nvidia"
-# Below `capabilities`: who has it may watch all partitions, use a GPU instance, and a compute instance in it.
-_CAPABILITIES = ("mig/monitor", "gpu[0-9]*/mig/gi[0-9]*/access", "gpu[0-9]*/mig/gi[0-9]*/ci[0-9]*/access")
+# Below `capabilities`: who has it may use a GPU instance, a compute instance in it, and watch all partitions.
+_CAPABILITIES = ("gpu[0-9]*/mig/gi[0-9]*/access", "gpu[0-9]*/mig/gi[0-9]*/ci[0-9]*/access")
+_MONITOR = "mig/monitor"
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
 
 
@@ -41,11 +42,11 @@ def commands(program: str, root: Path = Path("/")) -> Iterator[Sequence[str]]:
 def _minors(root: Path) -> Iterator[tuple[Path, int]]:
     """The file in /proc of each capability, and the minor number of its device file."""
     folder = root / _PROC / "capabilities"
-    for pattern in _CAPABILITIES:
-        for file in sorted(folder.glob(pattern)):
-            try:
-                found = _MINOR.search(file.read_text(encoding="ascii", errors="replace"))
-            except OSError:  # the partition has just gone
-                continue
-            if found:
-                yield file, int(found[1])
+    files = [file for pattern in _CAPABILITIES for file in sorted(folder.glob(pattern))]
+    for file in [*files, folder / _MONITOR] if files else []:
+        try:
+            found = _MINOR.search(file.read_text(encoding="ascii", errors="replace"))
+        except OSError:  # the partition has just gone
+            continue
+        if found:
+            yield file, int(found[1])

@@ -10,7 +10,7 @@ import pytest
 from skyinfra.runner import device_files, doctor_nvidia, machine
 from skyinfra.runner.machine import SystemMachine
 
-ACCESS = {"mig/config": 1, "mig/monitor": 2, "gpu0/mig/gi1/access": 12, "gpu0/mig/gi1/ci0/access": 13}
+ACCESS = {"mig/config": 1, "gpu0/mig/gi1/access": 12, "gpu0/mig/gi1/ci0/access": 13, "mig/monitor": 2}
 # What nvidia-modprobe does: -u is the module of unified memory, -f a capability's file in /proc.
 MODPROBE = """#!/bin/sh
 echo "$@" >> {root}/asked
@@ -58,9 +58,9 @@ def test_what_is_not_there_is_made_by_the_drivers_own_program(root: Path) -> Non
     give_program(root)
     assert names(root) == [
         "nvidia-uvm",
-        "nvidia-caps/nvidia-cap2",
         "nvidia-caps/nvidia-cap12",
         "nvidia-caps/nvidia-cap13",
+        "nvidia-caps/nvidia-cap2",
     ]
     assert SystemMachine().make_device_files() == ""
     assert names(root) == []
@@ -86,13 +86,14 @@ def test_a_new_partition_needs_its_own(root: Path) -> None:
 def test_without_partitions_it_is_unified_memory_alone(root: Path) -> None:
     give_program(root)
     for name in ACCESS:
-        (root / "proc/driver/nvidia/capabilities" / name).unlink()
+        if name.startswith("gpu"):
+            (root / "proc/driver/nvidia/capabilities" / name).unlink()
     assert SystemMachine().make_device_files() == ""
     assert (root / "asked").read_text() == "-u -c 0\n"
 
 
 def test_what_could_not_be_made_is_named_with_the_reason(root: Path) -> None:
-    uvm, last = f"{root}/dev/nvidia-uvm, ", f"{root}/dev/nvidia-caps/nvidia-cap13: "
+    uvm, last = f"{root}/dev/nvidia-uvm, ", f"{root}/dev/nvidia-caps/nvidia-cap2: "
     made = SystemMachine().make_device_files()
     assert made.startswith(uvm) and made.endswith(f"{last}there is no nvidia-modprobe")
     give_program(root, "#!/bin/sh\necho no module >&2\nexit 1\n")
