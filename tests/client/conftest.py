@@ -107,4 +107,6 @@ def fleets(tmp_path) -> Iterator[type]:
 @pytest.fixture
 def pool(fleet) -> Iterator[Pool]:
     with open_pool(fleet.manifest) as pool:
+        # A slot whose process another test ended may be on its way back.
+        eventually(lambda: len(pool.slots()) == 4)
         yield pool
