@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure import Result
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "integration", "integration/boot")]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "helpers", "integration/boot")]
 
 from bed_fleet import Bed, filled  # noqa: E402
 from bed_image import Unavailable  # noqa: E402

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests", ROOT / "tests" / "runner") if str(part) not in sys.path]
+sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests", ROOT / "tests" / "helpers") if str(part) not in sys.path]
 
 import debian_torch  # noqa: E402
 from distributed import Client  # noqa: E402
@@ -30,9 +30,10 @@ from running_node import SECRET, RunningNode  # noqa: E402
 
 from benchmarks import ray_engine  # noqa: E402
 from benchmarks.measure import Result, show  # noqa: E402
-from skyinfra.client import Pool, Task  # noqa: E402
+from skyinfra.client import Pool  # noqa: E402
+from skyinfra.node import processes  # noqa: E402
 from skyinfra.protocol.nodeconfig import NodeConfig  # noqa: E402
-from skyinfra.runner import processes  # noqa: E402
+from skyinfra.tasks import Task  # noqa: E402
 
 SLOTS, MANY = 8, 200
 PLAIN = "plain distributed"

@@ -23,12 +23,13 @@ import pynvml
 from benchmarks.measure import Result, python
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "runner"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 from running_node import RunningNode, until  # noqa: E402
 
-from skyinfra.client import Pool, Task  # noqa: E402
+from skyinfra.client import Pool  # noqa: E402
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig  # noqa: E402
+from skyinfra.tasks import Task  # noqa: E402
 
 STEPS = 300
 PROCESS = "a new Python process"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVarTuple, Unpack
 
-from skyinfra.project import node_environment
+from skyinfra.terraform.project import node_environment
 
 _A = TypeVarTuple("_A")
 

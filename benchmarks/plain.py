@@ -13,7 +13,7 @@ import sys
 
 from distributed import Client, Nanny, Scheduler
 
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
 
 
 async def serve(slots: int, secret: str, preload: list[str]) -> None:

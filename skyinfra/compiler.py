@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from skyinfra._errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
+from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.pool import ComputePool, check_concurrency
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (

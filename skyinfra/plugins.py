@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skyinfra._errors import InvalidField
 from skyinfra.accelerators import Accelerator
+from skyinfra.errors import InvalidField
 from skyinfra.mig import PerGpu
 from skyinfra.protocol.gang import DEFAULTS, Framework
 

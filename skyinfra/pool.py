@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+import skyinfra
 from skyinfra import accelerators as catalog
-from skyinfra._declared import Declared
-from skyinfra._errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.accelerators import Accelerator
+from skyinfra.declared import Declared
+from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from skyinfra.client import Pool
 
 _NAME = r"^[a-z][a-z0-9-]{0,39}$"
 STACK_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -181,19 +180,14 @@ class ComputePool(Declared):
             check_concurrency(self, accelerator)
         return self
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> skyinfra.Pool:
         """Deploys the pool as a stack of its own and connects to it; leaving the block destroys it."""
-        # The one import against the direction of the house: the declaration may be used as the whole program.
-        from skyinfra.deploy import Session
-
-        session = Session(self)
-        self.__dict__["_session"] = session
-        return session.open()
+        return skyinfra._enter(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.__dict__.pop("_session").close()
+        skyinfra._leave(self)
 
 
 def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:

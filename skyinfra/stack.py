@@ -20,13 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from skyinfra import bundled, carrier
-from skyinfra._errors import InvalidField, MissingDependency
-from skyinfra.backends import S3, Backend, HCPTerraform, LocalState
-from skyinfra.bootstrap import carries_runner, user_data
+from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
 from skyinfra.compiler import Deployment, compile_pools
-from skyinfra.expressions import folded, from_file, literal
+from skyinfra.errors import InvalidField, MissingDependency
 from skyinfra.pool import STACK_NAME, ComputePool
+from skyinfra.terraform.backends import S3, Backend, HCPTerraform, LocalState
+from skyinfra.terraform.expressions import folded, from_file, literal
 
 LIBRARIES = ("cdktf", "cdktn")
 # User data of more characters go into a file; a node.json is read more easily where it is used.
@@ -144,7 +143,7 @@ def _runner_source(library: ModuleType, stack: Any) -> str:
 @cache
 def _runner_file() -> Path:
     """The runner's wheel in a file."""
-    wheel = carrier.wheel()
+    wheel = runner_wheel.wheel()
     file = _temporary_folder() / wheel.name
     file.write_bytes(wheel.content)
     return file

@@ -13,6 +13,8 @@ from fake_nvml.fake_machine import FakeMachine
 from hypothesis import settings
 from support import ROOT, missing
 
+pytest_plugins = ["client_fixtures", "node_fixtures"]
+
 # Timing decides no test.
 settings.register_profile("skyinfra", deadline=None)
 settings.load_profile("skyinfra")
@@ -28,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def terraform_program() -> str:
     """A real terraform, or the embedded one."""
     from skyinfra import TerraformNotFound
-    from skyinfra.terraform import find_program
+    from skyinfra.terraform.program import find_program
 
     try:
         return find_program()[0]

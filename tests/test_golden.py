@@ -14,10 +14,9 @@ import pytest
 from support import ROOT, carried, read, synth
 
 import skyinfra as sky
-from skyinfra import carrier
-from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap import runner_wheel, user_data
 from skyinfra.compiler import compile_pool
-from skyinfra.expressions import file_of, literal
+from skyinfra.terraform.expressions import file_of, literal
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = ROOT / "modules" / "aws" / "examples" / "mig"
@@ -93,7 +92,7 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
         if "runner_file" in module:
-            assert module["runner_file"].endswith(f"/{carrier.wheel().name}")
+            assert module["runner_file"].endswith(f"/{runner_wheel.wheel().name}")
             module["runner_file"] = "./assets/runner/HASH/WHEEL"
         # What is installed here decides what the nodes install.
         for key in ("user_data_head", "user_data_worker"):

@@ -1,4 +1,4 @@
-"""The import table of the design: which room may import which."""
+"""The house: which room may import which, no circles, no room too large; see tools/house.py."""
 
 from __future__ import annotations
 
@@ -10,116 +10,167 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "skyinfra"
+from tools import house
 
-# room -> rooms it may import. The exception tree (_errors) may be imported by all.
+PACKAGE = house.PACKAGE
+
+# room -> rooms it may import, lazily and for type checkers included. The exceptions may be imported by all.
 ALLOWED: dict[str, set[str]] = {
-    "_ahead": {"compiler", "pool", "providers", "stack"},
-    "_errors": set(),
-    "_declared": set(),
-    "_embedded_terraform": set(),
-    "bundled": set(),
-    "carrier": set(),
-    "expressions": set(),
-    "mig": set(),
+    "errors": set(),
+    "declared": set(),
     "first_boot": set(),
+    # travels to nodes
+    "mig": set(),
     "protocol": set(),
-    "runner": {"first_boot", "mig", "protocol"},
+    "engine": {"protocol"},
+    "node": {"protocol"},
+    "blobs": {"protocol"},
+    "worker": {"blobs", "engine", "node", "protocol"},
+    "tasks": {"blobs", "protocol", "worker"},
+    "head": {"blobs", "engine", "node", "protocol", "worker"},
+    "gpu": {"mig", "node", "protocol"},
+    "drain": {"node", "protocol"},
+    "doctor": {"gpu", "node", "protocol"},
+    "runner": {
+        "blobs",
+        "doctor",
+        "drain",
+        "engine",
+        "first_boot",
+        "gpu",
+        "head",
+        "mig",
+        "node",
+        "protocol",
+        "worker",
+    },
+    # the declaration
     "accelerators": {"mig"},
     "offers": {"accelerators"},
-    "providers": {"offers", "accelerators", "mig", "_declared"},
+    "providers": {"offers", "accelerators", "mig", "declared"},
     "plugins": {"accelerators", "mig", "protocol"},
-    "pool": {"providers", "accelerators", "plugins", "_declared"},
+    "pool": {"providers", "accelerators", "plugins", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
-    "bootstrap": {"carrier", "compiler", "first_boot", "mig", "protocol", "bundled"},
-    "backends": {"_declared"},
-    "stack": {"carrier", "compiler", "bootstrap", "backends", "pool", "bundled", "expressions"},
-    "cost": {"offers"},
-    "cloud_errors": set(),
-    "terraform_text": set(),
-    "terraform": {"cloud_errors", "terraform_text"},
-    "project": {"terraform", "protocol", "expressions"},
-    "next_steps": {"cloud_errors", "offers", "project", "providers"},
-    "preflight": {"cloud_errors", "offers", "project", "providers"},
-    "reporting": {"terraform_text"},
-    "client": {"first_boot", "protocol", "terraform", "project"},
-    "deploy": {
-        "stack",
-        "backends",
-        "compiler",
-        "pool",
-        "client",
-        "next_steps",
-        "project",
-        "reporting",
-        "terraform",
-    },
+    "bootstrap": {"compiler", "first_boot", "mig", "protocol"},
+    "terraform": {"declared", "protocol"},
+    "stack": {"compiler", "bootstrap", "pool", "terraform"},
+    "prewarm": {"compiler", "pool", "providers", "stack"},
+    # the client
+    "sync": {"blobs", "protocol", "tasks", "worker"},
+    "client": {"blobs", "engine", "first_boot", "protocol", "sync", "tasks", "terraform", "worker"},
+    "preflight": {"offers", "providers", "terraform"},
+    "deploy": {"client", "compiler", "offers", "pool", "providers", "stack", "terraform"},
 }
-# The declaration may be used as the whole program (`with sky.ComputePool(...)`), so it reaches up when it is entered.
-# Packing is declared beside the rest of MIG (`sky.mig.pack`), but needs offers and a solver, which no node has.
-LATE = {("pool", "deploy"), ("pool", "client"), ("mig", "packing")}
 # What travels to a node may use these and the standard library.
-TRAVELS = {"first_boot", "mig", "protocol", "runner", "_errors"}
+TRAVELS = {
+    "blobs",
+    "doctor",
+    "drain",
+    "engine",
+    "errors",
+    "first_boot",
+    "gpu",
+    "head",
+    "mig",
+    "node",
+    "protocol",
+    "runner",
+    "tasks",
+    "worker",
+}
 ON_NODES = {"distributed", "dask", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
+# For type checkers alone, which no node runs.
+TYPES = {"typing_extensions"}
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "_bundled" not in path.parts)
 
 
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(module, whether at the top level) of every import, those for type checkers included."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    top = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
+def imports(path: Path) -> Iterator[str]:
+    """The module of every import, lazy ones and those for type checkers included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in top) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if room(path) == "first_boot" and node.level == 1:
                 # It runs as a package of its own.
-                yield "skyinfra.first_boot", id(node) in top
+                yield "skyinfra.first_boot"
                 continue
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
             if node.module == "skyinfra":
-                yield from ((f"skyinfra.{alias.name}", id(node) in top) for alias in node.names)
+                yield from (f"skyinfra.{alias.name}" for alias in node.names)
             else:
-                yield node.module, id(node) in top
-
-
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "_bundled" not in path.parts)
+                yield node.module
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
     here = room(path)
-    for module, at_top in imports(path):
+    for module in imports(path):
         parts = module.split(".")
         if parts[0] != "skyinfra":
             if here in TRAVELS:
-                assert parts[0] in sys.stdlib_module_names | ON_NODES, f"{here} travels to nodes; {parts[0]} does not"
+                known = sys.stdlib_module_names | ON_NODES | TYPES
+                assert parts[0] in known, f"{here} travels to nodes; {parts[0]} does not"
             if here in ("mig", "first_boot"):
                 assert parts[0] in sys.stdlib_module_names
             continue
         there = parts[1] if len(parts) > 1 else "__init__"
-        # The package itself is lazy: importing it brings nothing with it.
-        if here in ("__init__", "cli") or there in (here, "_errors", "__init__"):
-            continue
-        if (here, there) in LATE:
-            assert not at_top, f"{here} may import {there} only when it is entered"
+        # The package itself is the table of public names: lazy, and importing it brings nothing with it.
+        if here in ("__init__", "cli") or there in (here, "errors", "__init__", "pack"):
             continue
         assert there in ALLOWED[here], f"{here} must not import {there}"
 
 
 def test_every_room_is_in_the_table() -> None:
-    assert {room(path) for path in SOURCES} <= set(ALLOWED) | {"__init__", "cli"}
+    assert {room(path) for path in SOURCES} == {*ALLOWED, "__init__", "cli"}
+
+
+def test_the_table_has_no_circle() -> None:
+    assert not house.circles({name: frozenset(there) for name, there in ALLOWED.items()})
+
+
+def test_the_house_is_in_order() -> None:
+    assert not house.read().problems()
+
+
+def test_what_is_not_in_order_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "skyinfra"
+    for name, text in {
+        "__init__": "",
+        "a/__init__": "",
+        "a/x": "def f():\n    from skyinfra.b import y\n",
+        "b/__init__": "",
+        "b/y": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a.x import f\n",
+        "c": "import skyinfra.b.y\n",
+    }.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for number in range(house.MOST_FILES):
+        (package / "b" / f"y{number}.py").write_text("")
+    found = "\n".join(house.read(package).problems())
+    assert "the rooms a and b import one another" in found
+    assert "the modules skyinfra.a.x and skyinfra.b.y import one another" in found
+    assert "the room b has 22 files, more than 20" in found
+    assert re.search(r"the room c is 1\d\.\d% of the package, more than 12%", found)
 
 
 def test_only_stack_knows_the_cdk_libraries() -> None:
     for path in SOURCES:
-        found = {module.split(".")[0] for module, _ in imports(path)} & {"cdktf", "cdktn", "constructs", "jsii"}
+        found = {module.split(".")[0] for module in imports(path)} & {"cdktf", "cdktn", "constructs", "jsii"}
         assert not found, f"{path} imports {found}"
+
+
+def test_the_runner_carries_every_room_that_travels() -> None:
+    from skyinfra.bootstrap import runner_wheel
+
+    assert set(runner_wheel._ROOMS) == TRAVELS
 
 
 def test_every_room_stands_in_the_house_of_contributing() -> None:

@@ -53,7 +53,7 @@ def test_the_module_travels_with_the_stack(tmp_path: Path) -> None:
 
 
 def test_terraform_accepts_it(tmp_path: Path, terraform_program: str) -> None:
-    from skyinfra.terraform import Terraform
+    from skyinfra.terraform.program import Terraform
 
     synth(tmp_path, ONE_POOL)
     terraform = Terraform(tmp_path / "cdktf.out" / "stacks" / "inference")

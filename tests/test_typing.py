@@ -43,7 +43,7 @@ def use(pool: sky.Pool) -> None:
 """
 
 REVEALED = [
-    "skyinfra.client.task.Task[float]",
+    "skyinfra.tasks.task.Task[float]",
     "float",
     "list[float]",
     "float",

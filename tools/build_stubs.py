@@ -1,4 +1,4 @@
-"""Write skyinfra/accelerators/_names.pyi, the factories by name, from the catalog.
+"""Write what type checkers see of names that stand in tables: skyinfra/__init__.pyi and accelerators/_names.pyi.
 
 python tools/build_stubs.py [--check]
 """
@@ -9,27 +9,47 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "skyinfra" / "accelerators" / "_names.pyi"
+NOTE = "# Written by tools/build_stubs.py from {}; do not edit."
 
 
-def build() -> str:
-    """The text of the stub; the same catalog gives the same text."""
-    sys.path.insert(0, str(ROOT))
+def accelerators() -> str:
+    """The factories by name; the same catalog gives the same text."""
     from skyinfra.accelerators.factories import identifiers
 
-    lines = ["# Written by tools/build_stubs.py from catalog.json; do not edit."]
-    lines += ["from skyinfra.accelerators.factories import Factory as _Factory", ""]
+    lines = [NOTE.format("catalog.json"), "from skyinfra.accelerators.factories import Factory as _Factory", ""]
     return "\n".join(lines + [f"{name}: _Factory" for name in identifiers()]) + "\n"
+
+
+def public() -> str:
+    """The public names, from the table in skyinfra/__init__.py and the exceptions."""
+    import skyinfra as sky
+
+    names = {module: names.split() for module, names in sky._NAMES.items()}
+    names["skyinfra.errors"] = list(sky._errors.__all__)
+    lines = [NOTE.format("the table in __init__.py")]
+    lines += sorted({f"import {place.split(':')[0]}" for place in sky._UPWARD.values()})
+    for module in sky._MODULES:
+        lines.append(f"from skyinfra import {module} as {module}")
+    for module in sorted(names):
+        lines += [f"from {module} import {name} as {name}" for name in sorted(names[module])]
+    for name, place in sky._UPWARD.items():
+        lines.append(f"{name} = {place.replace(':', '.')}")
+    return "\n".join([*lines, "", "__version__: str", "__all__: list[str]"]) + "\n"
+
+
+STUBS = {"skyinfra/accelerators/_names.pyi": accelerators, "skyinfra/__init__.pyi": public}
 
 
 def main(arguments: list[str]) -> None:
     if arguments not in ([], ["--check"]):
         raise SystemExit(__doc__)
-    text = build()
-    if not arguments:
-        OUT.write_text(text, encoding="utf-8")
-    elif OUT.read_text(encoding="utf-8") != text:
-        raise SystemExit("skyinfra/accelerators/_names.pyi is out of date: run tools/build_stubs.py")
+    sys.path.insert(0, str(ROOT))
+    for name, build in STUBS.items():
+        path, text = ROOT / name, build()
+        if not arguments:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{name} is out of date: run tools/build_stubs.py")
 
 
 if __name__ == "__main__":

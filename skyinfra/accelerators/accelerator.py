@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 from skyinfra import mig as _mig
-from skyinfra._errors import (
+from skyinfra.accelerators import catalog, grammar, partitions
+from skyinfra.errors import (
     InvalidAccelerator,
     InvalidPartition,
     LayoutError,
@@ -16,7 +17,6 @@ from skyinfra._errors import (
     SkyinfraError,
     UnknownProfile,
 )
-from skyinfra.accelerators import catalog, grammar, partitions
 from skyinfra.mig import Declared, Geometry, Layout, PerGpu
 
 Scalar: TypeAlias = str | int | float | bool | None

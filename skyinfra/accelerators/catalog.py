@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import InvalidAccelerator, UnknownAccelerator, did_you_mean
+from skyinfra.errors import InvalidAccelerator, UnknownAccelerator, did_you_mean
 
 _DATA = Path(__file__).with_name("catalog.json")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Protocol, Unpack
 
-from skyinfra._errors import InvalidAccelerator, UnknownAccelerator, did_you_mean
 from skyinfra.accelerators import catalog
 from skyinfra.accelerators.accelerator import Accelerator, Options, Scalar
+from skyinfra.errors import InvalidAccelerator, UnknownAccelerator, did_you_mean
 from skyinfra.mig import Declared, PerGpu
 
 

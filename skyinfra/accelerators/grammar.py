@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from skyinfra._errors import InvalidAccelerator, InvalidLayout, InvalidPartition
 from skyinfra.accelerators.catalog import Spelling, read_name, variants
 from skyinfra.accelerators.partitions import FORM as PARTITION_FORM
+from skyinfra.errors import InvalidAccelerator, InvalidLayout, InvalidPartition
 from skyinfra.mig import PerGpu, per_gpu, text
 
 _FORM = 'Write it like "H100", "A100-40GB:4", "H100!:8" or "H100:8/3g.40gb".'

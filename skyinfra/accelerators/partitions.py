@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import InvalidPartition, PartitionNotSupported, did_you_mean
+from skyinfra.errors import InvalidPartition, PartitionNotSupported, did_you_mean
 from skyinfra.mig.grid import Layout, Placement
 
 _DATA = Path(__file__).with_name("partitions.json")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import skyinfra
-from skyinfra._errors import NotSupported
 from skyinfra.bootstrap import files, places, steps
 from skyinfra.bootstrap.files import FORMS, Form
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.bootstrap.steps import carries_runner
 from skyinfra.compiler import Deployment
+from skyinfra.errors import NotSupported
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 __all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]

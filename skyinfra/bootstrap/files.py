@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
-from skyinfra import bundled
-from skyinfra._errors import InvalidField
-from skyinfra.bootstrap import places, program, steps
+from skyinfra.bootstrap import bundled, places, program, steps
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.compiler import Deployment
+from skyinfra.errors import InvalidField
 from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
-# The providers that tell a machine that they take it back; see `skyinfra.runner.notices`.
+# The providers that tell a machine that they take it back; see `skyinfra.drain.notices`.
 _GIVES_NOTICE = ("aws", "azure", "gcp")
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",

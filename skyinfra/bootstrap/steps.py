@@ -12,8 +12,8 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from skyinfra import carrier, mig
-from skyinfra.bootstrap import places
+from skyinfra import mig
+from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
 from skyinfra.first_boot import operations
 from skyinfra.mig import drivers
@@ -139,7 +139,7 @@ def carries_runner(deployment: Deployment) -> bool:
 def _runner(deployment: Deployment) -> operations.Runner:
     own = deployment.pool.image.runner
     if own is None:
-        wheel = carrier.wheel()
+        wheel = runner_wheel.wheel()
         found = {"url": RUNNER_PLACEHOLDER, "name": wheel.name, "sha256": wheel.sha256}
         # The wheel says itself what it needs, in which versions.
         return operations.Runner(places.VENV, places.TOOLS, [], found)
@@ -148,7 +148,7 @@ def _runner(deployment: Deployment) -> operations.Runner:
 
 def pins() -> list[str]:
     """What the runner needs, in the versions of this machine: client and workers pickle for each other."""
-    return [*carrier.pins(), *(f"{name}=={carrier.version_of(name)}" for name in _TESTED)]
+    return [*runner_wheel.pins(), *(f"{name}=={runner_wheel.version_of(name)}" for name in _TESTED)]
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:

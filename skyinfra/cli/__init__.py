@@ -9,8 +9,8 @@ import sys
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
-    from skyinfra._errors import SkyinfraError
     from skyinfra.cli.app import app
+    from skyinfra.errors import SkyinfraError
 
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -14,9 +14,9 @@ from skyinfra.cli.mig import app as mig_app
 from skyinfra.cli.run import ScriptCommand
 
 if TYPE_CHECKING:
-    from skyinfra.cost import Cost
-    from skyinfra.project import SynthesizedStack
-    from skyinfra.terraform import Plan
+    from skyinfra.deploy.cost import Cost
+    from skyinfra.terraform.program import Plan
+    from skyinfra.terraform.project import SynthesizedStack
 
 app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
@@ -71,7 +71,7 @@ def init(
 def synth(as_json: Json = False) -> None:
     """Compile the declared stacks to Terraform in cdktf.out."""
     from skyinfra.cli import tables
-    from skyinfra.project import Project
+    from skyinfra.terraform.project import Project
 
     stacks = Project.find().synth()
     tables.show_choices(stacks, as_json=as_json)
@@ -79,7 +79,7 @@ def synth(as_json: Json = False) -> None:
 
 def _prepare(name: str | None) -> SynthesizedStack:
     from skyinfra.cli import tables
-    from skyinfra.project import Project
+    from skyinfra.terraform.project import Project
 
     project = Project.find()
     stack = project.stack(name, stacks=project.synth())
@@ -92,8 +92,8 @@ def plan(stack: StackName = None, as_json: Json = False) -> None:
     """Show what a deploy would change, and what the stack costs."""
     from skyinfra.cli import tables
     from skyinfra.cli.cost import show_cost
-    from skyinfra.cost import cost_of
-    from skyinfra.deploy import planned
+    from skyinfra.deploy.apply import planned
+    from skyinfra.deploy.cost import cost_of
 
     chosen = _prepare(stack)
     cost = cost_of(chosen.pools)
@@ -114,8 +114,8 @@ def deploy(
     """Create or change what is declared, and wait for the nodes."""
     from skyinfra.cli import tables
     from skyinfra.cli.arrival import wait_for_nodes
-    from skyinfra.cost import cost_of
-    from skyinfra.deploy import carry_out
+    from skyinfra.deploy.apply import carry_out
+    from skyinfra.deploy.cost import cost_of
 
     chosen = _prepare(stack)
     approve = _Approval(chosen.name, "deploy", auto_approve, cost=cost_of(chosen.pools))
@@ -133,8 +133,8 @@ def deploy(
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     """Remove everything a stack created."""
-    from skyinfra.deploy import carry_out
-    from skyinfra.project import Project
+    from skyinfra.deploy.apply import carry_out
+    from skyinfra.terraform.project import Project
 
     chosen = Project.find().stack(stack)
     done = carry_out(chosen, approve=_Approval(chosen.name, "destroy", auto_approve), destroy=True)

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skyinfra.project import SynthesizedStack
+    from skyinfra.terraform.project import SynthesizedStack
 
 
 def wait_for_nodes(stack: SynthesizedStack, patience: float) -> None:

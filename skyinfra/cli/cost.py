@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 
 from skyinfra.cli import tables
-from skyinfra.cost import HOURS, Cost, PoolCost
+from skyinfra.deploy.cost import HOURS, Cost, PoolCost
 from skyinfra.offers import usd
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from skyinfra._errors import NodeError
 from skyinfra.cli import nodes, tables
+from skyinfra.errors import NodeError
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from skyinfra._errors import InvalidField, MissingDependency, NotSupported, did_you_mean
 from skyinfra.cli import nodes
+from skyinfra.errors import InvalidField, MissingDependency, NotSupported, did_you_mean
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 

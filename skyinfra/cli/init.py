@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from skyinfra import bundled
-from skyinfra._errors import InvalidField, ProjectError
+from skyinfra.bootstrap import bundled
+from skyinfra.errors import InvalidField, ProjectError
 from skyinfra.stack import LIBRARIES, check_name
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from skyinfra._errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
 from skyinfra.cli import tables
+from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:

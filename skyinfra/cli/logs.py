@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from skyinfra._errors import InvalidField, NodeError
 from skyinfra.cli import nodes, tables
+from skyinfra.errors import InvalidField, NodeError
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:

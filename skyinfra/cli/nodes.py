@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from skyinfra._errors import InvalidField, NodeError, did_you_mean
+from skyinfra.errors import InvalidField, NodeError, did_you_mean
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool

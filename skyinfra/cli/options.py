@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from skyinfra._errors import DeclarationError
+from skyinfra.errors import DeclarationError
 
 OPTIONS = {
     "count": "--count",

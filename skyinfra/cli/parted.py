@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 
 from skyinfra import mig
-from skyinfra._errors import InvalidField, InvalidLayout, LayoutError
 from skyinfra.cli import tables
 from skyinfra.cli.pictures import read_target
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 
 
 def export_parted(accelerator: str, *, label: str) -> None:

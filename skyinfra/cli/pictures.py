@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from skyinfra import mig
-from skyinfra._errors import InvalidField, InvalidLayout
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
 from skyinfra.cli.strips import STYLES
+from skyinfra.errors import InvalidField, InvalidLayout
 from skyinfra.mig.drawing import EXPECTED, boxes, facts, tone
 
 

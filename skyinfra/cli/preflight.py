@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from skyinfra.cli import tables
 from skyinfra.preflight import Report, Result, preflight
-from skyinfra.project import SynthesizedStack
+from skyinfra.terraform.project import SynthesizedStack
 
 _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import InvalidField, ProjectError
 from skyinfra.bootstrap import FORMS, LIMIT, Form, converted, sizes
 from skyinfra.cli import tables
-from skyinfra.expressions import file_of, plain
-from skyinfra.project import Project, SynthesizedStack
+from skyinfra.errors import InvalidField, ProjectError
+from skyinfra.terraform.expressions import file_of, plain
+from skyinfra.terraform.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
 # What belongs to the call of a module and not to its inputs.

@@ -10,8 +10,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from skyinfra._errors import GangFailed, InvalidField
 from skyinfra.cli.options import said_of_options
+from skyinfra.errors import GangFailed, InvalidField
 
 
 class ScriptCommand(TyperCommand):

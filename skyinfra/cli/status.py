@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from skyinfra._errors import FleetError
 from skyinfra.cli import tables
 from skyinfra.cli.strips import lines, strips
-from skyinfra.project import Project, SynthesizedStack
+from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
+from skyinfra.terraform.project import Project, SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from skyinfra.cost import Cost
-from skyinfra.project import SynthesizedStack
-from skyinfra.reporting import short
-from skyinfra.terraform import Plan
+from skyinfra.deploy.cost import Cost
+from skyinfra.deploy.reporting import short
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.project import SynthesizedStack
 
 _SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
 

@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from skyinfra._errors import NodeError
 from skyinfra.cli import nodes, tables
+from skyinfra.errors import NodeError
 from skyinfra.protocol import questions
 from skyinfra.protocol.readings import SlotReading
 

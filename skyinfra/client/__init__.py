@@ -8,9 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyinfra.client.stateful import Handle, Stateful, cls
-from skyinfra.client.task import Compute, Gather, Options, Task, compute, gather
-
 if TYPE_CHECKING:
     from skyinfra.client.async_jobs import AsyncJob
     from skyinfra.client.asynchronous import AsyncPool, connect_async
@@ -38,22 +35,13 @@ _LAZY = {
 __all__ = [
     "AsyncJob",
     "AsyncPool",
-    "Compute",
     "Future",
     "GangWarning",
-    "Gather",
-    "Handle",
-    "Options",
     "Job",
     "Pool",
-    "Stateful",
-    "Task",
-    "cls",
-    "compute",
     "connect",
     "connect_async",
     "detach_script",
-    "gather",
     "open_pool",
     "run_script",
 ]

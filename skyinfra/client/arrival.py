@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from skyinfra._errors import BootFailed, FleetUnreachable
 from skyinfra.client.connection import boot_failed
 from skyinfra.client.pool import Pool, open_pool
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.errors import BootFailed, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
 
 _LOOK_S = 2.0

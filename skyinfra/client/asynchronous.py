@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar, overload
 
@@ -15,13 +15,13 @@ from skyinfra.client.futures import Future
 from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
-from skyinfra.client.sync import Synced
-from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput
 from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.sync.sync import Synced
+from skyinfra.tasks.task import Compute, Gather, Task
 
 T = TypeVar("T")
 # A task that is on its way to the head, as a job.
@@ -110,6 +110,22 @@ class AsyncPool:
     def nodes(self) -> list[ManifestNode]:
         """See `Pool.nodes`."""
         return self.pool.nodes()
+
+    @overload
+    def __rrshift__(self, given: Task[T]) -> Awaitable[T]: ...
+    @overload
+    def __rrshift__(self, given: Gather[Any]) -> Any: ...
+    def __rrshift__(self, given: Any) -> Any:
+        """``await (task >> pool)`` and ``await (gather >> pool)``; a stream is gone over with ``async for``."""
+        if isinstance(given, Gather):
+            ordered = given.ordered or not given.stream
+            results = self.stream(iter(given.tasks), ordered=ordered, total=len(given.tasks))
+            return results if given.stream else _all(results)
+        return self.run(given) if isinstance(given, Task) else NotImplemented
+
+    def __rmatmul__(self, task: Task[T]) -> Awaitable[list[T]]:
+        """``await (task @ pool)``."""
+        return self.broadcast(task) if isinstance(task, Task) else NotImplemented
 
     async def slots(self) -> list[InstanceInfo]:
         """See `Pool.slots`."""
@@ -269,6 +285,10 @@ class AsyncPool:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.pool)[1:]}"
+
+
+async def _all(results: AsyncIterator[T]) -> tuple[T, ...]:
+    return tuple([result async for result in results])
 
 
 async def _result(future: Future[T]) -> T:

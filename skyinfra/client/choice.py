@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skyinfra._errors import InvalidField, SlotLost
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.errors import InvalidField, SlotLost
 from skyinfra.protocol.gang import Framework, Rank, Wish
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest

@@ -1,4 +1,4 @@
-"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.protocol.chunks`.
+"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.worker.chunks`.
 
 What ends otherwise than by its outcome being told, for whatever reason, is sent again on its own.
 """
@@ -18,10 +18,10 @@ from distributed.client import FutureCancelledError
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
-from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import Target
-from skyinfra.protocol import chunks
 from skyinfra.protocol.calls import Outcome
+from skyinfra.tasks.pickling import Shipment
+from skyinfra.worker import chunks
 
 # Calls of more bytes are sent alone.
 _SMALL_CALL = 8192

@@ -22,7 +22,10 @@ import dask
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra._errors import (
+from skyinfra.client.snapshot import Snapshot
+from skyinfra.engine.credentials import Credentials
+from skyinfra.engine.waiting import within
+from skyinfra.errors import (
     BootFailed,
     CredentialsRefused,
     FleetUnreachable,
@@ -30,14 +33,12 @@ from skyinfra._errors import (
     NodeError,
     VersionMismatch,
 )
-from skyinfra.client.snapshot import Snapshot
 from skyinfra.first_boot import report
 from skyinfra.protocol import calls
-from skyinfra.protocol.credentials import Credentials
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.waiting import within
+from skyinfra.worker import execute
 
 # One question to the head may take that long.
 _ANSWER_S = 10.0
@@ -144,7 +145,7 @@ class Connection:
             return future
         # Dask warns about calls above 10 MB, in words about its own collections.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
-            return client.submit(calls.run, header, call, key=key, resources=resources, pure=False)
+            return client.submit(execute.run, header, call, key=key, resources=resources, pure=False)
 
     @contextlib.asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:
@@ -160,7 +161,7 @@ class Connection:
                 ) from None
             if isinstance(reason, ssl.SSLError):
                 raise await self._no_fleet(str(reason.reason)) from None
-            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.protocol.connector`
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.connector`
                 raise await self._no_fleet("it speaks or hangs up before the handshake") from None
             why = await self._why_silent()
             raise FleetUnreachable(
@@ -272,7 +273,7 @@ class Connection:
             return
         if self.alive:
             with contextlib.suppress(OSError):
-                await within(self._client.run_on_scheduler(calls.forget, self._topic), _ANSWER_S)
+                await within(self._client.run_on_scheduler(execute.forget, self._topic), _ANSWER_S)
         with contextlib.suppress(OSError):
             await within(self._client.close(), _ANSWER_S)
 

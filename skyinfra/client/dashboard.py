@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-from skyinfra._errors import FleetUnreachable, MissingDependency, NotSupported, PortTaken
 from skyinfra.client.connection import Connection
+from skyinfra.errors import FleetUnreachable, MissingDependency, NotSupported, PortTaken
 
 _WAIT_S = 15.0
 _PART = 256 * 1024

@@ -17,14 +17,16 @@ from typing import Any, TypeVar, cast
 import distributed
 from distributed.client import FutureCancelledError
 
-from skyinfra._errors import NodeError, SlotLost, TaskAttemptsExceeded, TaskInputsLost
-from skyinfra.client import pickling, sync
 from skyinfra.client.connection import Connection
-from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol import failures, questions, stopping
+from skyinfra.engine.waiting import within
+from skyinfra.errors import NodeError, SlotLost, TaskAttemptsExceeded, TaskInputsLost
+from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.waiting import within
+from skyinfra.sync import sync
+from skyinfra.tasks import pickling
+from skyinfra.tasks.pickling import Shipment
+from skyinfra.worker import cancellation
 
 T = TypeVar("T")
 
@@ -288,7 +290,7 @@ class Dispatcher:
 
     async def _stop_on(self, worker: str, slot: str | None, key: str) -> None:
         """Ends the task *key* on *worker*: by itself, or with its process where that does not even listen."""
-        stop = self.connection.client.run(stopping.stop, key, workers=[worker], on_error="ignore")
+        stop = self.connection.client.run(cancellation.stop, key, workers=[worker], on_error="ignore")
         try:
             await within(stop, _LISTENS_S)
         except TimeoutError:

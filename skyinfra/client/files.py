@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyinfra._errors import InvalidField, InvalidInclude, NodeFailed
-from skyinfra.client import sync
-from skyinfra.client.includes import Includes
+from skyinfra.blobs.transfer import BlobsMissing, Head
 from skyinfra.client.snapshot import Target
-from skyinfra.client.sync import Included, Synced
+from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.transfer import BlobsMissing, Head
+from skyinfra.sync import sync
+from skyinfra.sync.includes import Includes
+from skyinfra.sync.sync import Included, Synced
 
 T = TypeVar("T")
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra._errors import FleetError, FleetUnreachable
+from skyinfra.blobs.transfer import Head
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
-from skyinfra.protocol.transfer import Head
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from skyinfra.client import pickling
 from skyinfra.client.futures import Future
-from skyinfra.client.task import Task
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
+from skyinfra.tasks import pickling
+from skyinfra.tasks.task import Task
 
 T = TypeVar("T")
 

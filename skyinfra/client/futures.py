@@ -8,8 +8,8 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from skyinfra.client import pickling
 from skyinfra.protocol.calls import Outcome
+from skyinfra.tasks import pickling
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ import pickle
 import signal
 from typing import cast
 
-from skyinfra._errors import GangFailed
-from skyinfra.client import pickling
+from skyinfra.errors import GangFailed
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import RankEnd
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.tasks import pickling
 
 
 def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tuple[BaseException, bool]:

@@ -15,20 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyinfra._errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
-from skyinfra.client import choice, gang_failures, pickling
+from skyinfra.client import choice, gang_failures
 from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.pickling import Shipment
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.client.sync import Included
-from skyinfra.client.task import Task
-from skyinfra.protocol import gang, ranks
-from skyinfra.protocol.attempts import ATTEMPTS
+from skyinfra.engine.waiting import within
+from skyinfra.errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
+from skyinfra.protocol import gang
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.waiting import within
+from skyinfra.tasks import pickling
+from skyinfra.tasks.pickling import Shipment
+from skyinfra.tasks.task import Included, Task
+from skyinfra.worker import ranks
+from skyinfra.worker.attempts import ATTEMPTS
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0

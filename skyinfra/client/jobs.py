@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from skyinfra._errors import JobCancelled, NotSupported, SlotLost
-from skyinfra.client import pickling
 from skyinfra.client.connection import Connection
-from skyinfra.client.task import Task
-from skyinfra.protocol import jobs, questions, scripts
+from skyinfra.engine.waiting import within
+from skyinfra.errors import JobCancelled, NotSupported, SlotLost
+from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
-from skyinfra.protocol.waiting import within
+from skyinfra.tasks import pickling
+from skyinfra.tasks.task import Task
+from skyinfra.worker import scripts
 
 if TYPE_CHECKING:
     from skyinfra.client.pool import Pool

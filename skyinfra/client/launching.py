@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from skyinfra._errors import InvalidField, NotSupported, did_you_mean
-from skyinfra.client import choice, pickling
+from skyinfra.client import choice
 from skyinfra.client.choice import Size
 from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs, Launch, Lines
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
-from skyinfra.client.sync import Included
 from skyinfra.client.watching import Watcher
+from skyinfra.errors import InvalidField, NotSupported, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.sync.sync import Included
+from skyinfra.tasks import pickling
 
 OnLine = Callable[[int, str, str], object]
 # While a gang runs: the slots that it has, lines of a rank; None is its end.

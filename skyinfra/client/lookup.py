@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyinfra._errors import InvalidField, PoolNotFound
 from skyinfra.client.pool import Pool, open_pool
 from skyinfra.client.watching import OnOutput
-from skyinfra.project import Project
+from skyinfra.errors import InvalidField, PoolNotFound
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.terraform.project import Project
 
 
 def connect(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
-from skyinfra.client import chunks, jobs, pickling
+from skyinfra.client import chunks, jobs
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
@@ -24,12 +24,13 @@ from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Launcher
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.client.task import Compute, Task
 from skyinfra.client.watching import OnOutput, Watcher
-from skyinfra.protocol.chunks import ENDED
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.tasks import pickling
+from skyinfra.tasks.task import Compute, Gather, Task
+from skyinfra.worker.chunks import ENDED
 
 T = TypeVar("T")
 
@@ -107,6 +108,24 @@ class Pool(WithFleet, Launcher, WithFiles):
         chosen.__dict__.update(self.__dict__)
         chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
         return chosen
+
+    # Operators ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def __rrshift__(self, given: Task[T]) -> T: ...
+    @overload
+    def __rrshift__(self, given: Gather[T]) -> T: ...
+    def __rrshift__(self, given: Any) -> Any:
+        """``task >> pool`` and ``gather >> pool``."""
+        if isinstance(given, Gather):
+            ordered = given.ordered or not given.stream
+            results = self.stream(iter(given.tasks), ordered=ordered, total=len(given.tasks))
+            return results if given.stream else tuple(results)
+        return self.submit(given).result() if isinstance(given, Task) else NotImplemented
+
+    def __rmatmul__(self, task: Task[T]) -> list[T]:
+        """``task @ pool``."""
+        return self.broadcast(task) if isinstance(task, Task) else NotImplemented
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from skyinfra._errors import SlotLost, did_you_mean
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Target
-from skyinfra.client.task import Task
-from skyinfra.protocol import scripts
+from skyinfra.errors import SlotLost, did_you_mean
+from skyinfra.tasks.task import Task
+from skyinfra.worker import scripts
 
 OnLine = Callable[[str, str], object]
 

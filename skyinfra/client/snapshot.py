@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skyinfra._errors import InvalidField
+from skyinfra.errors import InvalidField
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest

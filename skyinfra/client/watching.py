@@ -41,7 +41,7 @@ class Watcher:
         self._said: dict[str, float] = {}
 
     def told(self, kind: str, key: str, content: tuple[str, str, Any]) -> None:
-        """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.protocol.telling`."""
+        """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.worker.streaming`."""
         slot, name, what = content
         if kind == "output":
             for line in what:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import skyinfra
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, sources
@@ -39,16 +40,14 @@ from skyinfra.mig.placement import Attempt, attempt, fill, max_count, place, res
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
-    from skyinfra.packing import pack
+    from skyinfra import pack
 else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202 - only at run time, so that a wrong name stays a type error
-        # Packing needs offers and a solver, so it is a room of its own, which is entered when it is asked for.
         if name != "pack":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from skyinfra.packing import pack
-
-        return pack
+        # The older spelling of sky.pack, which needs offers and a solver; no node has them.
+        return skyinfra.pack
 
 
 __all__ = [

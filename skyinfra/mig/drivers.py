@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from skyinfra._errors import DriverTooOld, InvalidField
+from skyinfra.errors import DriverTooOld, InvalidField
 from skyinfra.mig.geometry import Geometry
 from skyinfra.mig.grid import Placement
 

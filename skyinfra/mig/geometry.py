@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import MigNotSupported, UnknownProfile, did_you_mean
+from skyinfra.errors import MigNotSupported, UnknownProfile, did_you_mean
 
 _DATA = Path(__file__).with_name("geometry.json")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from skyinfra._errors import MigNotSupported
+from skyinfra.errors import MigNotSupported
 from skyinfra.mig.geometry import Geometry, Profile
 
 

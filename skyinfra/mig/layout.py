@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile
+from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile
 from skyinfra.mig.geometry import Geometry, Profile, is_profile_name
 
 Declared: TypeAlias = str | Mapping[str, int] | Sequence[str]

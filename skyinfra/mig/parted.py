@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyinfra._errors import InvalidLayout, LayoutError, did_you_mean
+from skyinfra.errors import InvalidLayout, LayoutError, did_you_mean
 from skyinfra.mig.geometry import Geometry, is_profile_name
 from skyinfra.mig.grid import Layout
 from skyinfra.mig.layouts import layouts, multisets

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from skyinfra._errors import InvalidLayout, LayoutDoesNotFit, LayoutError
+from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, starts

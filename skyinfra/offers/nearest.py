@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from skyinfra._errors import NotOffered
+from skyinfra.errors import NotOffered
 from skyinfra.offers.offer import Offer, load
 from skyinfra.offers.query import Query, is_it
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TypeAlias, TypedDict, Unpack
 
-from skyinfra._errors import InvalidField, did_you_mean
 from skyinfra.accelerators import Accelerator, parse_preferences
+from skyinfra.errors import InvalidField, did_you_mean
 from skyinfra.offers.offer import EVERYWHERE, Offer, load
 
 # A third may be asked for as 0.334.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from skyinfra._errors import InvalidField
+from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer, Query, ask, load
 from skyinfra.packing.demand import Declared, Demand, read, text
 from skyinfra.packing.problem import Problem, unserved

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from skyinfra import providers
-from skyinfra._errors import NotSupported
+from skyinfra.errors import NotSupported
 from skyinfra.packing.result import Machines
 from skyinfra.pool import ComputePool
 from skyinfra.providers import Provider

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from skyinfra import mig
-from skyinfra._errors import InvalidDemand, MigNotSupported, UnknownProfile
+from skyinfra.errors import InvalidDemand, MigNotSupported, UnknownProfile
 from skyinfra.mig import Geometry, Profile
 from skyinfra.mig.geometry import is_profile_name
 

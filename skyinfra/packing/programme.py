@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from skyinfra._errors import MissingDependency
+from skyinfra.errors import MissingDependency
 
 # Nodes of the search tree after which a solve that only beautifies ends with the best it has: the same in every run,
 # which a time limit would not be.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skyinfra._errors import DemandDoesNotFit, NotOffered
+from skyinfra.errors import DemandDoesNotFit, NotOffered
 from skyinfra.offers import EVERYWHERE, Offer, load, told, usd
 from skyinfra.packing.demand import Demand, having
 from skyinfra.packing.problem import Problem

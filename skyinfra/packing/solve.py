@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skyinfra._errors import PackingFailed
+from skyinfra.errors import PackingFailed
 from skyinfra.offers import Offer
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.programme import NODES, Answer, Programme

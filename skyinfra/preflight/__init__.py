@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyinfra.preflight.report import Line, Report, Result
-from skyinfra.project import SynthesizedStack
+from skyinfra.terraform.project import SynthesizedStack
 
 __all__ = ["Line", "Report", "Result", "preflight"]
 

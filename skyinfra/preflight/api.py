@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from skyinfra._errors import MissingDependency
-from skyinfra.cloud_errors import refusals
+from skyinfra.errors import MissingDependency
+from skyinfra.terraform.cloud_errors import refusals
 
 # botocore waits and tries again, with a growing pause, where AWS throttles or fails.
 ATTEMPTS = 5

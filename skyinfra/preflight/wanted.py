@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from skyinfra.project import SynthesizedStack
+from skyinfra.terraform.project import SynthesizedStack
 
 
 @dataclass(frozen=True, slots=True)

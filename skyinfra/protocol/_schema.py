@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyinfra._errors import SkyinfraError, did_you_mean
+from skyinfra.errors import SkyinfraError, did_you_mean
 
 T = TypeVar("T")
 

@@ -1,46 +1,15 @@
-"""The node's part of a task: what a worker process executes for a client.
+"""A task on its way: the header that a client sends with a pickled call, and the outcome that comes back.
 
-A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. `run` executes it and gives
-an `Outcome` back: the result or the exception, pickled on the node, so that whatever a task does arrives as its own
-and not as a failure of the engine. A large call, and a large result, are blobs of the head instead, see
-`skyinfra.protocol.cargo`; so is the tree that the task is to see.
-
-Travels to nodes: standard library, ``distributed`` and ``cloudpickle`` only.
+A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. A worker executes it and
+gives an `Outcome` back, see `skyinfra.worker.execute`.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import operator
-import os
-import pickle
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
 
-from skyinfra._errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
-from skyinfra.protocol import (
-    arrivals,
-    attempts,
-    cargo,
-    failures,
-    instance,
-    interruption,
-    output,
-    stopping,
-    telling,
-    unpicklable,
-)
-from skyinfra.protocol.cargo import Cargo, Part
-from skyinfra.protocol.transfer import BlobsMissing
-
-if TYPE_CHECKING:
-    from distributed import Scheduler
-
-F = TypeVar("F")
+from skyinfra.protocol import failures
 
 # The topics of our clients begin so: the head keeps nothing of them once their client is gone.
 TOPIC = "skyinfra-"
@@ -53,6 +22,14 @@ SMALL_OUTCOME = 8192
 
 
 @dataclass(frozen=True)
+class Part:
+    """A blob of a large value. The first one is the pickle stream, the others memory that it refers to, in order."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Header:
     """What a node knows about a task before it unpickles it.
 
@@ -60,7 +37,7 @@ class Header:
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     whole: the result is a part of the outcome, however large it is. chunk: it stands for several short tasks, see
-    `skyinfra.protocol.chunks`.
+    `skyinfra.worker.chunks`.
     """
 
     key: str
@@ -99,141 +76,3 @@ class Outcome:
     missing: tuple[str, ...] = ()
     buffers: tuple[memoryview, ...] = ()
     seconds: float | None = None
-
-
-def plain(function: F) -> F:
-    """The function itself: what a decorated function is on a node, where the client package is not installed."""
-    return function
-
-
-def named(module: str, name: str) -> object:
-    """What is called *name* in a module that was synced: how its functions and classes travel, by reference."""
-    return operator.attrgetter(name)(importlib.import_module(module))
-
-
-def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | None:
-    """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
-
-    A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
-    that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
-    would wait for a connection to this process in vain when the next task ends the process. Of a chunk, the outcomes
-    that are not small are the result.
-    """
-    # Here, because the process of a rank needs the rest of this module alone.
-    from distributed import get_worker
-
-    task = Header.loads(header)
-    worker = get_worker()
-
-    def tell_of(kind: str, key: str, content: object) -> None:
-        worker.log_event(task.topic, [kind, key, content])
-
-    def tell(kind: str, content: object) -> None:
-        tell_of(kind, task.key, content)
-
-    def say(kind: str, content: object) -> None:
-        tell(kind, [worker.name, task.name, content])
-
-    if task.chunk:
-        from skyinfra.protocol import chunks  # it is made of what is here
-
-        return chunks.run(task, call, tell_of, str(worker.name))
-    outcome = _execute(task, call, tell, say if task.echo else None)
-    data = pickle.dumps(outcome)
-    if len(data) > SMALL_OUTCOME or not task.topic:
-        return outcome
-    tell("outcome", data)
-    return None
-
-
-def forget(topic: str, dask_scheduler: Scheduler) -> None:
-    """Runs on the head: drops the last events of a *topic* that nobody listens to any more."""
-    dask_scheduler._broker.truncate(topic)
-
-
-def _execute(task: Header, call: bytes, tell: telling.Send, say: telling.Send | None) -> Outcome:
-    def last_words() -> None:
-        if task.topic:
-            tell("outcome", pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
-
-    late = False
-    try:
-        with (
-            attempts.counted(task.key, task.name, task.timeout),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            telling.telling(file, say),
-            stopping.stoppable(task.key),
-            stopping.limited(task.key, task.timeout, last_words) as is_late,
-            interruption.task_scope(),
-        ):
-            try:
-                outcome = perform(task, call)
-            finally:
-                late = is_late()
-            if late:  # it ran a program, or caught what was to end it
-                raise KeyboardInterrupt
-            return outcome
-    except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
-        if late and isinstance(error, KeyboardInterrupt):
-            error = _late(task).with_traceback(error.__traceback__)
-        return failed(error)
-
-
-def perform(task: Header, call: bytes) -> Outcome:
-    """Makes the pickled *call*, and keeps its result. Raises what the task raises."""
-    start = time.perf_counter()
-    arrivals.use_tree(task.tree)
-    function, args, kwargs = load(task, call)
-    result = function(*args, **kwargs)
-    return _keep_result(task, result, start)
-
-
-def failed(error: BaseException) -> Outcome:
-    """The outcome of a task that raised *error*."""
-    if isinstance(error, BlobsMissing):
-        return Outcome(missing=error.digests)
-    return Outcome(failure=failures.of(error, below=__file__))
-
-
-def _late(task: Header) -> TaskTimeout:
-    return failures.late(task.name, task.timeout or 0)
-
-
-def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-    """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    try:
-        loaded = arrivals.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
-    except ModuleNotFoundError as error:
-        error.add_note(
-            f"The node has no module {error.name!r}, which {task.name} needs: name its package in "
-            "sky.Image(pip=[...]), or its files in sky.connect(..., includes=[...])."
-        )
-        raise
-    return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
-
-
-def dump_result(task: Header, result: object) -> bytes:
-    """*result*, pickled in one piece. Raises `TaskNotPicklable`."""
-    return _pack_result(task, result, whole=True).joined()
-
-
-def _keep_result(task: Header, result: object, start: float) -> Outcome:
-    packed = _pack_result(task, result, whole=task.whole)
-    if packed.small or task.whole:
-        return Outcome(result=packed.joined(), seconds=time.perf_counter() - start)
-    try:
-        arrivals.keep(packed)
-    except TaskTooLarge as error:
-        raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
-    return Outcome(parts=packed.parts, seconds=time.perf_counter() - start)
-
-
-def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:
-    try:
-        return cargo.pack(result, whole=whole)
-    except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
-        raise TaskNotPicklable(
-            f"the result of {task.name} cannot be pickled: {unpicklable.described(result, cargo.pack, error)}",
-            given=type(result).__qualname__,
-            hint="Return plain values, arrays, or the path of a file.",
-        ) from None

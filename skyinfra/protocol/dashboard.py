@@ -1,4 +1,4 @@
-"""The calls by which a client's browser reaches the dashboard of the head, see `skyinfra.runner.tunnel`."""
+"""The calls by which a client's browser reaches the dashboard of the head, see `skyinfra.head.tunnel`."""
 
 from __future__ import annotations
 

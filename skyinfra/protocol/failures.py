@@ -14,7 +14,7 @@ from typing import cast
 
 import cloudpickle
 
-from skyinfra._errors import TaskTimeout
+from skyinfra.errors import TaskTimeout
 
 # A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from skyinfra._errors import InvalidManifest
+from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
 
 # Unknown: it could not be looked at, which is no fault of the node.

@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
-from skyinfra._errors import InvalidManifest, InvalidNodeConfig
+from skyinfra.errors import InvalidManifest, InvalidNodeConfig
 from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import PlacedPartition
 

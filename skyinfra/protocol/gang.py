@@ -1,7 +1,7 @@
 """Gangs: the ranks of one program, which start together on a slot each and end together.
 
 A client asks the head for slots (`ASK_CALL`); the head grants all of them or none, in the order in which gangs asked.
-The client sends each rank as a task to its slot. The node's part (`skyinfra.protocol.ranks`) tells the head when the
+The client sends each rank as a task to its slot. The node's part (`skyinfra.worker.ranks`) tells the head when the
 rank has its slot (`JOIN_CALL`); once all have, every rank starts. It says too how the rank ended (`REPORT_CALL`); the
 first failure ends the gang, of which all hear who wait with `STATE_CALL`. `RELEASE_CALL` is the client's last word.
 
@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from skyinfra._errors import InvalidNodeConfig, NotInTask
+from skyinfra.errors import InvalidNodeConfig, NotInTask
 from skyinfra.protocol import _schema
 
 ASK_CALL = "skyinfra_gang_ask"
@@ -106,7 +106,7 @@ class Rank:
 
     gang: the one that was granted its slots. holds: it runs nothing, and keeps its slot for another rank. framework:
     None for a plain task that takes several slots. visible: the variables that confine it to its devices. run_id:
-    names its lines on *topic*, see `skyinfra.protocol.scripts`; without a topic they go to the output of the task.
+    names its lines on *topic*, see `skyinfra.worker.scripts`; without a topic they go to the output of the task.
     timeout: seconds, from its start on.
     """
 

@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from skyinfra._errors import InvalidNodeConfig, NotInTask
+from skyinfra.errors import InvalidNodeConfig, NotInTask
 from skyinfra.protocol import _schema
 from skyinfra.protocol.manifest import SlotKind
 

@@ -21,8 +21,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from skyinfra import _errors
-from skyinfra._errors import InvalidField, NodeError, NotSupported, SkyinfraError, TaskTooLarge
+from skyinfra import errors
+from skyinfra.errors import InvalidField, NodeError, NotSupported, SkyinfraError, TaskTooLarge
 from skyinfra.protocol import _schema
 from skyinfra.protocol.calls import Header
 
@@ -189,5 +189,5 @@ def answered(answer: object) -> Any:
         return answer["answer"]
     told = dict(answer["error"])
     kind = told.pop("class")
-    known = getattr(_errors, kind) if kind in _errors.__all__ else NodeError
+    known = getattr(errors, kind) if kind in errors.__all__ else NodeError
     raise known(told["message"], field=told["field"], given=told["given"], hint=told["hint"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from skyinfra._errors import InvalidManifest
+from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
 
 VERSION = 1

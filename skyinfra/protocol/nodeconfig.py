@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from skyinfra._errors import InvalidNodeConfig
+from skyinfra.errors import InvalidNodeConfig
 from skyinfra.protocol import _schema
 from skyinfra.protocol.packages import PackageSource
 

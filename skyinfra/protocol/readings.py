@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skyinfra._errors import InvalidManifest
+from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
 from skyinfra.protocol.instance import InstanceInfo
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from skyinfra import offers
-from skyinfra._declared import Declared
-from skyinfra._errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.accelerators import Accelerator
+from skyinfra.declared import Declared
+from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
 from skyinfra.providers.tags import layout_tag

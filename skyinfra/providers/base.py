@@ -7,8 +7,8 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from skyinfra._declared import Declared
 from skyinfra.accelerators import Accelerator
+from skyinfra.declared import Declared
 from skyinfra.offers import Price
 
 

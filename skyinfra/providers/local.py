@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from skyinfra._errors import NotSupported
+from skyinfra.errors import NotSupported
 from skyinfra.providers.base import Provider, Request, Selection
 
 

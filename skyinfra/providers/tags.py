@@ -6,8 +6,8 @@ Tags take letters, digits, spaces and ``+ - = . _ : / @``, so that ``*`` is writ
 
 from __future__ import annotations
 
-from skyinfra._errors import NotSupported
 from skyinfra.accelerators import Accelerator
+from skyinfra.errors import NotSupported
 
 LIMIT = 256
 OFF = "off"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NoReturn
 
-from skyinfra._errors import NotSupported
+from skyinfra.errors import NotSupported
 from skyinfra.providers.base import Provider, Request
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import NotSupported
+from skyinfra.errors import NotSupported
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import questions
 from skyinfra.protocol.questions import Answer
 from skyinfra.runner import logs
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
-from skyinfra.runner.state import NodeDirectory
 
 
 class Answers:
@@ -47,7 +47,7 @@ class Answers:
         return {"answer": known(**arguments)}
 
     def _doctor(self) -> object:
-        from skyinfra.runner.doctor import examine
+        from skyinfra.doctor.examine import examine
 
         return [finding.to_json() for finding in examine(self._config)]
 

@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from skyinfra._errors import SkyinfraError
-from skyinfra.runner import doctor_cli, drain_cli, metrics_cli, partition_cli
-from skyinfra.runner.state import NodeDirectory, Status, appending
+from skyinfra.doctor import cli as doctor_cli
+from skyinfra.drain import cli as drain_cli
+from skyinfra.errors import SkyinfraError
+from skyinfra.node.folder import NodeDirectory, Status, appending
+from skyinfra.runner import metrics_cli, partition_cli
 
 # For how long a service that could not start tells why, before it ends and its supervisor starts it again.
 _TELL_S = 15.0
@@ -84,19 +86,19 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
         return _run_service(options.config, partitions=True)
-    from skyinfra.runner import detach, keeper
+    from skyinfra.node import detach, watchdog
 
     status = detach.boot(options.config, wait_s=options.wait)
     if options.restart:
-        keeper.ensure(options.config, wait_s=options.wait)
+        watchdog.ensure(options.config, wait_s=options.wait)
     print(_text(status))
     return 0
 
 
 def _keep(options: argparse.Namespace) -> int:
-    from skyinfra.runner import keeper
+    from skyinfra.node import watchdog
 
-    keeper.keep(options.config, wait_s=options.wait)
+    watchdog.keep(options.config, wait_s=options.wait)
     return 0
 
 
@@ -182,10 +184,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from skyinfra.runner import detach, keeper
+    from skyinfra.node import detach, watchdog
 
     directory = NodeDirectory(options.config.parent)
-    keeper.end(directory)
+    watchdog.end(directory)
     with contextlib.suppress(ProcessLookupError):
         stopped = detach.stop(directory, timeout_s=options.timeout)
         print("stopped" if stopped else "no runner serves this node")

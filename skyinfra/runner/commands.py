@@ -18,7 +18,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
-from skyinfra._errors import InvalidField, NodeFailed
+from skyinfra.errors import InvalidField, NodeFailed
 
 # A client that has not asked for that long is gone.
 _ABANDONED_S = 60.0

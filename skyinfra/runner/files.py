@@ -17,15 +17,16 @@ from typing import Any
 
 import distributed
 
-from skyinfra._errors import InvalidField, NodeFailed, StateDirectoryError
-from skyinfra.protocol import blobs, transfer, views
-from skyinfra.protocol.blobs import BlobStore, digest_of
-from skyinfra.protocol.credentials import Credentials
-from skyinfra.protocol.transfer import CHUNK, Blob, BlobsMissing, Head
-from skyinfra.protocol.trees import Entry, Tree, check_path, parse_name
-from skyinfra.runner import head
-from skyinfra.runner.node import Node
-from skyinfra.runner.state import NodeDirectory
+from skyinfra.blobs import store, transfer
+from skyinfra.blobs.store import BlobStore, digest_of
+from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, Head
+from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
+from skyinfra.engine.credentials import Credentials
+from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
+from skyinfra.head import start as head
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import Node
+from skyinfra.worker import views
 
 # A client is told after that long that it has to ask again.
 _WAIT_S = 15.0
@@ -39,7 +40,7 @@ class Files:
         self._config = config
         self._directory = directory
         self._folder = directory.path / views.FILES_FOLDER
-        self._store = BlobStore(directory.path / blobs.FOLDER)
+        self._store = BlobStore(directory.path / store.FOLDER)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="files")
         self._running: dict[tuple[str, str], Future[Any]] = {}
         self._lock = Lock()
@@ -136,7 +137,7 @@ class Files:
 
         try:
             asyncio.run(call())
-        except (OSError, BlobsMissing, blobs.WrongContent) as error:
+        except (OSError, BlobsMissing, store.WrongContent) as error:
             raise NodeFailed(f"what is put or fetched did not pass the head: {error}", hint="Try again.") from None
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import distributed
 from distributed.security import Security
 
-from skyinfra._errors import InvalidNodeConfig
+from skyinfra.engine.waiting import within
+from skyinfra.errors import InvalidNodeConfig
+from skyinfra.head.relay import Respond, answered
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.protocol.waiting import within
-from skyinfra.runner.desk import Respond, answered
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
 _WAIT_S = 30.0

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import InvalidField, NodeFailed
-from skyinfra.protocol import output
-from skyinfra.runner.state import NodeDirectory
+from skyinfra.errors import InvalidField, NodeFailed
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.worker import output
 
 # The first one that is there: the steps' own log, then that of the script, then all that cloud-init ran.
 _BOOT = ("var/log/skyinfra/boot.jsonl", "var/log/skyinfra-setup.log", "var/log/cloud-init-output.log")

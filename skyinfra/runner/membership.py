@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from distributed.core import Status as DaskStatus
 from distributed.security import Security
 
-from skyinfra._errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, SkyinfraError
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
+from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, SkyinfraError
+from skyinfra.head import start
+from skyinfra.head.execution import Execution
+from skyinfra.head.jobs import Jobs
+from skyinfra.head.journal import Journal
+from skyinfra.head.relay import Desk, Respond
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.runner import follow, head
-from skyinfra.runner.desk import Desk, Respond
-from skyinfra.runner.execution import Execution
+from skyinfra.runner import follow
 from skyinfra.runner.follow import Follower
-from skyinfra.runner.jobs import Jobs
-from skyinfra.runner.journal import Journal
-from skyinfra.runner.node import Node
 from skyinfra.runner.reports import BootReports
-from skyinfra.runner.scheduler import FleetScheduler
-from skyinfra.runner.state import NodeDirectory
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Workers
 
@@ -69,7 +70,7 @@ class Membership:
 
         On the head the scheduler hands *layout* on.
         """
-        declared = head.parse(node.config.scheduler)
+        declared = start.parse(node.config.scheduler)
         if node.config.head:
             await self._unfollow()
             return await self._own_scheduler(node, declared, layout)
@@ -77,10 +78,10 @@ class Membership:
             return declared
         await self._stop_scheduler()
         security = Credentials.derive(node.secret, role="worker", name=node.name).security()
-        self.obstacle = ("NodeFailed", f"the head {head.host_port(declared)} has not answered yet")
+        self.obstacle = ("NodeFailed", f"the head {start.host_port(declared)} has not answered yet")
         while not self._changed.is_set():
             try:
-                await head.check_reachable(declared, security=security)
+                await start.check_reachable(declared, security=security)
             except (NodeFailed, CredentialsRefused) as error:
                 self.obstacle = (type(error).__name__, str(error))
                 await pause(self._changed, _RETRY_S)
@@ -114,7 +115,7 @@ class Membership:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
         security = Credentials.derive(node.secret, role="worker", name=node.name).security()
         try:
-            return await follow.may_leave(head.parse(node.config.scheduler), security, node.name, why)
+            return await follow.may_leave(start.parse(node.config.scheduler), security, node.name, why)
         except OSError:
             return False
 
@@ -140,7 +141,7 @@ class Membership:
         if self._heard[0] == node.sha256:
             return False
         try:
-            wanted = await follow.ask(head.parse(node.config.scheduler), security)
+            wanted = await follow.ask(start.parse(node.config.scheduler), security)
         except OSError:  # as the head comes and goes; it is asked again
             return False
         except InvalidNodeConfig as refused:
@@ -156,7 +157,7 @@ class Membership:
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
             desk = Desk(node.name, self._respond)
             jobs = await self._own_jobs()
-            self._scheduler = await head.start(
+            self._scheduler = await start.start(
                 declared, directory=self._directory, security=security, layout=layout, desk=desk, jobs=jobs
             )
             self._scheduler_made_from = made_from
@@ -166,7 +167,7 @@ class Membership:
                 # A local node has no first boot.
                 self._reports = BootReports(declared, node.secret, self._scheduler.fail)
                 await self._reports.start()
-        self.endpoint = head.reached_at(self._scheduler)
+        self.endpoint = start.reached_at(self._scheduler)
         return self.endpoint
 
     async def _own_jobs(self) -> Jobs:
@@ -224,4 +225,4 @@ class Membership:
 
 def _head_of(node: Node) -> tuple[Endpoint, str, str]:
     """What a connection to the head is made from."""
-    return head.parse(node.config.scheduler), node.secret, node.name
+    return start.parse(node.config.scheduler), node.secret, node.name

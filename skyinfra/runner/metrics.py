@@ -15,14 +15,14 @@ from typing import Any
 
 import pynvml
 
-from skyinfra._errors import AcceleratorMissing
+from skyinfra.errors import AcceleratorMissing
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.nvml import Gpu, Nvml
+from skyinfra.gpu.nvml_readings import MigDevice
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.protocol.readings import SlotReading
-from skyinfra.runner.hardware import Hardware
-from skyinfra.runner.nvml import Gpu, Nvml
-from skyinfra.runner.nvml_readings import MigDevice
-from skyinfra.runner.state import NodeDirectory
 
 # Between two samples of GPM; NVIDIA asks for at least 100 ms.
 _SAMPLE_S = 0.15

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import InvalidField
+from skyinfra.errors import InvalidField
 
 _LISTEN = "127.0.0.1:9835"
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import NodeFailed, PortTaken, SkyinfraError
+from skyinfra.errors import NodeFailed, PortTaken, SkyinfraError
 from skyinfra.runner import metrics
 
 

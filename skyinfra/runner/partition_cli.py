@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skyinfra._errors import SkyinfraError
+from skyinfra.errors import SkyinfraError
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
-from skyinfra.runner.state import NodeDirectory
 
 # Where a partitioning without a node configuration remembers a reboot.
 _STATE = Path("/var/lib/skyinfra")
@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_config(options: argparse.Namespace) -> int:
-    from skyinfra.runner import desired, record
-    from skyinfra.runner.hardware import Hardware
-    from skyinfra.runner.node import file_sha256
+    from skyinfra.gpu import actual, desired
+    from skyinfra.gpu.hardware import Hardware
+    from skyinfra.node.node import file_sha256
 
     directory = NodeDirectory(options.config.absolute().parent)
     # The head may have told another layout since the configuration was written.
@@ -77,19 +77,19 @@ def _by_config(options: argparse.Namespace) -> int:
         hardware.devices()
         partitions = hardware.partition(_print_step, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
-        record.write(directory, found.config, error)
+        actual.write(directory, found.config, error)
         raise
-    record.write(directory, found.config, partitions)
+    actual.write(directory, found.config, partitions)
     for partition in partitions:
         _print({"event": "standing", **asdict(partition)})
     return 0
 
 
 def _by_layout(options: argparse.Namespace) -> int:
-    from skyinfra.runner import live, partitioner
-    from skyinfra.runner.hardware import session
-    from skyinfra.runner.machine import SystemMachine
-    from skyinfra.runner.nvml import Nvml
+    from skyinfra.gpu import live, partitioner
+    from skyinfra.gpu.hardware import session
+    from skyinfra.gpu.machine import SystemMachine
+    from skyinfra.gpu.nvml import Nvml
 
     means = partitioner.Means(
         machine=SystemMachine(),
@@ -107,9 +107,9 @@ def _by_layout(options: argparse.Namespace) -> int:
 
 
 def _export() -> int:
-    from skyinfra.runner import live
-    from skyinfra.runner.hardware import session
-    from skyinfra.runner.nvml import Nvml
+    from skyinfra.gpu import live
+    from skyinfra.gpu.hardware import session
+    from skyinfra.gpu.nvml import Nvml
 
     with session(Nvml()) as nvml:
         text, warnings = live.export(nvml)

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyinfra._errors import NodeFailed
+from skyinfra.errors import NodeFailed
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.protocol.packages import PackageSource
-from skyinfra.runner.state import NodeDirectory
 
 logger = logging.getLogger("skyinfra.runner")
 

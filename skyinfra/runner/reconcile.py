@@ -16,19 +16,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skyinfra._errors import PartitionFailed, SkyinfraError
+from skyinfra.drain.request import Drain
+from skyinfra.errors import PartitionFailed, SkyinfraError
+from skyinfra.gpu.actual import PATIENCE_S, Recorded
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.partitioner import Partition, Step
+from skyinfra.head import start
+from skyinfra.node.folder import NodeDirectory, State
+from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import NodeConfig, PlacedPartition
-from skyinfra.runner import head, slots
-from skyinfra.runner.drain import Drain
-from skyinfra.runner.hardware import Hardware
+from skyinfra.runner import slots
 from skyinfra.runner.membership import Membership
-from skyinfra.runner.node import Node
-from skyinfra.runner.partitioner import Partition, Step
-from skyinfra.runner.record import PATIENCE_S, Recorded
-from skyinfra.runner.state import NodeDirectory, State
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Wanted, Workers
 
@@ -230,7 +231,7 @@ def _per_gpu(config: NodeConfig) -> Layouts:
 
 def _is_foreign(key: Wanted, node: Node) -> bool:
     """Whether *key* belongs to another scheduler: its tasks are lost, so that nothing waits for them."""
-    moved = not node.config.head and key.scheduler != head.parse(node.config.scheduler)
+    moved = not node.config.head and key.scheduler != start.parse(node.config.scheduler)
     return moved or key.secret != node.secret
 
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from skyinfra._errors import SkyinfraError
+from skyinfra.engine.waiting import within
+from skyinfra.errors import SkyinfraError
 from skyinfra.first_boot import report
+from skyinfra.node.node import Node
 from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.protocol.waiting import within
-from skyinfra.runner.node import Node
 
 logger = logging.getLogger("skyinfra.runner")
 

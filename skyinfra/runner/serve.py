@@ -16,17 +16,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from skyinfra._errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
-from skyinfra.runner import desired, head
+from skyinfra.drain.watch import DrainWatch
+from skyinfra.engine import settings
+from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
+from skyinfra.gpu import desired
+from skyinfra.gpu.desired import Desired
+from skyinfra.head import start
+from skyinfra.node.folder import NodeDirectory, State, Status
+from skyinfra.node.node import Node
 from skyinfra.runner.answers import Answers
-from skyinfra.runner.desired import Desired
-from skyinfra.runner.leaving import Leaving
 from skyinfra.runner.membership import Membership
-from skyinfra.runner.node import Node
 from skyinfra.runner.notify import Notifier
 from skyinfra.runner.prepare import prepare
 from skyinfra.runner.reconcile import Reconciler
-from skyinfra.runner.state import NodeDirectory, State, Status
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Workers
 
@@ -60,7 +62,7 @@ class Service:
             superseded=self._reload,
             enter=self._enter,
         )
-        self._leaving = Leaving(directory, self._membership, changed=self._reload)
+        self._leaving = DrainWatch(directory, self._membership.may_leave, changed=self._reload)
         self._phase: State = "starting"
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -77,7 +79,7 @@ class Service:
         Also ends, with a `NodeFailed`, when the node's directory is removed: nobody could find this runner any more.
         """
         self._handle_signals()
-        head.configure(scratch=self._directory.scratch)
+        settings.configure(scratch=self._directory.scratch)
         applying = asyncio.create_task(self._apply(anew=True))
         try:
             while not self._stop.is_set():
@@ -232,7 +234,7 @@ class Service:
             state=state,
             config_sha256=self._node.sha256,
             pid=None if state == "stopped" else os.getpid(),
-            scheduler=head.host_port(endpoint) if endpoint else None,
+            scheduler=start.host_port(endpoint) if endpoint else None,
             simulated=self._node.config.simulate,
             error=self._problem(state),
             slots=self._workers.slots,

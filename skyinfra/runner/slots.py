@@ -11,12 +11,12 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from skyinfra import mig
+from skyinfra.gpu.amd.partitioner import ComputePartition
+from skyinfra.gpu.inventory import Device
+from skyinfra.gpu.partitioner import Partition
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
-from skyinfra.runner.amd import ComputePartition
-from skyinfra.runner.inventory import Device
-from skyinfra.runner.partitioner import Partition
 
 # The variables that confine a process to one device, by vendor. ROCm's runtime reads the first of its two and HIP
 # the second; `InstanceInfo.visible` names the first.
@@ -84,16 +84,6 @@ def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
     # Inside the devices that ROCR leaves, HIP counts from 0 again.
     variables.update(dict.fromkeys(_VARIABLES[vendor][1:], "0"))
     return variables
-
-
-def resources(slot: InstanceInfo) -> dict[str, float]:
-    """What the scheduler may place on *slot*: 1 of each of its labels. Tasks ask for one of them."""
-    labels = ["slot", f"slot:{slot.slot}", f"node:{slot.node}"]
-    if slot.profile:
-        labels.append(f"profile:{slot.profile}")
-    if slot.accelerator:
-        labels.append(f"accel:{slot.accelerator}")
-    return dict.fromkeys(labels, 1.0)
 
 
 def _on_device(

@@ -15,9 +15,9 @@ from typing import Any
 from distributed import Nanny
 from distributed.core import Status, rpc
 
+from skyinfra.engine.waiting import within
+from skyinfra.head import start
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.waiting import within
-from skyinfra.runner import head
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -189,7 +189,7 @@ class SlotSupervisor:
         await self._until_it_ends(nanny)
 
     def _failed(self, error: BaseException) -> None:
-        reason = head.innermost(error)
+        reason = start.innermost(error)
         self.error = f"{type(reason).__name__}: {reason}"
         logger.warning("slot %s: the worker did not start: %s", self.slot.slot, self.error)
 

@@ -15,11 +15,11 @@ import urllib.request
 from pathlib import Path
 
 from skyinfra import mig
-from skyinfra._errors import InvalidField, InvalidLayout, LayoutError, NodeFailed, SkyinfraError
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, NodeFailed, SkyinfraError
+from skyinfra.gpu import desired
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import file_sha256
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
-from skyinfra.runner import desired
-from skyinfra.runner.node import file_sha256
-from skyinfra.runner.state import NodeDirectory
 
 logger = logging.getLogger("skyinfra.runner")
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 
 from distributed import Nanny
 
-from skyinfra.protocol import attempts
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
+from skyinfra.head import start as head
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
-from skyinfra.runner import head, preload, slots, worker
-from skyinfra.runner.state import NodeDirectory
+from skyinfra.runner import slots
 from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
+from skyinfra.worker import attempts, preload, process
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -88,7 +89,7 @@ class Workers:
         """Starts the worker of one slot. *threads*: how many CPU threads numerical libraries start in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
         confine = slots.environment(wanted.slot, wanted.vendor)
-        env = worker.environment(
+        env = process.environment(
             wanted.slot,
             directory=self._directory.path,
             packages=self._directory.packages,
@@ -97,11 +98,11 @@ class Workers:
             threads=threads,
         )
 
-        shared = {name: env[name] for name in (*worker.THREAD_VARIABLES, *dict(wanted.env)) if name not in confine}
+        shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *dict(wanted.env)) if name not in confine}
         preload.announce(wanted.preload, packages=self._directory.packages, env=shared)
 
         def make() -> Nanny:
-            return worker.nanny(
+            return process.nanny(
                 wanted.slot,
                 scheduler=str(wanted.scheduler),
                 host=head.own_address(wanted.scheduler),

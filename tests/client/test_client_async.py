@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.client import AsyncPool, Task, connect_async, open_pool
+from skyinfra.client import AsyncPool, connect_async, open_pool
+from skyinfra.tasks import Task
 
 
 @sky.compute

@@ -19,8 +19,9 @@ import pytest
 from tornado.iostream import IOStream
 
 import skyinfra as sky
-from skyinfra.client import Task, open_pool
+from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.tasks import Task
 
 
 @sky.compute

@@ -13,7 +13,8 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.cli.run import options_first, run_gang
-from skyinfra.client import Task, open_pool
+from skyinfra.client import open_pool
+from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
 

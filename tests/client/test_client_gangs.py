@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.client import Task, open_pool
+from skyinfra.client import open_pool
+from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
 

@@ -12,7 +12,8 @@ import cloudpickle
 import distributed
 
 import skyinfra as sky
-from skyinfra.client import Pool, Task, open_pool
+from skyinfra.client import Pool, open_pool
+from skyinfra.tasks import Task
 
 DIES = """
 import json, os, sys

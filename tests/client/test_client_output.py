@@ -154,7 +154,7 @@ def test_bars_where_someone_watches(fleet, tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32 * 1024, 100_000])
 def test_a_tail_gives_every_line_once(tmp_path, size):
-    from skyinfra.protocol.telling import _Tail
+    from skyinfra.worker.streaming import _Tail
 
     file = tmp_path / "log"
     sent: list[str] = []

@@ -8,11 +8,12 @@ import os
 import pytest
 
 import skyinfra as sky
-from skyinfra.client import Task, open_pool
+from skyinfra.client import open_pool
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
+from skyinfra.tasks import Task
 
 MANIFEST = Manifest(
     version=1,

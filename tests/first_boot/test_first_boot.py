@@ -14,7 +14,7 @@ import pytest
 from boots import OLDEST, PACKAGE, FirstBoot, program, step
 
 from skyinfra.bootstrap.program import modules, stripped
-from skyinfra.runner.state import Status
+from skyinfra.node.folder import Status
 
 MODULES = sorted((PACKAGE / "first_boot").glob("*.py"))
 

@@ -14,7 +14,7 @@ from support import ROOT
 import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terraform import Terraform, find_program
+from skyinfra.terraform.program import Terraform, find_program
 
 MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
 CORE = {

@@ -22,10 +22,11 @@ from fleet import copy_quickstart, environment, processes, skyinfra, status, unt
 from support import ROOT, cdk_command
 
 import skyinfra as sky
-from skyinfra.client import Task, open_pool
+from skyinfra.client import open_pool
 from skyinfra.client.snapshot import Target
-from skyinfra.project import Project
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
+from skyinfra.tasks import Task
+from skyinfra.terraform.project import Project
 
 # The fixture that most share is made once: the tests run in one process.
 pytestmark = pytest.mark.xdist_group("quickstart")

@@ -127,7 +127,7 @@ def test_the_same_name_a_second_time(tmp_path: Path) -> None:
     with POOL as pool:
         import skyinfra.deploy
         try:
-            skyinfra.deploy.Session(POOL).open()
+            skyinfra.deploy.session.Session(POOL).open()
         except sky.FleetError as error:
             print("refused", error.field)
         print(*(visible() @ pool))

@@ -265,6 +265,6 @@ def test_boto3_is_needed_for_aws_alone(tmp_path: Path, pool: Make, monkeypatch: 
 
 
 def test_nothing_that_synthesizes_brings_boto3(tmp_path: Path) -> None:
-    program = "import sys, skyinfra.deploy, skyinfra.cli.app, skyinfra.cost; print('boto3' in sys.modules)"
+    program = "import sys, skyinfra.deploy.apply, skyinfra.cli.app, skyinfra.deploy.cost; print('boto3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -21,11 +21,11 @@ from skyinfra.cli.status import _fleet_status
 from skyinfra.client import open_pool
 from skyinfra.client.arrival import wait_until_ready
 from skyinfra.first_boot import report
+from skyinfra.head import start
+from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.packages import PackageSource
-from skyinfra.runner import head
-from skyinfra.runner.node import Node
 
 # Each has runners of its own.
 pytestmark = pytest.mark.slow
@@ -196,7 +196,7 @@ def test_packages_come_from_where_it_is_declared(make_node: MakeNode, tmp_path: 
     assert seen == [str(wheels), str(wheels), "1", "http://127.0.0.1:1", str(bundle)]
     assert bundle.read_text().endswith("THE CERTIFICATE\n")
     assert json.loads(node.file.read_text())["packages"]["wheelhouse"] == str(wheels)
-    assert head.parse(node.directory.scheduler_file.read_text()).port
+    assert start.parse(node.directory.scheduler_file.read_text()).port
 
 
 def arrived(fleet: Manifest, patience: float) -> list[str]:

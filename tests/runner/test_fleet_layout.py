@@ -11,9 +11,9 @@ import pytest
 from running_node import RunningNode, h100, until
 
 from skyinfra import instance_info
-from skyinfra.client import Task
+from skyinfra.gpu.desired import clear_desired, write_desired
 from skyinfra.protocol.nodeconfig import PlacedPartition
-from skyinfra.runner.desired import clear_desired, write_desired
+from skyinfra.tasks import Task
 
 # Each has a fleet of its own; tests/integration/test_quickstart.py has a layout that changes in `make test`.
 pytestmark = pytest.mark.slow

@@ -12,10 +12,11 @@ import pytest
 from running_node import RunningNode, h100, until
 
 from skyinfra import SlotLost, instance_info
-from skyinfra.client import Future, Pool, Task
+from skyinfra.client import Future, Pool
 from skyinfra.client.snapshot import ANYWHERE, Target
+from skyinfra.node import processes
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.runner import processes
+from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]
 MakeGate = Callable[[str], "Gate"]

@@ -11,8 +11,8 @@ import pytest
 from running_node import RunningNode
 
 import skyinfra as sky
-from skyinfra.client import Task
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.tasks import Task
 
 pytestmark = pytest.mark.xdist_group("node_files")
 

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from skyinfra import InvalidField, NodeFailed
 from skyinfra.cli import execute
 from skyinfra.cli.app import app
-from skyinfra.protocol import output
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
 from skyinfra.runner import commands, logs
 from skyinfra.runner.commands import Commands
-from skyinfra.runner.state import NodeDirectory
+from skyinfra.worker import output
 
 
 @given(

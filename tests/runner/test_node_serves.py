@@ -20,10 +20,10 @@ import pytest
 from distributed.comm import connect
 from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, until
 
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
+from skyinfra.gpu.simulated.driver import SimulatedDriver
+from skyinfra.node import processes
 from skyinfra.protocol.instance import InstanceInfo, instance_info
-from skyinfra.runner import processes
-from skyinfra.runner.simulated import SimulatedDriver
 
 TWO = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
 MakeNode = Callable[..., RunningNode]

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 from running_node import h100
 
+from skyinfra.gpu import inventory
+from skyinfra.gpu.inventory import Device
+from skyinfra.gpu.partitioner import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
-from skyinfra.runner import inventory, slots
-from skyinfra.runner.inventory import Device
-from skyinfra.runner.partitioner import Partition
+from skyinfra.runner import slots
+from skyinfra.worker import process
 
 GPUS = (Device(0, "GPU-a", "GPU-a"), Device(1, "GPU-b", "GPU-b"))
 ON_0 = (Partition(0, "1g.10gb", 4, 1, "MIG-a4"), Partition(0, "3g.40gb", 0, 4, "MIG-a0"))
@@ -55,7 +57,7 @@ def test_cpu_slots() -> None:
         ("n1/1", "cpu", None, None),
     ]
     assert slots.environment(planned[0], None) == {}
-    assert slots.resources(planned[1]) == {"slot": 1.0, "slot:n1/1": 1.0, "node:n1": 1.0}
+    assert process.resources(planned[1]) == {"slot": 1.0, "slot:n1/1": 1.0, "node:n1": 1.0}
     assert slots.plan(config(None, cpu_slots=3), (), (), running=planned)[:2] == planned
     fewer = slots.plan(config(None, cpu_slots=1), (), (), running=planned)
     assert fewer == planned[:1]

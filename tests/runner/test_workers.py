@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from distributed import Nanny
 
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.runner.state import NodeDirectory
 from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
 from skyinfra.runner.workers import Wanted, Workers
 

@@ -14,7 +14,7 @@ from typing import Any
 from cloud import Cloud
 from support import ROOT, provider_configuration
 
-from skyinfra.terraform import find_program
+from skyinfra.terraform.program import find_program
 
 MODULE = ROOT / "modules" / "aws"
 # Of the versions the module allows, the one that the tests hold it to.

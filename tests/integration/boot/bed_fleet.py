@@ -27,8 +27,7 @@ from bed_virtual import VirtualMachine
 from fleet import until
 
 import skyinfra as sky
-from skyinfra import carrier
-from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap import runner_wheel, user_data
 from skyinfra.client import Pool
 from skyinfra.compiler import compile_pool
 from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, RUNNER_PLACEHOLDER, SECRET_PLACEHOLDER
@@ -53,7 +52,7 @@ class Bed:
         self.driver = driver
         try:
             sweep()
-            runner = carrier.wheel()
+            runner = runner_wheel.wheel()
             with ThreadPoolExecutor() as pool:
                 wheelhouse = pool.submit(bed_image.wheelhouse, runner)
                 rootfs = bed_image.rootfs()

@@ -24,7 +24,7 @@ from pathlib import Path
 from fake_nvml.build import LIBRARY
 from support import ROOT
 
-from skyinfra.carrier import Wheel
+from skyinfra.bootstrap.runner_wheel import Wheel
 
 KEPT = ROOT / "build" / "boot"
 # The release of Debian whose Python is that of the client: tasks are pickled from one to the other.

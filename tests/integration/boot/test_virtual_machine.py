@@ -16,7 +16,8 @@ from bed_image import Unavailable
 from fleet import until
 
 import skyinfra as sky
-from skyinfra.client import Pool, Task
+from skyinfra.client import Pool
+from skyinfra.tasks import Task
 
 METADATA = ("169.254.169.254", 80)
 # Emulated, a boot takes two to five minutes.

@@ -24,10 +24,10 @@ from fleet import until
 from support import ROOT
 
 from skyinfra.client import Pool, open_pool
+from skyinfra.node import processes
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
-from skyinfra.runner import processes
-from skyinfra.runner.state import NodeDirectory
 
 PREFIX = "skf"
 PORT = 8786

@@ -15,7 +15,7 @@ import pytest
 from distributed.protocol.pickle import dumps
 from fault_fleet import LAYOUT, OTHER_SECRET, PORT, SECRET, Fleet, Node
 
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-tasks")]

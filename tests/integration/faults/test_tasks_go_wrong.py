@@ -18,14 +18,14 @@ from fleet import until
 from support import ROOT
 
 import skyinfra as sky
-from skyinfra.protocol.credentials import Credentials
+from skyinfra.engine.credentials import Credentials
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-tasks")]
 
 INNOCENTS = 120
 KILLERS = 2
-# A node starts a task three times that ends its worker process, see `skyinfra.protocol.attempts`.
+# A node starts a task three times that ends its worker process, see `skyinfra.worker.attempts`.
 ATTEMPTS = 3
 GIL_S = 40
 # The tasks of a client that is gone are stopped after 45 s: it may come back until then.

@@ -1,0 +1,1 @@
+"""Content-addressed blobs: the store, their transfer, trees of files, and payloads. Travels to nodes."""

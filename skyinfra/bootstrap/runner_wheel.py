@@ -1,0 +1,123 @@
+"""The runner as a wheel, made of the code that runs here: what a node gets is exactly what compiled its stack.
+
+The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
+that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle
+for each other. The same code gives the same
+bytes on every machine, because nothing in the archive is compressed: zlib's versions differ in what they make.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import skyinfra
+from skyinfra.errors import MissingDependency
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_ROOMS = (
+    "blobs",
+    "doctor",
+    "drain",
+    "engine",
+    "errors",
+    "first_boot",
+    "gpu",
+    "head",
+    "mig",
+    "node",
+    "protocol",
+    "runner",
+    "tasks",
+    "worker",
+)
+_FILES = ("__init__.py", "py.typed")
+_SUFFIXES = (".py", ".json")
+# What the rooms that travel import besides the standard library, and what of that has to be the same on both sides.
+_NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
+_SAME = ("cloudpickle", "dask", "distributed", "msgpack")
+_PYTHON = ">=3.11"
+_TIME = (1980, 1, 1, 0, 0, 0)
+_MODE = 0o644 << 16
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel: its file ``name``, ``content`` and the ``sha256`` of that. version: after a plus it says which code."""
+
+    name: str
+    version: str
+    content: bytes
+    sha256: str
+
+
+@cache
+def wheel() -> Wheel:
+    """The runner of this installation of skyinfra. Raises `MissingDependency` where the versions are not known."""
+    files = dict(_sources())
+    digest = hashlib.sha256(b"".join(f"{name}\0{len(data)}\0".encode() + data for name, data in files.items()))
+    needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *_NEEDS)})
+    digest.update("\n".join(needs).encode())
+    version = f"{skyinfra.__version__}+{digest.hexdigest()[:12]}"
+    info = f"skyinfra-{version}.dist-info"
+    files[f"{info}/METADATA"] = _metadata(version, needs)
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skyinfra\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nskyinfra-runner = skyinfra.runner.__main__:main\n"
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    content = _archive(files)
+    return Wheel(f"skyinfra-{version}-py3-none-any.whl", version, content, hashlib.sha256(content).hexdigest())
+
+
+def pins() -> tuple[str, ...]:
+    """The requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
+    return tuple(f"{name}=={version_of(name)}" for name in _SAME)
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    """Name in the archive and content of every file that travels, in order."""
+    paths = [_PACKAGE / name for name in _FILES]
+    for room in _ROOMS:
+        paths += [path for path in (_PACKAGE / room).rglob("*") if path.suffix in _SUFFIXES]
+    for path in sorted(paths):
+        yield f"skyinfra/{path.relative_to(_PACKAGE).as_posix()}", path.read_bytes()
+
+
+@cache
+def version_of(name: str) -> str:
+    """The version of a package that is installed here. Raises `MissingDependency`."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise MissingDependency(f"{name} is not installed", hint=f"pip install {name}") from None
+
+
+def _metadata(version: str, needs: list[str]) -> bytes:
+    lines = ["Metadata-Version: 2.1", "Name: skyinfra", f"Version: {version}", f"Requires-Python: {_PYTHON}"]
+    lines += [f"Requires-Dist: {need}" for need in needs]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _record(files: dict[str, bytes], own: str) -> bytes:
+    rows = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(data)}")
+    return ("\n".join([*rows, f"{own},,"]) + "\n").encode()
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.external_attr = _MODE
+            entry.create_system = 3  # Unix, wherever this runs
+            archive.writestr(entry, data)
+    return stream.getvalue()

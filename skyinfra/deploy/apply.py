@@ -1,0 +1,128 @@
+"""Carrying out a stack: plan, apply, destroy."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from skyinfra.deploy.next_steps import next_steps
+from skyinfra.deploy.reporting import Reporter
+from skyinfra.errors import (
+    CloudRefused,
+    RunsElsewhere,
+    StateLocked,
+    TerraformError,
+    TerraformFailed,
+)
+from skyinfra.terraform.program import Plan, Terraform
+from skyinfra.terraform.project import SynthesizedStack
+
+NODES = ".skyinfra"
+
+
+@contextlib.contextmanager
+def planned(
+    stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = ()
+) -> Iterator[tuple[Terraform, Plan]]:
+    """What a deploy of *stack* would change, or a destroy; the plan exists as long as the block runs.
+
+    replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`,
+    `RunsElsewhere`.
+    """
+    with contextlib.ExitStack() as inside:
+        try:
+            terraform = stack.terraform()
+            terraform.prepare()
+            again = [*replace, *([] if destroy else lost_local_nodes(stack))]
+            plan = inside.enter_context(terraform.planned(lambda event: None, destroy=destroy, replace=again))
+        except CloudRefused as error:
+            error.hint = hint_for(stack, error, "Nothing was changed.")
+            raise
+        _check_place(stack, plan)
+        yield terraform, plan
+
+
+def _check_place(stack: SynthesizedStack, plan: Plan) -> None:
+    """Nodes of this machine are processes that Terraform starts here."""
+    local = [pool["name"] for pool in stack.pools if pool["provider"] == "local"]
+    if plan.run is not None and local and not plan.empty:
+        raise RunsElsewhere(
+            f"the stack {stack.name!r} has nodes of this machine (pool {', '.join(local)}), and its workspace runs "
+            f"Terraform in HCP Terraform: {plan.run}",
+            hint="Nothing was changed. Set the workspace's execution mode to local, or declare a provider to buy from.",
+        )
+
+
+def hint_for(stack: SynthesizedStack, error: TerraformError, last: str) -> str:
+    """What to do where a cloud refused something, and what there is now."""
+    return "\n".join([*(next_steps(stack, error) if isinstance(error, CloudRefused) else []), last])
+
+
+def carry_out(
+    stack: SynthesizedStack,
+    *,
+    approve: Callable[[Plan], bool] = lambda plan: True,
+    destroy: bool = False,
+    replace: Sequence[str] = (),
+) -> Plan | None:
+    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* said no.
+
+    An empty plan is returned without asking. Raises what `planned` raises.
+    """
+    verb = "destroy" if destroy else "deploy"
+    with planned(stack, destroy=destroy, replace=replace) as (terraform, plan):
+        if plan.empty:
+            return plan
+        if not approve(plan):
+            return None
+        with Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
+            try:
+                terraform.apply_plan(plan, reporter)
+            except StateLocked:
+                raise
+            except TerraformFailed as error:
+                again = "" if destroy else f", or `skyinfra destroy {stack.name}`"
+                error.hint = hint_for(
+                    stack,
+                    error,
+                    "The state is intact, and what exists is in it. "
+                    f"Mend the cause and run `skyinfra {verb} {stack.name}` again{again}.",
+                )
+                raise
+        return plan
+
+
+def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
+    """Addresses to replace so that local nodes that died are started again, such as after a reboot of this machine.
+
+    Where the fleet's folder was removed, its copy of the secret is made again as well.
+
+    Terraform cannot see that a process is gone. A cloud restarts its machines; here a deploy does.
+    """
+    lost = []
+    for name, manifest in stack.fleets().items():
+        root = stack.modules.get(name, {}).get("root")
+        if manifest.provider != "local" or root is None:
+            continue
+        folder = stack.folder / root / manifest.stack / manifest.pool
+        if not (folder / "secret").exists():
+            lost.append(f"module.{name}.terraform_data.credential")
+        for node in manifest.nodes:
+            if not _is_served(folder / node.name):
+                resource = "head" if node.head else f'worker["{node.name}"]'
+                lost.append(f"module.{name}.terraform_data.{resource}")
+    return lost
+
+
+def _is_served(folder: Path) -> bool:
+    """Whether a runner holds the lock of the node's *folder*."""
+    try:
+        with (folder / "runner.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

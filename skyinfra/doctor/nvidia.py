@@ -1,0 +1,237 @@
+"""`doctor` for NVIDIA GPUs: driver against CUDA, layout against what is wanted, and the health of each GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from skyinfra.doctor import packages
+from skyinfra.doctor.kernel_log import xids
+from skyinfra.errors import AcceleratorMissing, SkyinfraError
+from skyinfra.gpu import device_files, inventory
+from skyinfra.gpu.actual import Recorded
+from skyinfra.gpu.hardware import Hardware, session
+from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.findings import Finding
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+_VENDOR = "0x10de"
+_FABRIC = {0: None, 1: "not started", 2: "in progress", 3: "completed"}
+# Clocks that are lower for these reasons cost speed; a power cap under load, or idling, is as it should be.
+_SLOWDOWNS = {
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "too hot",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "hot",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake of the machine",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+}
+# The oldest driver branch for any minor version of a major one: NVIDIA's "CUDA Compatibility", table of minor versions.
+_BRANCHES = {11: 450, 12: 525, 13: 580}
+
+
+def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
+    """What is found; nothing where no NVIDIA GPU is declared and none is there."""
+    declared = node is not None and node.accelerator is not None and node.accelerator.vendor == "nvidia"
+    if node is not None and (not declared or node.scheduler_only):
+        return
+    if node is None and not _present(root) and not _has_driver():
+        return
+    nvml = Hardware(node, directory).nvml() if node is not None and directory is not None else session(Nvml())
+    try:
+        with nvml as opened:
+            yield from _opened(opened, node, directory, path, root)
+    except AcceleratorMissing as error:
+        yield Finding("accelerators: driver", "wrong", error.message, "a driver that answers", error.hint or "")
+    except pynvml.NVMLError as error:
+        yield Finding(
+            "accelerators: driver",
+            "wrong",
+            f"NVML answers {error_text(error)}",
+            "a driver that answers",
+            "`nvidia-smi -q` and the kernel log say what is wrong; a GPU that fell off the bus needs a reboot.",
+        )
+    yield from _kernel(root)
+
+
+def _opened(
+    nvml: Nvml, node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path
+) -> Iterator[Finding]:
+    gpus = nvml.gpus()
+    names = ", ".join(f"{[g.name for g in gpus].count(name)} x {name}" for name in dict.fromkeys(g.name for g in gpus))
+    wanted = f"{node.accelerator.count} x {node.accelerator.name}" if node and node.accelerator else "at least one"
+    if node is None or directory is None:
+        yield Finding("accelerators", "ok" if gpus else "wrong", names or "none", wanted)
+    else:
+        yield from _as_declared(node, directory, names or "none", wanted)
+    yield from _driver(nvml, packages.cuda(path))
+    yield from _fabric(gpus, root)
+    yield from _device_files(root)
+    for gpu in gpus:
+        yield from _health(gpu)
+
+
+def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted: str) -> Iterator[Finding]:
+    """The GPUs and their layouts against the node configuration."""
+    hardware: Hardware | Recorded = Hardware(node, directory)
+    try:
+        hardware.devices()
+    except SkyinfraError as error:
+        yield Finding("accelerators", "wrong", error.message, wanted, error.hint or "")
+        return
+    yield Finding("accelerators", "ok", found, wanted)
+    if os.geteuid() != 0 and Recorded.applies(node, directory):
+        hardware = Recorded(node, directory)
+    layouts = node.accelerator.layouts if node.accelerator else ()
+    spelled = ", ".join("+".join(p.profile for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
+    try:
+        steps = hardware.plan()
+    except SkyinfraError as error:
+        yield Finding("MIG layout", "wrong", error.message, spelled, error.hint or "")
+        return
+    if not steps:
+        yield Finding("MIG layout", "ok", "as wanted", spelled)
+        return
+    gpus = sorted({step.gpu for step in steps})
+    found = f"differs on GPU {', '.join(map(str, gpus))}: {len(steps)} steps to it"
+    todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
+    yield Finding("MIG layout", "wrong", found, spelled, todo)
+
+
+def _driver(nvml: Nvml, needs: Sequence[packages.Need]) -> Iterator[Finding]:
+    """The driver against the CUDA of each package that tasks may import."""
+    driver = nvml.driver_version()
+    offers = nvml.cuda_version()
+    shown = f"driver {driver}" + (f", CUDA up to {offers[0]}.{offers[1]}" if offers else "")
+    if not needs:
+        yield Finding("CUDA", "ok", shown, "nothing: no package here is made for CUDA")
+    branch = int(re.match(r"\d+", driver)[0]) if re.match(r"\d+", driver) else 0  # type: ignore[index]
+    for need in needs:
+        what, wanted = f"CUDA of {need.package.split()[0]}", f"CUDA {need} for {need.package}"
+        lowest = _BRANCHES.get(need.version[0])
+        if offers is not None and offers >= need.version:
+            yield Finding(what, "ok", shown, wanted)
+        elif offers is None and lowest is None:
+            yield Finding(what, "unknown", shown, wanted)
+        elif lowest is not None and branch >= lowest and (offers is None or offers[0] == need.version[0]):
+            yield Finding(what, "ok", f"{shown}: enough, but for PTX that is compiled at run time", wanted)
+        else:
+            at_least = f"driver {lowest} or later" if lowest else f"a driver with CUDA {need}"
+            todo = f"Choose an image with {at_least}, or a {need.package.split()[0]} made for an older CUDA."
+            yield Finding(what, "wrong", shown, f"{wanted}: {at_least}", todo)
+
+
+def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
+    """NVSwitch needs the fabric manager: without it CUDA does not start (error 802)."""
+    states = {gpu.index: state for gpu in gpus if (state := _FABRIC.get(gpu.fabric_state() or 0))}
+    switches = any((root / "dev").glob("nvidia-nvswitch[0-9]*"))
+    if not states and not switches:
+        return
+    manager = any(_named(entry, "nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*"))
+    waiting = {index: state for index, state in states.items() if state != "completed"}
+    found = "running" if manager else "no process nv-fabricmanager"
+    if waiting:
+        found += "; " + ", ".join(f"GPU {index} {state}" for index, state in waiting.items())
+    elif states:
+        found += "; every GPU is in the fabric"
+    fine = not waiting and (manager or bool(states))
+    todo = "`systemctl enable --now nvidia-fabricmanager`; its version has to be that of the driver."
+    yield Finding("fabric manager", "ok" if fine else "wrong", found, "running, for NVSwitch", "" if fine else todo)
+
+
+def _device_files(root: Path) -> Iterator[Finding]:
+    """Those that CUDA opens and this user may not be able to make."""
+    needed = device_files.needed(root)
+    if not needed:
+        return
+    absent = device_files.missing(root)
+    closed = [file for file in needed if file not in absent and not os.access(file, os.R_OK)]
+    found = [f"{file} is missing" for file in absent] + [f"{file} may not be read" for file in closed]
+    todo = "`skyinfra-runner partition --config FILE` makes them, as root, with the driver's nvidia-modprobe."
+    wanted = "unified memory, and the capabilities of every partition"
+    shown = "; ".join(found) or "all there"
+    yield Finding("device files", "wrong" if found else "ok", shown, wanted, todo if found else "")
+
+
+def _health(gpu: Gpu) -> Iterator[Finding]:
+    ecc = gpu.ask("nvmlDeviceGetEccMode")
+    if ecc is not None:
+        what = f"ECC of GPU {gpu.index}"
+        errors = gpu.ask(
+            "nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+        rows = gpu.ask("nvmlDeviceGetRemappedRows")
+        yield _ecc(what, bool(ecc[0]), errors, rows)
+    reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:
+        reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    if reasons is not None:
+        slow = [text for bit, text in _SLOWDOWNS.items() if reasons & bit]
+        what = f"clocks of GPU {gpu.index}"
+        temperature = gpu.temperature()
+        shown = f"{', '.join(slow) or 'not throttled'}" + (f", {temperature} °C" if temperature is not None else "")
+        todo = "Look at the cooling and the power supply, or tell the provider; the GPU runs at lower clocks."
+        yield Finding(what, "wrong" if slow else "ok", shown, "not throttled", todo if slow else "")
+
+
+def _ecc(what: str, on: bool, errors: int | None, rows: tuple[int, int, int, int] | None) -> Finding:
+    _, _, pending, failed = rows or (0, 0, 0, 0)
+    wanted = "no uncorrected errors, no failed rows"
+    if failed:
+        return Finding(what, "wrong", "a row of memory could not be remapped", wanted, "Replace the machine.")
+    if pending:
+        todo = "Drain the node (`skyinfra-runner drain`) and reset the GPU, or reboot."
+        return Finding(what, "wrong", "rows of memory wait for a reset to be remapped", wanted, todo)
+    if errors:
+        todo = "Drain the node and reset the GPU; replace the machine where they come back."
+        return Finding(what, "wrong", f"{errors} uncorrected errors since the driver was loaded", wanted, todo)
+    return Finding(what, "ok", "no uncorrected errors" if on else "off", wanted if on else "on or off")
+
+
+def _kernel(root: Path) -> Iterator[Finding]:
+    """Xid errors, which the driver writes into the kernel's log."""
+    try:
+        found = xids(root)
+    except OSError as error:
+        text = f"the kernel's log cannot be read: {error.strerror}"
+        yield Finding("Xid errors", "unknown", text, "none", "Run it as root.")
+        return
+    if not found:
+        yield Finding("Xid errors", "ok", "none since the machine started", "none")
+    for xid in found:
+        times = f", {xid.count} times" if xid.count > 1 else ""
+        text = f"{xid.meaning} on {xid.device}{times}"
+        result: Any = "wrong" if xid.serious else "ok"
+        yield Finding(f"Xid {xid.number}", result, text, "none", xid.to_do if xid.serious else "")
+
+
+def _present(root: Path) -> bool:
+    """Whether a display or 3D controller of NVIDIA is on the PCI bus."""
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        if _text(device / "vendor") == _VENDOR and _text(device / "class").startswith("0x03"):
+            return True
+    return any((root / "dev").glob("nvidia[0-9]*"))
+
+
+def _has_driver() -> bool:
+    try:
+        with session(Nvml()):
+            return True
+    except AcceleratorMissing as error:
+        return error.message != inventory.no_driver(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)).message
+
+
+def _named(process: Path, name: str) -> bool:
+    """Whether the process is called so; the kernel cuts names at 15 characters."""
+    return _text(process / "comm").startswith(name)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,140 @@
+"""`doctor` for the machine itself: disks, shared memory, clock, and what NCCL is told."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.findings import Finding
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+_GB = 10**9
+_FREE_GB = 5.0
+_SHM_GB = 1.0
+# adjtimex(2): nobody keeps the clock.
+_STA_UNSYNC = 0x0040
+_CLOCK_FAR_US = 1_000_000
+
+
+def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
+    """What is found."""
+    yield _disk("disk", directory.path if directory is not None else root)
+    scratch = root / "mnt/scratch"
+    if scratch.is_dir():
+        yield _disk("disk: scratch", scratch)
+    yield from _shared_memory(root)
+    yield _clock()
+    yield from _nccl({**os.environ, **(node.env if node is not None else {})}, root)
+
+
+def _disk(what: str, path: Path) -> Finding:
+    usage = shutil.disk_usage(path)
+    inodes = os.statvfs(path)
+    found = f"{usage.free / _GB:.1f} of {usage.total / _GB:.0f} GB free at {path}"
+    wanted = f"at least {_FREE_GB:g} GB, and 2 % of the files"
+    if inodes.f_files and inodes.f_favail < 0.02 * inodes.f_files:
+        return Finding(what, "wrong", f"{found}, but no more files", wanted, "Remove files that nobody needs.")
+    if usage.free < _FREE_GB * _GB:
+        return Finding(what, "wrong", found, wanted, "Free some space, or give the node a larger disk (disk_gb).")
+    return Finding(what, "ok", found, wanted)
+
+
+def _shared_memory(root: Path) -> Iterator[Finding]:
+    """NCCL, and data loaders with processes, pass data through it; containers have 64 MB unless told otherwise."""
+    folder = root / "dev/shm"
+    if not folder.is_dir():
+        return
+    usage = shutil.disk_usage(folder)
+    found = f"{usage.free / _GB:.2f} of {usage.total / _GB:.2f} GB free"
+    fine = usage.free >= _SHM_GB * _GB
+    todo = "Remove what ended processes left there, or give the container more (`docker run --shm-size=16g`)."
+    yield Finding("shared memory", "ok" if fine else "wrong", found, f"at least {_SHM_GB:g} GB", "" if fine else todo)
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), of which the first fields are of interest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    )
+
+
+def _clock() -> Finding:
+    """TLS and the deadlines of clouds need the time; checkpoints of several nodes are ordered by it."""
+    state = _Timex()
+    libc = ctypes.CDLL(None, use_errno=True)
+    wanted = "kept by a time service"
+    if libc.adjtimex(ctypes.byref(state)) < 0:
+        return Finding("clock", "unknown", f"the kernel does not say: {os.strerror(ctypes.get_errno())}", wanted)
+    if state.status & _STA_UNSYNC:
+        todo = "`timedatectl set-ntp true`, or start chrony."
+        return Finding("clock", "wrong", "nobody keeps it", wanted, todo)
+    error = f"kept, within {state.maxerror / 1e6:.3f} s"
+    if state.maxerror > _CLOCK_FAR_US:
+        return Finding(
+            "clock", "wrong", error, f"{wanted}, within 1 s", "`chronyc sources` shows whether servers answer."
+        )
+    return Finding("clock", "ok", error, wanted)
+
+
+def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    """What would make NCCL slow, or fail, though the machine could do better."""
+    settings = {**_of_file(root / "etc/nccl.conf"), **{k: v for k, v in environment.items() if k.startswith("NCCL_")}}
+    fabric = sorted(entry.name for entry in (root / "sys/class/infiniband").glob("*"))
+    shown = " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+    problems = [text for text in (_interfaces(settings), *_disabled(settings, fabric)) if text]
+    for text in problems:
+        yield Finding("NCCL settings", "wrong", f"{text} ({shown})", "settings that this machine allows", _NCCL_ADVICE)
+    if settings and not problems:
+        yield Finding("NCCL settings", "ok", shown, "settings that this machine allows")
+    if fabric:
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        free = limit == resource.RLIM_INFINITY
+        found = "no limit" if free else f"at most {limit / _GB:.3f} GB"
+        todo = "Run it in the runner's unit, which has LimitMEMLOCK=infinity, or raise `ulimit -l`."
+        yield Finding("locked memory", "ok" if free else "wrong", found, "no limit, for RDMA", "" if free else todo)
+
+
+_NCCL_ADVICE = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
+
+
+def _interfaces(settings: Mapping[str, str]) -> str:
+    """Why NCCL_SOCKET_IFNAME leaves no interface, or nothing. Names are prefixes; ``=`` exact, ``^`` not."""
+    value = settings.get("NCCL_SOCKET_IFNAME", "")
+    if not value or value.startswith("^"):
+        return ""
+    exact = value.startswith("=")
+    there = [name for _, name in socket.if_nameindex()]
+    names = value.removeprefix("=").split(",")
+    if any(name == found if exact else found.startswith(name) for name in names for found in there):
+        return ""
+    return f"NCCL_SOCKET_IFNAME names no interface of {', '.join(there)}"
+
+
+def _disabled(settings: Mapping[str, str], fabric: list[str]) -> Iterator[str]:
+    if settings.get("NCCL_IB_DISABLE") == "1" and fabric:
+        yield f"NCCL_IB_DISABLE=1, and there is {', '.join(fabric)}"
+    for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
+        if settings.get(name) == "1":
+            yield f"{name}=1 takes the slow way between GPUs"
+
+
+def _of_file(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split("#")[0].partition("=") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs if name.strip().startswith("NCCL_")}

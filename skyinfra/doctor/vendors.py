@@ -1,0 +1,141 @@
+"""`doctor` for the accelerators of AMD, AWS, Google and Intel: device files, kernel module, and the user's rights."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyinfra.doctor import packages
+from skyinfra.errors import SkyinfraError
+from skyinfra.gpu import inventory
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.findings import Finding
+from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
+
+_TOOL_S = 20.0
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the accelerators of one vendor are looked at. *tool*: a command that fails where something is wrong."""
+
+    vendor: Vendor
+    name: str
+    module: str
+    tool: tuple[str, ...]
+    package: str
+
+
+_KINDS = (
+    _Kind("amd", "AMD GPUs", "amdgpu", ("rocminfo",), "torch"),
+    _Kind("aws", "Neuron devices", "neuron", ("neuron-ls", "--json-output"), "libneuronxla"),
+    _Kind("google", "TPU chips", "vfio_pci", (), "libtpu"),
+    _Kind("intel", "Gaudi cards", "habanalabs", ("hl-smi", "-L"), "habana-torch-plugin"),
+)
+
+
+def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
+    """What is found; nothing of a vendor whose accelerators are neither declared nor there."""
+    for kind in _KINDS:
+        files, driver = inventory.device_files(kind.vendor, root)
+        accelerator = node.accelerator if node is not None and not node.scheduler_only else None
+        declared = accelerator is not None and accelerator.vendor == kind.vendor
+        # A group of vfio may be of any device; without a declaration only libtpu says that it is a TPU.
+        guess = kind.vendor != "google" or packages.version_of("libtpu", path) is not None
+        if not declared and (node is not None or not files or not guess):
+            continue
+        if node is not None and node.simulate:
+            yield Finding("accelerators", "ok", f"simulated {kind.name}", "simulated, as declared")
+            continue
+        wanted = f"{accelerator.count} x {accelerator.name}" if accelerator is not None else "at least one"
+        enough = len(files) == accelerator.count if accelerator is not None else bool(files)
+        found = f"{len(files)} {kind.name}" if files else f"no {kind.name}"
+        todo = "" if enough else f"Their files come with {driver}; is it installed, and the machine type as declared?"
+        yield Finding("accelerators", "ok" if enough else "wrong", found, wanted, todo)
+        if files:
+            yield from _details(kind, files, path, root)
+        if declared and files and directory is not None and node is not None and kind.vendor == "amd":
+            yield from _partitions(node, directory)
+
+
+def _details(kind: _Kind, files: list[Path], path: list[str], root: Path) -> Iterator[Finding]:
+    closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
+    rights = f"may not be opened: {', '.join(map(str, closed))}" if closed else "may be opened"
+    todo = "Add the user of the runner to the groups of the files (`ls -l`), such as render or neuron."
+    yield Finding(f"{kind.name}: files", "wrong" if closed else "ok", rights, "to be opened", todo if closed else "")
+    version = _text(root / f"sys/module/{kind.module}/version")
+    if kind.module != "vfio_pci":
+        loaded = (root / f"sys/module/{kind.module}").is_dir()
+        found = f"{kind.module} {version}".strip() if loaded else f"{kind.module} is not loaded"
+        todo = "" if loaded else f"`modprobe {kind.module}` loads it; `dmesg` says why it does not."
+        yield Finding(f"{kind.name}: driver", "ok" if loaded else "wrong", found, f"{kind.module} is loaded", todo)
+    yield from _tool(kind)
+    yield from _package(kind, path, root)
+
+
+def _tool(kind: _Kind) -> Iterator[Finding]:
+    """What the vendor's own tool says, where it is installed."""
+    program = shutil.which(kind.tool[0]) if kind.tool else None
+    if program is None:
+        return
+    what, wanted = f"{kind.name}: {kind.tool[0]}", "exit code 0"
+    try:
+        done = subprocess.run(
+            [program, *kind.tool[1:]], capture_output=True, text=True, errors="replace", timeout=_TOOL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(what, "wrong", f"no answer within {_TOOL_S:g} s", wanted, "`dmesg` may say why; reboot the node.")
+        return
+    tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or [""]
+    fine = done.returncode == 0
+    found = "answers" if fine else f"exit code {done.returncode}: {tail[0]}"
+    yield Finding(what, "ok" if fine else "wrong", found, wanted, "" if fine else f"Run `{' '.join(kind.tool)}`.")
+
+
+def _package(kind: _Kind, path: list[str], root: Path) -> Iterator[Finding]:
+    """The Python package that tasks need; torch against the machine's ROCm."""
+    version = packages.version_of(kind.package, path)
+    if kind.vendor != "amd":
+        if version is not None:
+            yield Finding(f"{kind.name}: {kind.package}", "ok", version, "any")
+        return
+    torch = packages.torch(path)
+    if torch is None:
+        return
+    built = packages.torch_version(torch, "hip")
+    what = "ROCm of torch"
+    if built is None:
+        todo = "Install torch from the index of its ROCm builds."
+        yield Finding(what, "wrong", f"torch {torch.version} is not made for ROCm", "a torch made for ROCm", todo)
+        return
+    # The wheels bring ROCm's user space; only the kernel's part has to be new enough.
+    system = re.match(r"\d+\.\d+", _text(root / "opt/rocm/.info/version"))
+    shown = f"torch {torch.version} with ROCm {'.'.join(map(str, built))}"
+    found = shown + (f", the machine has {system[0]}" if system else "")
+    yield Finding(what, "ok", found, "a torch made for ROCm")
+
+
+def _partitions(node: NodeConfig, directory: NodeDirectory) -> Iterator[Finding]:
+    layouts = node.accelerator.layouts if node.accelerator is not None else ()
+    wanted = layouts[0][0].profile if layouts and layouts[0] else "as they are"
+    try:
+        steps = Hardware(node, directory).plan()
+    except SkyinfraError as error:
+        yield Finding("partition mode", "wrong", error.message, wanted, error.hint or "")
+        return
+    found = f"differs on GPU {', '.join(str(step.gpu) for step in steps)}" if steps else "as wanted"
+    todo = "`skyinfra-runner partition --config FILE` sets it, as root." if steps else ""
+    yield Finding("partition mode", "wrong" if steps else "ok", found, wanted, todo)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

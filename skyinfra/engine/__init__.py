@@ -1,0 +1,1 @@
+"""What is added to Dask, the engine: settings, mutual TLS, waiting."""

@@ -1,0 +1,62 @@
+"""What every error is. See `skyinfra.errors` for the whole tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SkyinfraError(Exception):
+    """Base of every error that skyinfra raises on purpose.
+
+    message: what is wrong, in one sentence.
+    field: path of the declared field or the file it is about, such as ``pools[0].accelerator.mig``.
+    given: what was found there; shown with ``repr``. Never a secret.
+    hint: what would work.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, field: str | None = None, given: object = None, hint: str | None = None
+    ) -> None:
+        self.message = message
+        self.field = field
+        self.given = given
+        self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = f"{self.field}: {self.message}" if self.field else self.message
+        if self.given is not None:
+            text += f" (given: {self.given!r})"
+        if self.hint:
+            text += f"\n{self.hint}"
+        return text
+
+    def at(self, field: str) -> SkyinfraError:
+        """The same error with *field* in front of its path, for a caller that knows more of the way."""
+        separator = "" if not self.field or self.field.startswith("[") else "."
+        self.field = f"{field}{separator}{self.field or ''}"
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.field, self.given, self.hint, dict(self.__dict__))
+
+
+def _rebuild(
+    cls: type[SkyinfraError], message: str, field: str | None, given: object, hint: str | None, state: dict[str, object]
+) -> SkyinfraError:
+    error = cls.__new__(cls, message)
+    SkyinfraError.__init__(error, message, field=field, given=given, hint=hint)
+    error.__dict__.update(state)
+    return error
+
+
+def did_you_mean(given: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """A hint with the *known* names nearest to *given*, or the empty string where none is near."""
+    by_key = {name.lower(): name for name in known}
+    near = [by_key[key] for key in get_close_matches(given.lower(), by_key, n=limit, cutoff=0.5)]
+    if not near:
+        return ""
+    return f"Did you mean {' or '.join(near)}?"

@@ -1,0 +1,1 @@
+"""AMD GPUs: their partition modes, through ``amd-smi``."""

@@ -1,0 +1,246 @@
+"""``amd-smi``: what AMD GPUs a node has, in which partition modes, and setting these.
+
+Only its JSON is read, of ``list`` and ``static``, which need no root. What ``set`` prints is for people: whether it has
+taken effect is read back, because amd-smi may end with exit code 0 where it was refused. Reading tolerates the
+documents of ROCm 6.2 to 7.14: rows in a list or below ``gpu_data``, ``compute_partition`` or
+``accelerator_partition``, warnings before the document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from skyinfra.errors import AcceleratorMissing
+
+_PROGRAM = "amd-smi"
+_ROCM = "/opt/rocm/bin"
+_SBIN = ("/usr/sbin", "/sbin")
+# Reading is slow with 64 partitions; a change of the memory mode reloads the driver, which amd-smi waits for itself
+# before ROCm 7.
+_READ_S = 120
+_SET_S = 600
+_STATUS = re.compile(r"AMDSMI_STATUS_([A-Z_]+)")
+_NO_PERMISSION = re.compile(r"requires elevation|permission ?denied|operation not permitted", re.I)
+_TOLD = 400
+
+
+@dataclass(frozen=True)
+class AmdDevice:
+    """What the driver shows as a GPU: a whole one, or one partition of it.
+
+    number: amd-smi's, which changes with the modes. partition: its index on the GPU. uuid: as amd-smi names it; before
+    ROCm 7.0 the same for every partition of a GPU. node: of the KFD topology, whose order is ROCm's order of devices.
+    """
+
+    number: int
+    partition: int
+    uuid: str | None
+    node: int | None
+
+
+@dataclass(frozen=True)
+class AmdGpu:
+    """One physical GPU. compute, memory: its modes now, such as CPX and NPS4; None where the driver names none.
+
+    devices: by partition; modes are set through the first.
+    """
+
+    index: int
+    name: str
+    address: str
+    compute: str | None
+    memory: str | None
+    devices: tuple[AmdDevice, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a change. status: as amd-smi names it, without ``AMDSMI_STATUS_``; None where it names none."""
+
+    failed: bool
+    text: str
+    status: str | None = None
+
+
+class AmdDriver(Protocol):
+    """The driver of a node's AMD GPUs: `AmdSmi` on a real one, `SimulatedAmd` on a simulated one."""
+
+    def gpus(self) -> list[AmdGpu]:
+        """The physical GPUs by address. Raises `AcceleratorMissing` where the driver cannot be asked."""
+
+    def set_memory(self, gpu: AmdGpu, mode: str) -> Answer:
+        """Asks for a memory mode; it may need a `reload` to become active, then on every GPU."""
+
+    def set_compute(self, gpu: AmdGpu, mode: str) -> Answer:
+        """Sets the compute mode of one GPU."""
+
+    def reload(self) -> Answer:
+        """Loads the driver again. Compute modes start from the one that goes with the memory mode."""
+
+    def processes(self) -> list[str]:
+        """``NAME (PID)`` of what uses the GPUs, as far as that can be known."""
+
+
+def find_program() -> str | None:
+    """The path of amd-smi, on PATH or where ROCm puts it."""
+    return shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path=_ROCM)
+
+
+class AmdSmi:
+    """`AmdDriver` through the program amd-smi, and modprobe for `reload`."""
+
+    def gpus(self) -> list[AmdGpu]:
+        listed = self._read("list")
+        static = {row.get("gpu"): row for row in self._read("static", "--asic", "--partition")}
+        found: dict[str, list[tuple[AmdDevice, dict[str, Any]]]] = {}
+        for row in listed:
+            number = _whole(row.get("gpu"))
+            if number is None:
+                continue
+            more = static.get(number, {})
+            # Partitions of one GPU have its bus and device; the function may be that of the partition.
+            address = (_text(row.get("bdf")) or f"{number}.").rpartition(".")[0]
+            members = found.setdefault(address, [])
+            partition = _first_whole(row.get("partition_id"), _part(more, "partition").get("partition_id"))
+            device = AmdDevice(
+                number,
+                len(members) if partition is None else partition,
+                _text(row.get("uuid")),
+                _whole(row.get("node_id")),
+            )
+            members.append((device, more))
+        return [_gpu(index, address, found[address]) for index, address in enumerate(found)]
+
+    def set_memory(self, gpu: AmdGpu, mode: str) -> Answer:
+        return self._set(gpu, "--memory-partition", mode)
+
+    def set_compute(self, gpu: AmdGpu, mode: str) -> Answer:
+        return self._set(gpu, "--compute-partition", mode)
+
+    def reload(self) -> Answer:
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SBIN])
+        modprobe = shutil.which("modprobe", path=path)
+        if modprobe is None:
+            return Answer(True, "modprobe not found")
+        gone = _answer([modprobe, "-r", "amdgpu"])
+        return gone if gone.failed else _answer([modprobe, "amdgpu"])
+
+    def processes(self) -> list[str]:
+        try:
+            rows = self._read("process")
+        except AcceleratorMissing:
+            return []
+        found: dict[str, None] = {}
+        for row in rows:
+            listed = row.get("process_list")
+            for each in listed if isinstance(listed, list) else ():
+                info = each.get("process_info", each) if isinstance(each, dict) else None
+                if isinstance(info, dict) and info.get("pid") is not None:
+                    found[f"{info.get('name')} ({info['pid']})"] = None
+        return list(found)
+
+    def _set(self, gpu: AmdGpu, option: str, mode: str) -> Answer:
+        # The yes is for the question whether one has read what a memory mode does to the driver.
+        return _answer([self._path(), "set", "--gpu", str(gpu.devices[0].number), option, mode], given="Y\n")
+
+    def _read(self, *arguments: str) -> list[dict[str, Any]]:
+        """The rows of a document of amd-smi, one for each device."""
+        command = [self._path(), *arguments, "--json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise _unusable(" ".join(arguments), str(error)) from error
+        rows = _rows(done.stdout)
+        if rows is None:
+            raise _unusable(" ".join(arguments), _told(done.stdout + done.stderr) or f"exit code {done.returncode}")
+        return rows
+
+    @staticmethod
+    def _path() -> str:
+        program = find_program()
+        if program is None:
+            raise AcceleratorMissing(
+                "no AMD driver tools: amd-smi not found on PATH or in /opt/rocm/bin",
+                field="accelerator",
+                hint="It comes with ROCm (package amd-smi-lib): install it, or choose an image that has it.",
+            )
+        return program
+
+
+def _gpu(index: int, address: str, members: Sequence[tuple[AmdDevice, dict[str, Any]]]) -> AmdGpu:
+    ordered = sorted(members, key=lambda member: member[0].partition)
+    # The modes stand with the first partition only.
+    modes = _part(ordered[0][1], "partition")
+    return AmdGpu(
+        index,
+        _text(_part(ordered[0][1], "asic").get("market_name")) or "",
+        address,
+        _text(modes.get("accelerator_partition", modes.get("compute_partition"))),
+        _text(modes.get("memory_partition")),
+        tuple(device for device, _ in ordered),
+    )
+
+
+def _rows(text: str) -> list[dict[str, Any]] | None:
+    """The first JSON document in *text* that begins a line, as rows; None where there is none."""
+    decoder = json.JSONDecoder()
+    for start in re.finditer(r"^[\[{]", text, re.M):
+        try:
+            document, _ = decoder.raw_decode(text, start.start())
+        except ValueError:
+            continue
+        rows = document.get("gpu_data") if isinstance(document, dict) else document
+        if isinstance(rows, list):
+            return [row for row in rows if isinstance(row, dict)]
+    return None
+
+
+def _part(row: dict[str, Any], key: str) -> dict[str, Any]:
+    part = row.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value.strip() or None if isinstance(value, str) and value != "N/A" else None
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and value.isdecimal() else None
+
+
+def _first_whole(*values: object) -> int | None:
+    return next((number for value in values if (number := _whole(value)) is not None), None)
+
+
+def _answer(command: list[str], given: str = "") -> Answer:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SET_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Answer(True, str(error))
+    text = done.stdout + done.stderr
+    status = _STATUS.search(text)
+    named = status[1] if status else "NO_PERM" if _NO_PERMISSION.search(text) else None
+    return Answer(done.returncode != 0 or named is not None, _told(text), named)
+
+
+def _told(text: str) -> str:
+    """The end of what a program printed, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _TOLD else f"...{line[-_TOLD:]}"
+
+
+def _unusable(arguments: str, reason: str) -> AcceleratorMissing:
+    return AcceleratorMissing(
+        f"`amd-smi {arguments}` says nothing that can be read: {reason}",
+        field="accelerator",
+        hint="Perhaps the amdgpu driver is not loaded: `modprobe amdgpu`; `dmesg | grep amdgpu` says why it was not.",
+    )

@@ -1,0 +1,203 @@
+"""Which layout the node is to have, and who says so.
+
+The layout of the head is the layout of the fleet. On the head it is that of ``desired.json`` beside the node
+configuration, where that file is; else that of the node configuration. Every other node has the layout that the head
+tells it. What a node was told is kept in ``told.json``, with the digest of the node configuration that it was told
+for: a node that boots with an old configuration comes up with the last layout that it knows of, and a new
+configuration counts until the head says otherwise. A layout that cannot be is refused and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
+from skyinfra.mig import geometry, models
+from skyinfra.mig.grid import Grid, starts
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol import _schema
+from skyinfra.protocol.fleet import VERSION, FleetLayout
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+
+Source = Literal["node.json", "desired.json", "told.json"]
+
+
+@dataclass(frozen=True)
+class Desired:
+    """What the node is to be.
+
+    config: the node configuration, with the layout that counts. source: the file that the layout is from.
+    refused: why the layout of another file, which would have come first, does not count.
+    """
+
+    config: NodeConfig
+    source: Source
+    refused: SkyinfraError | None = None
+
+    @property
+    def layout(self) -> FleetLayout:
+        """The layout that counts, as the head hands it on."""
+        accelerator = self.config.accelerator
+        if accelerator is None:
+            return FleetLayout(VERSION)
+        return FleetLayout(VERSION, accelerator.mig_model, accelerator.layouts, accelerator.memory_mode)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The content of ``told.json``."""
+
+    version: int
+    config_sha256: str
+    layout: FleetLayout
+
+
+def write_desired(
+    directory: Path, layouts: Sequence[Sequence[PlacedPartition]], *, memory_mode: str | None = None
+) -> None:
+    """Makes *layouts*, one for each GPU, the desired layout of the head whose node configuration is in *directory*.
+
+    A running head takes it over within a second and hands it to every node. No layouts at all mean whole GPUs.
+    *memory_mode*: that of AMD GPUs, NPS1 where it is None. Readers see the old file or the new one.
+    Raises `StateDirectoryError`.
+    """
+    node = NodeDirectory(directory)
+    layout = FleetLayout(VERSION, None, tuple(tuple(each) for each in layouts), memory_mode)
+    node.write(node.desired_file, json.dumps(layout.to_json()) + "\n")
+
+
+def clear_desired(directory: Path) -> None:
+    """Undoes `write_desired`: the layout of the node configuration counts again."""
+    NodeDirectory(directory).desired_file.unlink(missing_ok=True)
+
+
+def find(config: NodeConfig, sha256: str, directory: NodeDirectory, told: FleetLayout | None = None) -> Desired:
+    """What the node *config* (*sha256* is that of the bytes of its file) is to be.
+
+    *told*: what the head tells now; where nothing is known of that, what an earlier runner was told counts.
+    """
+    if config.head:
+        return _of_head(config, sha256, directory)
+    layout = told if told is not None else _remembered(sha256, directory)
+    return _adopt(config, layout) if layout is not None else Desired(config, "node.json")
+
+
+def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None:
+    """Keeps *layout* as the last one that is known of. Raises `StateDirectoryError`."""
+    text = json.dumps(_schema.write(_Told(VERSION, sha256, layout))) + "\n"
+    if not directory.told_file.exists() or directory.told_file.read_text(encoding="utf-8") != text:
+        directory.write(directory.told_file, text)
+
+
+def stamp(directory: NodeDirectory) -> tuple[int, int, int] | None:
+    """Changes whenever ``desired.json`` does; None while it is not there."""
+    try:
+        found = directory.desired_file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def spelled(layout: Sequence[PlacedPartition]) -> str:
+    """One GPU's layout in words, such as ``3g.40gb+1g.10gb*2``; ``whole`` for a GPU that is not partitioned."""
+    counts = Counter(partition.profile for partition in layout)
+    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items()) or "whole"
+
+
+def _of_head(config: NodeConfig, sha256: str, directory: NodeDirectory) -> Desired:
+    file = directory.desired_file
+    if not os.path.lexists(file):
+        return Desired(config, "node.json")
+    try:
+        layout = FleetLayout.read(_schema.load(file, error=InvalidNodeConfig), source=str(file))
+        return Desired(_with(config, layout, str(file)), "desired.json")
+    except InvalidNodeConfig as refused:
+        last = _remembered(sha256, directory)
+        found = Desired(config, "node.json") if last is None else _adopt(config, last)
+        return replace(found, refused=refused)
+
+
+def _adopt(config: NodeConfig, layout: FleetLayout) -> Desired:
+    """*config* with what was told, or as it is where that is refused."""
+    try:
+        return Desired(_with(config, layout, "the head's layout"), "told.json")
+    except InvalidNodeConfig as refused:
+        return Desired(config, "node.json", refused)
+
+
+def _remembered(sha256: str, directory: NodeDirectory) -> FleetLayout | None:
+    """What was told for this very node configuration; a file that cannot be read tells nothing."""
+    with contextlib.suppress(InvalidNodeConfig):
+        value = _schema.load(directory.told_file, error=InvalidNodeConfig)
+        told = _schema.read(_Told, value, path=str(directory.told_file), error=InvalidNodeConfig)
+        if told.version == told.layout.version == VERSION and told.config_sha256 == sha256:
+            return told.layout
+    return None
+
+
+def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
+    """*config* with *layout*; *where* it is from, for messages. Raises `InvalidNodeConfig` where it cannot have it."""
+    accelerator = config.accelerator
+    if accelerator is None:
+        if layout.layouts:
+            raise InvalidNodeConfig("this node has no accelerators", field=f"{where}.layouts")
+        return config
+    model = accelerator.mig_model
+    if layout.mig_model is not None and model is not None and layout.mig_model != model:
+        raise InvalidNodeConfig(
+            f"the layout is for {layout.mig_model}, and this node has {model}",
+            field=f"{where}.mig_model",
+            hint="The nodes of one fleet have one layout, so they need the same GPU.",
+        )
+    if layout.layouts and len(layout.layouts) != accelerator.count:
+        raise InvalidNodeConfig(
+            f"{len(layout.layouts)} layouts, and this node has {accelerator.count} accelerators",
+            field=f"{where}.layouts",
+            hint="One layout for each accelerator is needed.",
+        )
+    for index, each in enumerate(layout.layouts):
+        _check_places(each, accelerator, f"{where}.layouts[{index}]")
+    if layout.memory_mode is not None and accelerator.vendor != "amd":
+        raise InvalidNodeConfig(
+            f"{accelerator.name} has no memory modes", field=f"{where}.memory_mode", given=layout.memory_mode
+        )
+    changed = replace(accelerator, layouts=layout.layouts, memory_mode=layout.memory_mode)
+    return replace(config, accelerator=changed)
+
+
+def _check_places(layout: Sequence[PlacedPartition], accelerator: NodeAccelerator, where: str) -> None:
+    """Refuses what the GPU does not allow, before anything is drained for it. The device has the last word."""
+    model = accelerator.mig_model
+    if accelerator.vendor == "amd":
+        # Uniform partition modes, of which the driver knows what goes together; see `skyinfra.gpu.amd.partitioner`.
+        return
+    if layout and model is None:
+        raise InvalidNodeConfig(f"{accelerator.name} cannot be partitioned", field=where)
+    if model is None or model not in models():
+        return
+    known = geometry(model)
+    grid = Grid(known)
+    for partition in layout:
+        try:
+            profile = known.profile(partition.profile)
+            places = starts(profile, known)
+        except MigNotSupported:
+            return
+        except LayoutError as error:
+            raise InvalidNodeConfig(error.message, field=where, given=partition.profile, hint=error.hint) from None
+        fits = partition.start in places and partition.size == profile.size and grid.allows(profile, partition.start)
+        if not fits:
+            why = grid.refusal(profile) or f"it may start at {', '.join(map(str, places))} where that is free"
+            raise InvalidNodeConfig(
+                f"{partition.profile} cannot stand at {partition.start}:{partition.size} on {model}",
+                field=where,
+                hint=f"{why}.",
+            )
+        grid.put(profile, partition.start)

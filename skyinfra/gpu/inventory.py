@@ -1,0 +1,191 @@
+"""What accelerators a node has, against what its configuration declares.
+
+NVIDIA GPUs are asked for through NVML. The others are looked for as the device files that their drivers make.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+
+from skyinfra.errors import AcceleratorMissing
+from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
+
+# A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
+_MEMORY_TOLERANCE = 0.15
+_BYTES_PER_GB = 10**9
+# What `core_count` says where the driver does not: Trainium and Inferentia2 have two NeuronCores a chip.
+_NEURON_CORES = 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator of the node. ``visible`` is the value that confines a process to it."""
+
+    index: int
+    visible: str
+    uuid: str | None = None
+
+
+def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
+    """The GPUs of the node. Raises `AcceleratorMissing` where they are not those that *accelerator* declares."""
+    try:
+        gpus = nvml.gpus()
+        memory = [gpu.memory_bytes() for gpu in gpus]
+    except pynvml.NVMLError as error:
+        raise no_driver(error) from error
+    found = _counted([gpu.name for gpu in gpus])
+    check_count(accelerator, len(gpus), found)
+    for gpu, total in zip(gpus, memory, strict=True):
+        _check_model(accelerator, gpu, total, found)
+    return tuple(Device(gpu.index, gpu.uuid, gpu.uuid) for gpu in gpus)
+
+
+def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
+    """What it means that NVML cannot be initialized or asked."""
+    reasons = {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+            "no NVIDIA driver: libnvidia-ml.so.1 not found",
+            "Install the NVIDIA driver, or choose an image that has it.",
+        ),
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
+            "the NVIDIA driver is installed but not loaded",
+            "`modprobe nvidia` loads it; `dmesg | grep NVRM` says why it was not.",
+        ),
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+            "the NVIDIA driver was updated and the old one is still loaded",
+            "Reboot the node.",
+        ),
+        pynvml.NVML_ERROR_NO_PERMISSION: (
+            "the NVIDIA driver refuses this user",
+            "The user of the runner needs to read and write /dev/nvidia*.",
+        ),
+    }
+    default = (f"NVML answers {error_text(error)}", "`nvidia-smi -q` and the kernel log say what is wrong.")
+    message, hint = reasons.get(error.value, default)
+    return AcceleratorMissing(message, field="accelerator", hint=hint)
+
+
+def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:
+    """The accelerators of AMD, AWS, Google and Intel, by their device files below *root*.
+
+    Raises `AcceleratorMissing` where there are not as many as *accelerator* declares.
+    """
+    look = _LOOK.get(accelerator.vendor)
+    if look is None:
+        return simulated(accelerator)
+    files, driver = look(root)
+    found = ", ".join(str(file) for file in files) or "none"
+    check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
+    if accelerator.vendor == "aws":
+        return _neuron_devices(len(files), _neuron_cores(root))
+    return tuple(Device(index, str(index)) for index in range(len(files)))
+
+
+def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
+    """The device files of the accelerators of *vendor*, and the driver that they come with; of NVIDIA's and custom
+    ones nothing."""
+    look = _LOOK.get(vendor)
+    return look(root) if look is not None else ([], "")
+
+
+def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:
+    """Devices that are only numbers: those that are simulated, and custom ones, which nothing can look for."""
+    if accelerator.vendor == "aws":
+        return _neuron_devices(accelerator.count, _NEURON_CORES)
+    return tuple(Device(index, str(index)) for index in range(accelerator.count))
+
+
+def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
+    """Raises `AcceleratorMissing` where *count* is not the declared number. *found*: what there is, in words."""
+    if count != accelerator.count:
+        raise AcceleratorMissing(
+            f"declared {accelerator.count} x {accelerator.name}, found {count}: {found}",
+            field="accelerator.count",
+            hint=hint or "The machine type may be another than declared, or a GPU has failed: `dmesg | grep NVRM`.",
+        )
+
+
+def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int | None, found: str) -> None:
+    nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
+    if not same_model(accelerator.name, gpu.name):
+        wrong = f"GPU {gpu.index} is another model"
+    elif nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
+        wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
+    else:
+        return
+    raise AcceleratorMissing(
+        f"declared {accelerator.count} x {accelerator.name}, found {found}: {wrong}",
+        field="accelerator.name",
+        hint="The machine type is another than declared: correct the declaration or the machine type.",
+    )
+
+
+def same_model(declared: str, reported: str) -> bool:
+    """Whether a GPU that calls itself *reported* (``NVIDIA A100-SXM4-80GB``) is the *declared* one (``A100``).
+
+    The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``; memory is not compared.
+    """
+    wanted = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
+    words = _words(reported)
+    runs = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+    return wanted in runs
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+
+
+def _neuron_devices(count: int, cores: int) -> tuple[Device, ...]:
+    """Each with the numbers of its NeuronCores, which the Neuron runtime counts over all devices."""
+    return tuple(Device(i, f"{i * cores}-{(i + 1) * cores - 1}") for i in range(count))
+
+
+def _neuron_cores(root: Path) -> int:
+    file = root / "sys/class/neuron_device/neuron0/core_count"
+    return int(file.read_text(encoding="utf-8")) if file.exists() else _NEURON_CORES
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    """The files of *folder* whose whole name matches, by the number in it."""
+    if not folder.is_dir():
+        return []
+    matches = [(int(match.group(1)), file) for file in folder.iterdir() if (match := re.fullmatch(pattern, file.name))]
+    return [file for _, file in sorted(matches)]
+
+
+def _amd(root: Path) -> tuple[list[Path], str]:
+    # Graphics cards of any vendor make renderD*; the compute driver makes kfd.
+    files = _numbered(root / "dev/dri", r"renderD(\d+)") if (root / "dev/kfd").exists() else []
+    return files, "the amdgpu driver (/dev/kfd and /dev/dri/renderD*)"
+
+
+def _neuron(root: Path) -> tuple[list[Path], str]:
+    return _numbered(root / "dev", r"neuron(\d+)"), "the aws-neuronx driver (/dev/neuron*)"
+
+
+def _tpu(root: Path) -> tuple[list[Path], str]:
+    files = _numbered(root / "dev", r"accel(\d+)") or _numbered(root / "dev/vfio", r"(\d+)")
+    return files, "the TPU runtime image (/dev/accel* or /dev/vfio/*)"
+
+
+def _gaudi(root: Path) -> tuple[list[Path], str]:
+    files = _numbered(root / "dev/accel", r"accel(\d+)") or _numbered(root / "dev", r"hl(\d+)")
+    return files, "the habanalabs driver (/dev/accel/accel* or /dev/hl*)"
+
+
+_LOOK: dict[str, Callable[[Path], tuple[list[Path], str]]] = {
+    "amd": _amd,
+    "aws": _neuron,
+    "google": _tpu,
+    "intel": _gaudi,
+}

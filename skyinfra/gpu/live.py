@@ -1,0 +1,245 @@
+"""Layouts of the GPUs that are in this machine: wanted ones read from text, standing ones written as mig-parted's YAML.
+
+A GPU whose MIG is on says itself which profiles it has and where they may stand. One whose MIG is off may not, and is
+looked up in what is known of its model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import pynvml
+
+from skyinfra import mig
+from skyinfra.errors import (
+    AcceleratorMissing,
+    InvalidField,
+    LayoutError,
+    MigNotSupported,
+    PartitionFailed,
+    UnknownProfile,
+)
+from skyinfra.gpu.nvml import Gpu, Nvml, ProfileInfo, error_text, noting
+from skyinfra.gpu.partitioner import Wanted
+from skyinfra.gpu.target import HINTS
+from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
+
+OFF = "off"
+_LABEL = "current"
+
+
+def choose(text: str, count: int) -> tuple[int, ...]:
+    """The GPUs that *text* names, of *count*: ``all``, or indices such as ``0,3``. Raises `InvalidField`."""
+    if text.strip().lower() == "all":
+        return tuple(range(count))
+    try:
+        indices = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise InvalidField(
+            "all, or indices of GPUs", field="--gpu", given=text, hint="Write it like 0 or 0,3."
+        ) from None
+    for index in indices:
+        if not 0 <= index < count:
+            hint = f"They are 0 to {count - 1}." if count else "nvidia-smi -L lists those that the driver sees."
+            raise InvalidField(f"this node has {count} GPUs", field="--gpu", given=index, hint=hint)
+    return tuple(indices)
+
+
+def wanted(nvml: Nvml, layout: str, gpus: str) -> Wanted:
+    """What ``--layout`` and ``--gpu`` want: *layout* on each of the GPUs, ``off`` for MIG off.
+
+    Raises `InvalidField`, `LayoutError` and its kinds, `AcceleratorMissing`, `PartitionFailed`.
+    """
+    with _asking():
+        present = nvml.gpus()
+        if not present:
+            raise AcceleratorMissing(
+                "the driver sees no GPU", field="accelerator", hint="`dmesg | grep NVRM` says why."
+            )
+        driver = nvml.driver_version()
+        return {index: _placed(present[index], layout, driver) for index in choose(gpus, len(present))}
+
+
+def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
+    """Raises `DriverTooOld` where the driver does not offer the layouts of *accelerator*, before anything changes.
+
+    Also `PartitionFailed` where NVML refuses to say which driver it is.
+    """
+    if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
+        return
+    geometry = mig.geometry(accelerator.mig_model)
+    with _asking():
+        driver = nvml.driver_version()
+    for index, layout in enumerate(accelerator.layouts):
+        known = [mig.Placement(p.profile, p.start, p.size) for p in layout if _has(geometry, p.profile)]
+        try:
+            mig.check_driver(known, geometry, driver)
+        except LayoutError as error:
+            error.at(f"accelerator.layouts[{index}]")
+            raise
+
+
+def _has(geometry: mig.Geometry, profile: str) -> bool:
+    """Whether the name is known; the device is asked about others."""
+    try:
+        geometry.profile(profile)
+    except LayoutError:
+        return False
+    return True
+
+
+def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
+    """What stands now as mig-parted's YAML, with warnings about what that cannot say. Raises `PartitionFailed`.
+
+    GPUs without MIG are left out; indices are those of the node.
+    """
+    entries: list[mig.PartedEntry] = []
+    warnings: list[str] = []
+    with _asking():
+        gpus = nvml.gpus()
+        for members in _by_model(gpu for gpu in gpus if gpu.mig_mode() is not None):
+            found = {gpu.index: _standing(gpu, warnings) for gpu in members}
+            example = next((gpu for gpu in members if found[gpu.index] is not None), None)
+            if example is None:
+                entries.append(mig.PartedEntry((), None if len(found) == len(gpus) else tuple(found), False, None))
+                continue
+            written, lost = mig.parted_from_layouts(found, geometry_of(example), len(gpus))
+            entries += written
+            warnings += map(str, lost)
+    return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
+
+
+def _placed(gpu: Gpu, layout: str, driver: str) -> tuple[PlacedPartition, ...]:
+    if layout.strip().lower() == OFF:
+        return ()
+    with noting(gpu.index):
+        geometry = geometry_of(gpu)
+    try:
+        (placed,) = mig.resolve(layout, geometry, 1)
+        _check_driver(placed, gpu, driver)
+    except LayoutError as error:
+        error.at(f"GPU {gpu.index} ({gpu.name})")
+        raise
+    return tuple(PlacedPartition(p.profile, p.start, p.size) for p in placed)
+
+
+def _check_driver(placed: mig.Layout, gpu: Gpu, driver: str) -> None:
+    """Raises `DriverTooOld` where *driver* is known not to offer the profiles together.
+
+    The oldest driver of the part is not asked for: this one has told what the part has. Nor is anything refused where
+    the version or a profile is none that is known.
+    """
+    known = _known(gpu)
+    if known is not None:
+        with contextlib.suppress(InvalidField, UnknownProfile):
+            mig.check_driver(placed, replace(known, min_driver=None), driver)
+
+
+def geometry_of(gpu: Gpu) -> mig.Geometry:
+    """What *gpu* can be divided into: as it says itself where MIG is on, else as it is known of its model.
+
+    Raises `MigNotSupported` for a GPU without MIG, or of an unknown model while its MIG is off.
+    """
+    mode = gpu.mig_mode()
+    if mode is None:
+        raise MigNotSupported("this GPU has no MIG", field=f"GPU {gpu.index}", given=gpu.name)
+    known = _known(gpu)
+    if mode[0]:
+        return _told(gpu, known)
+    if known is None:
+        raise MigNotSupported(
+            "the profiles of this model are not known, and the driver tells them once MIG is on",
+            field=f"GPU {gpu.index}",
+            given=f"{gpu.name}, PCI device {gpu.pci_device_id}",
+            hint=f"Turn it on with `nvidia-smi -i {gpu.index} -mig 1`, then run this again.",
+        )
+    return known
+
+
+def _known(gpu: Gpu) -> mig.Geometry | None:
+    """The known model with this PCI device id; of several with one id, that of the nearest memory."""
+    wanted = gpu.pci_device_id.lower()
+    found = [g for g in map(mig.geometry, mig.models()) if wanted in map(str.lower, g.pci_device_ids)]
+    memory = gpu.memory_bytes()
+    if memory is None:
+        return found[0] if len(found) == 1 else None
+    return min(found, key=lambda g: abs((g.memory_gib or 0) - memory / 2**30), default=None)
+
+
+def _told(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
+    """The geometry that the device itself tells."""
+    profiles = []
+    for info in gpu.profiles():
+        places = gpu.places(info)
+        if places:
+            profiles.append(_profile(info, places))
+    units = max((place + (p.size or 0) for p in profiles for place in p.starts or ()), default=0)
+    return mig.Geometry(
+        model=known.model if known else gpu.name,
+        products=(gpu.name,),
+        pci_device_ids=(gpu.pci_device_id,),
+        architecture=known.architecture if known else "",
+        memory_gib=known.memory_gib if known else None,
+        memory_slices=known.memory_slices if known else None,
+        compute_slices=max((p.compute_slices for p in profiles), default=0),
+        placement_units=units,
+        resetless=known.resetless if known else False,
+        min_driver=None,
+        min_driver_detail=None,
+        notes=(),
+        profiles=tuple(profiles),
+    )
+
+
+def _profile(info: ProfileInfo, places: Sequence[tuple[int, int]]) -> mig.Profile:
+    return mig.Profile(
+        name=info.name,
+        compute_slices=info.compute_slices,
+        memory_slices=None,
+        size=places[0][1],
+        memory_gb=int(info.name.partition(".")[2].partition("gb")[0]),
+        # Some drivers understate how many of a profile there may be; the places do not.
+        max_count=len(places),
+        nvml_enum=None,
+        profile_id=info.profile_id,
+        sm=None,
+        starts=tuple(start for start, _ in places),
+        expected=False,
+        sources=(None, None, None),
+    )
+
+
+def _by_model(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
+    models: dict[tuple[str, str], list[Gpu]] = {}
+    for gpu in gpus:
+        models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
+    return list(models.values())
+
+
+def _standing(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
+    """What stands on *gpu*; None is MIG off."""
+    with noting(gpu.index):
+        mode = gpu.mig_mode()
+        if mode is None or not mode[0]:
+            return None
+        instances = gpu.instances()
+    for each in instances:
+        if each.uuid is None:
+            place = f"{each.profile.name} at {each.start}:{each.size}"
+            warnings.append(f"GPU {gpu.index}: {place} is not filled by one compute instance")
+    return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    """Turns NVML's refusals into a `PartitionFailed`."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise PartitionFailed(
+            f"NVML does not say what is there: {error_text(error)}",
+            field="accelerator",
+            hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log (NVRM lines) say what the driver sees."),
+        ) from error

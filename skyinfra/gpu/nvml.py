@@ -1,0 +1,341 @@
+"""NVML, typed: the part of it that an inventory and a MIG life cycle need.
+
+``Nvml`` stands over a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
+simulated one. It takes care of what pynvml leaves to its caller:
+
+- a placement must go by reference: by value the process dies with a segmentation fault
+- functions that fill an array trust its size: it is sized for any GPU, because some drivers understate their counts
+- a MIG mode that was accepted but is not active is reported by a value, not raised
+- older drivers lack the versioned profile query, and with it the profile's name
+- a change of the MIG mode may unbind the GPU and void every handle: `Gpu.set_mig_mode` takes a new one for its GPU by
+  the PCI address, which stays; what was read before (`GpuInstance`) is not to be kept
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pynvml
+
+from skyinfra.gpu.nvml_readings import MigDevice, Readings, told
+
+# No GPU carries more instances than this of a profile, nor an instance more compute instances.
+_MAX_INSTANCES = 32
+_ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+_MIB = 2**20
+
+# code -> name as nvml.h has it, such as 23 -> "INSUFFICIENT_RESOURCES"
+ERROR_NAMES: dict[int, str] = {
+    value: name.removeprefix("NVML_ERROR_") for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")
+}
+
+
+def error_name(code: int) -> str:
+    """The name of an NVML error code with its number: ``IN_USE (19)``."""
+    return f"{ERROR_NAMES.get(code, 'error')} ({code})"
+
+
+def error_text(error: pynvml.NVMLError) -> str:
+    """The name of an NVML error, with the GPU that it is of where that was noted: ``GPU_IS_LOST (15) of GPU 3``."""
+    return " ".join([error_name(error.value), *getattr(error, "__notes__", ())])
+
+
+@contextlib.contextmanager
+def noting(index: int) -> Iterator[None]:
+    """Notes on an NVML error that it is of the GPU *index*, for `error_text`."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        error.add_note(f"of GPU {index}")
+        raise
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """A GPU instance profile as this device has it. ``name`` is without the driver's ``MIG`` in front."""
+
+    name: str
+    profile_id: int
+    compute_slices: int
+
+
+@dataclass(frozen=True)
+class ComputeInstance:
+    """A compute instance. ``device`` is the handle of the MIG device it makes, ``uuid`` that device's UUID."""
+
+    handle: Any
+    compute_slices: int
+    uuid: str
+    device: Any
+
+
+@dataclass(frozen=True)
+class GpuInstance:
+    """A GPU instance that exists: where it stands in memory slices, and the compute instances in it."""
+
+    handle: Any
+    profile: ProfileInfo
+    start: int
+    size: int
+    compute: tuple[ComputeInstance, ...]
+
+    @property
+    def uuid(self) -> str | None:
+        """UUID of its MIG device; None unless one compute instance fills the GPU instance."""
+        whole = len(self.compute) == 1 and self.compute[0].compute_slices == self.profile.compute_slices
+        return self.compute[0].uuid if whole else None
+
+
+class Nvml:
+    """NVML between `open` and `close`. Everything but `close` raises ``pynvml.NVMLError``."""
+
+    def __init__(self, api: Any = pynvml) -> None:
+        self.api = api
+
+    def open(self) -> None:
+        """Initializes the library."""
+        self.api.nvmlInit()
+
+    def close(self) -> None:
+        """Shuts it down; with `contextlib.closing` at the end of a block.
+
+        A refusal is not told: it would take the place of what the block has to say, and nothing depends on it.
+        """
+        with contextlib.suppress(pynvml.NVMLError):
+            self.api.nvmlShutdown()
+
+    def driver_version(self) -> str:
+        """The version of the driver, such as ``570.133.20``."""
+        return str(self.api.nvmlSystemGetDriverVersion())
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
+        number = told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        return None if number is None else (number // 1000, number % 1000 // 10)
+
+    def mig_device(self, uuid: str) -> MigDevice | None:
+        """The MIG device *uuid*; None where it does not stand any more."""
+        try:
+            handle = told(self.api, "nvmlDeviceGetHandleByUUID", uuid)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
+                return None
+            raise
+        return None if handle is None else MigDevice(self.api, handle)
+
+    def gpus(self) -> list[Gpu]:
+        """The GPUs by index. An error tells which one it is of (`error_text`)."""
+        return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
+
+    def _gpu(self, index: int) -> Gpu:
+        with noting(index):
+            return Gpu(self.api, index)
+
+
+class Gpu(Readings):
+    """One GPU. See `Nvml` for what its methods raise."""
+
+    def __init__(self, api: Any, index: int) -> None:
+        self._api = api
+        self._handle = api.nvmlDeviceGetHandleByIndex(index)
+        self.index = index
+        # Asked once: the answer changes with the MIG mode only.
+        self._profiles: list[ProfileInfo] | None = None
+        self._in_profile: dict[int, list[tuple[int, int]]] = {}
+        self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
+        self.name = str(api.nvmlDeviceGetName(self._handle))
+
+    @property
+    def bus_id(self) -> str:
+        """Its PCI address as /sys has it: ``0000:1b:00.0``, where NVML writes eight digits for the domain."""
+        pci = self._pci
+        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+
+    @property
+    def pci_device_id(self) -> str:
+        """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
+        return f"0x{self._pci.pciDeviceId >> 16:04X}"
+
+    def memory_bytes(self) -> int | None:
+        """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
+        try:
+            return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+                return None
+            raise
+
+    def mig_mode(self) -> tuple[bool, bool] | None:
+        """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
+        try:
+            current, pending = self._api.nvmlDeviceGetMigMode(self._handle)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise
+        return bool(current), bool(pending)
+
+    def set_mig_mode(self, on: bool) -> int:
+        """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
+        self._profiles = None
+        self._in_profile = {}
+        mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
+        address = self.bus_id
+        status = int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
+        if status == pynvml.NVML_SUCCESS:
+            self._handle = self._api.nvmlDeviceGetHandleByPciBusId(address)
+        return status
+
+    def profiles(self) -> list[ProfileInfo]:
+        """The GPU instance profiles of this device, in the order of NVML's enumeration.
+
+        Empty on a GPU without MIG, and with some drivers (535) on any GPU while MIG is off.
+        """
+        if self._profiles is None:
+            found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
+            self._profiles = [profile for profile in found if profile is not None]
+        return list(self._profiles)
+
+    def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
+        """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
+        found = self._filled(
+            pynvml.c_nvmlGpuInstancePlacement_t,
+            self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
+            self._handle,
+            profile.profile_id,
+        )
+        return [(int(place.start), int(place.size)) for place in found]
+
+    def instances(self) -> list[GpuInstance]:
+        """The GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
+        found = [instance for profile in self.profiles() for instance in self._instances_of(profile)]
+        return sorted(found, key=lambda instance: instance.start)
+
+    def create(self, profile: ProfileInfo, *, start: int, size: int) -> Any:
+        """Creates a GPU instance at this place, without compute instances; returns its handle."""
+        placement = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
+        return self._api.nvmlDeviceCreateGpuInstanceWithPlacement(
+            self._handle, profile.profile_id, ctypes.byref(placement)
+        )
+
+    def fill(self, handle: Any, profile: ProfileInfo) -> ComputeInstance:
+        """Creates the one compute instance that fills the GPU instance *handle* of *profile*."""
+        for number, slices in self._compute_profiles(handle, profile):
+            if slices == profile.compute_slices:
+                created = self._api.nvmlGpuInstanceCreateComputeInstance(handle, number)
+                return self._compute_instance(created, slices)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def empty(self, instance: GpuInstance) -> None:
+        """Destroys the compute instances of *instance*."""
+        for compute in instance.compute:
+            self._api.nvmlComputeInstanceDestroy(compute.handle)
+
+    def destroy(self, instance: GpuInstance) -> None:
+        """Destroys *instance*, which must be empty."""
+        self._api.nvmlGpuInstanceDestroy(instance.handle)
+
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes that compute or draw on this GPU, on whatever partition; sorted.
+
+        While MIG is on, the driver tells them to root only, and refuses others with NO_PERMISSION.
+        """
+        return self._processes(self._handle)
+
+    def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
+        """The ids of the processes on the MIG devices of *instance*; sorted."""
+        return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
+
+    @cached_property
+    def _pci(self) -> Any:
+        return self._api.nvmlDeviceGetPciInfo(self._handle)
+
+    def _processes(self, device: Any) -> tuple[int, ...]:
+        found = [*self._running("Compute", device), *self._running("Graphics", device)]
+        return tuple(sorted({int(process.pid) for process in found}))
+
+    def _running(self, kind: str, device: Any) -> list[Any]:
+        """The processes of one kind. Drivers before R510 have only the second version of the query."""
+        for version in ("_v3", "_v2"):
+            try:
+                return list(getattr(self._api, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device))
+            except pynvml.NVMLError as error:
+                # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
+                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                    return []
+                if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or version == "_v2":
+                    raise
+        return []
+
+    def _profile(self, number: int) -> ProfileInfo | None:
+        info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)
+        if info is None:
+            return None
+        name = getattr(info, "name", "") or self._name_of(number, info)
+        return ProfileInfo(str(name).removeprefix("MIG "), int(info.id), int(info.sliceCount))
+
+    def _name_of(self, number: int, info: Any) -> str:
+        """The name as NVIDIA builds it, for drivers that give none: memory in eighths of the GPU's whole GiB."""
+        total = self.memory_bytes()
+        if total is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        eighths = math.ceil(info.memorySizeMB * _MIB / total * 8)
+        # Halves go up: 22.5 GB are called 23. Python's round() takes the even one.
+        memory = math.floor(eighths / 8 * math.ceil(total / 2**30) + 0.5)
+        media = number in (pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
+        return f"{info.sliceCount}g.{memory}gb{'+me' if media else ''}"
+
+    def _instances_of(self, profile: ProfileInfo) -> Iterator[GpuInstance]:
+        handles = self._filled(
+            pynvml.c_nvmlGpuInstance_t, self._api.nvmlDeviceGetGpuInstances, self._handle, profile.profile_id
+        )
+        for handle in handles:
+            placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
+            compute = tuple(self._compute_instances(handle, profile))
+            yield GpuInstance(handle, profile, int(placement.start), int(placement.size), compute)
+
+    def _compute_instances(self, handle: Any, profile: ProfileInfo) -> Iterator[ComputeInstance]:
+        for number, slices in self._compute_profiles(handle, profile):
+            function = self._api.nvmlGpuInstanceGetComputeInstances
+            for compute in self._filled(pynvml.c_nvmlComputeInstance_t, function, handle, number):
+                yield self._compute_instance(compute, slices)
+
+    def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
+        device = self._api.nvmlComputeInstanceGetInfo_v2(handle).device
+        return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)), device)
+
+    def _compute_profiles(self, handle: Any, profile: ProfileInfo) -> list[tuple[int, int]]:
+        """Id and compute slices of the compute instance profiles in a GPU instance of *profile*."""
+        if profile.profile_id not in self._in_profile:
+            function = self._api.nvmlGpuInstanceGetComputeInstanceProfileInfo
+            numbers = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
+            found = (self._versioned(function, handle, number, _SHARED) for number in numbers)
+            self._in_profile[profile.profile_id] = [(int(i.id), int(i.sliceCount)) for i in found if i is not None]
+        return self._in_profile[profile.profile_id]
+
+    @classmethod
+    def _versioned(cls, function: Any, *arguments: Any, version: int = 2) -> Any:
+        """Asks for version 2, then 1; None where the device has no such profile."""
+        try:
+            return function(*arguments, version=version)
+        except pynvml.NVMLError as error:
+            if error.value in _ABSENT:
+                return None
+            if version == 2 and error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                return cls._versioned(function, *arguments, version=1)
+            raise
+
+    @staticmethod
+    def _filled(kind: Any, function: Any, *arguments: Any) -> list[Any]:
+        """What *function* writes into an array of *kind*. The count is an output only."""
+        array = (kind * _MAX_INSTANCES)()
+        count = ctypes.c_uint(_MAX_INSTANCES)
+        function(*arguments, array, ctypes.byref(count))
+        return [array[i] for i in range(count.value)]

@@ -1,0 +1,86 @@
+"""The one reboot that a pending MIG mode may cost, and never a second.
+
+A file remembers, across the boot, that it was asked for. A GPU is forgotten when its mode is as wanted, so that a
+later change may reboot again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
+from skyinfra.gpu.machine import Machine
+from skyinfra.node.folder import replace_file, writing
+
+
+class RebootGuard:
+    """Lets a machine reboot once for each GPU. *file* is what remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def reboot(self, machine: Machine, gpus: Sequence[int], what: str) -> NodeRebooting:
+        """Reboots *machine* to get *what* done on *gpus*; the exception to raise then.
+
+        Raises `PartitionFailed` where one was tried for any of them before, `NodeFailed` where the machine refuses.
+        """
+        numbers = ", ".join(map(str, gpus))
+        boot = machine.boot_id()
+        asked = self._asked()
+        if asked is not None and asked.boot != boot and (asked.gpus is None or asked.gpus & set(gpus)):
+            raise PartitionFailed(
+                f"the node was rebooted to {what} on GPU {numbers}, and it is still pending; it is not rebooted again",
+                field=str(self._file),
+                given=f"asked for in boot {asked.boot}",
+                hint="`nvidia-smi -q -d MIG` and the kernel log (NVRM lines) say what the driver sees. "
+                "Remove the file to allow one more reboot.",
+            )
+        # On the disk before anything else happens: a reboot that is not remembered would come again and again.
+        self._keep(_Asked(boot, frozenset(gpus) | ((asked and asked.gpus) or frozenset())))
+        try:
+            # Also where it was asked for in this very boot: what asked may have been ended before it could.
+            machine.reboot()
+        except NodeFailed:
+            self._keep(asked)
+            raise
+        return NodeRebooting(
+            f"the node reboots once to {what} on GPU {numbers}",
+            hint="When it is up, run this again to make the partitions; a node of a fleet does so by itself.",
+        )
+
+    def clear(self, gpus: Sequence[int]) -> None:
+        """Forgets a reboot that did what it was for on *gpus*; that of others is not forgotten."""
+        asked = self._asked()
+        if asked is not None and not (asked.gpus and asked.gpus.isdisjoint(gpus)):
+            left = (asked.gpus or frozenset()) - set(gpus)
+            self._keep(_Asked(asked.boot, left) if left else None)
+
+    def _keep(self, asked: _Asked | None) -> None:
+        with writing(self._file):
+            if asked is None:
+                self._file.unlink(missing_ok=True)
+                return
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"boot": asked.boot, "gpus": sorted(asked.gpus or ())}) + "\n"
+        replace_file(self._file, text, durable=True)
+
+    def _asked(self) -> _Asked | None:
+        """The reboot that was asked for; a file that cannot be read counts for every GPU, because a loop is worse."""
+        if not self._file.exists():
+            return None
+        try:
+            read = json.loads(self._file.read_text(encoding="utf-8"))
+            return _Asked(str(read["boot"]), frozenset(map(int, read["gpus"])))
+        except (ValueError, KeyError, TypeError):
+            return _Asked("unknown", None)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The boot in which a reboot was last asked for, and the GPUs whose modes wait for one; None: not known which."""
+
+    boot: str
+    gpus: frozenset[int] | None

@@ -1,0 +1,1 @@
+"""A simulated NVIDIA driver, for nodes without GPUs."""

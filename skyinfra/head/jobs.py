@@ -1,0 +1,244 @@
+"""The jobs of the head: takes them from clients, keeps them in the journal, and has them run.
+
+A job that had not ended when the head did runs again, from its beginning: at least once is what a job is promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from skyinfra.engine.waiting import within
+from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, SkyinfraError, StateDirectoryError, did_you_mean
+from skyinfra.head.execution import Execution
+from skyinfra.head.journal import Journal, Record
+from skyinfra.head.queue import Job, Queue, View
+from skyinfra.protocol import jobs
+from skyinfra.protocol.jobs import JobInfo, Submission
+
+logger = logging.getLogger("skyinfra.runner")
+
+# What is kept of jobs that have ended: the last ones.
+KEPT_JOBS = 1000
+KEPT_BYTES = 2 * 2**30
+# Jobs that have not ended; what is submitted beyond that is refused.
+_MOST = 10_000
+# A client that waits is answered after that long at the latest.
+_LONGEST_WAIT_S = 60.0
+# The end of a job is written within that long, unless the disk is full.
+_WRITTEN_S = 5.0
+# How many characters of an id are enough.
+_PREFIX = 6
+
+Answer = dict[str, Any]
+
+
+class Jobs:
+    """The jobs of *journal*; `load` them first. handlers: what a scheduler answers, by the names of the calls."""
+
+    def __init__(self, journal: Journal, *, kept_jobs: int = KEPT_JOBS, kept_bytes: int = KEPT_BYTES) -> None:
+        self._journal = journal
+        self._kept = kept_jobs, kept_bytes
+        self._jobs: dict[str, Job] = {}  # by id, in the order of submission
+        self._queue = Queue(journal, self._jobs, on_over=self._prune)
+        self._number = 0
+        self._adding = asyncio.Lock()
+        self._leaving = asyncio.Event()
+        self.handlers: dict[str, Callable[..., Awaitable[Answer]]] = {
+            jobs.PART_CALL: _answering(self._take_part),
+            jobs.SUBMIT_CALL: _answering(self._submit),
+            jobs.LIST_CALL: _answering(self._list),
+            jobs.WAIT_CALL: _answering(self._wait),
+            jobs.OUTCOME_CALL: _answering(self._outcome),
+            jobs.CANCEL_CALL: _answering(self._cancel),
+            jobs.FORGET_CALL: _answering(self._forget),
+        }
+
+    async def load(self) -> None:
+        """Reads the journal. Those that had not ended wait for their turn again."""
+        try:
+            found = await asyncio.to_thread(self._journal.load)
+        except OSError as error:
+            logger.warning("the journal of jobs cannot be read: %s", error)
+            return
+        for record in found:
+            self._keep(record)
+        await self._release_trees()
+        unfinished = sum(not job.info.over for job in self._jobs.values())
+        if unfinished:
+            logger.info("jobs that had not ended and run again: %d", unfinished)
+
+    def start(self, execution: Execution) -> None:
+        """Runs jobs by *execution* from now on."""
+        self._leaving.clear()
+        self._queue.start(execution)
+
+    async def stop(self) -> None:
+        """Runs none any more. Those that ran have not ended, unless that is being written already.
+
+        Clients that wait are answered: their scheduler is about to close.
+        """
+        await self._queue.stop()
+        self._leaving.set()
+
+    def check(self) -> None:
+        """Raises what ended the running of jobs, which only an error of the runner itself does."""
+        self._queue.check()
+
+    # What clients ask -----------------------------------------------------------------------------------------------
+
+    async def _take_part(self, job: str, offset: int, data: bytes) -> int:
+        return await asyncio.to_thread(self._journal.stage, job, offset, data)
+
+    async def _submit(self, submission: object) -> dict[str, Any]:
+        # Dask's wire format turns lists into tuples; as JSON they are lists again.
+        wanted = Submission.read(json.loads(json.dumps(submission)))
+        async with self._adding:
+            known = self._jobs.get(wanted.id)
+            if known is not None:  # the answer to it was lost
+                return self._info(known).to_json()
+            before = self._named(wanted.name)
+            if before is not None and not (wanted.replace and before.info.over):
+                raise _taken(before.info)
+            if sum(not job.info.over for job in self._jobs.values()) >= _MOST:
+                raise StateDirectoryError(
+                    f"{_MOST} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
+                )
+            record = Record.of(wanted, now=time.time())
+            await asyncio.to_thread(self._journal.add, record, wanted.size)
+            added = self._keep(record)
+            if before is not None:
+                with contextlib.suppress(StateDirectoryError):  # the later one is found by the name
+                    await self._remove(before)
+        self._queue.wake()
+        return self._info(added).to_json()
+
+    async def _list(self) -> list[dict[str, Any]]:
+        view = self._queue.view()
+        return [self._info(job, view).to_json() for job in self._jobs.values()]
+
+    async def _wait(self, job: str, wait_s: float) -> dict[str, Any]:
+        found = self._find(job)
+        if wait_s > 0 and not found.info.over:
+            waiting = [asyncio.create_task(event.wait()) for event in (found.ended, self._leaving)]
+            try:
+                longest = min(wait_s, _LONGEST_WAIT_S)
+                await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waiting:
+                    each.cancel()
+        return self._info(found).to_json()
+
+    async def _outcome(self, job: str, offset: int, length: int) -> dict[str, Any]:
+        identity = self._find(job).info.id
+        data, size = await asyncio.to_thread(self._journal.outcome, identity, offset, min(length, jobs.PART))
+        return {"data": data, "size": size}
+
+    async def _cancel(self, job: str) -> bool:
+        found = self._find(job)
+        if found.settling:
+            with contextlib.suppress(TimeoutError):
+                await within(found.ended.wait(), _WRITTEN_S)
+        info = replace(found.info, state="cancelled", ended=time.time())
+        return await self._queue.take_back(found, replace(found.record, info=info), None)
+
+    async def _forget(self, job: str) -> None:
+        found = self._find(job)
+        if not found.info.over:
+            state = self._info(found).state
+            raise InvalidField(f"the job is {state}", field="job", given=found.info.name, hint="Cancel it first.")
+        await self._remove(found)
+
+    # Keeping them ---------------------------------------------------------------------------------------------------
+
+    def _find(self, job: str) -> Job:
+        """By its name, its id, or how that begins. Raises `JobNotFound`."""
+        found = self._named(job) or self._jobs.get(job)
+        if found is not None:
+            return found
+        matching = [each for identity, each in self._jobs.items() if identity.startswith(job)]
+        if len(job) >= _PREFIX and len(matching) == 1:
+            return matching[0]
+        hint = did_you_mean(job, [each.info.name for each in self._jobs.values()])
+        raise JobNotFound(
+            "the head keeps no such job",
+            given=job,
+            hint=hint or "`skyinfra jobs STACK/POOL` lists those that it keeps; the oldest that have ended go.",
+        )
+
+    def _named(self, name: str) -> Job | None:
+        """The one of that name; the last one, where the head ended while it replaced one."""
+        return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
+
+    def _info(self, job: Job, view: View | None = None) -> JobInfo:
+        """The job as it is now."""
+        if job.info.over:
+            return job.info
+        view = view or self._queue.view()
+        if job.key in view.running:
+            slot, seconds = view.running[job.key]
+            return replace(job.info, state="running", slot=slot, started=time.time() - seconds)
+        if job.running and job.info.slot is not None:
+            return replace(job.info, state="running")
+        problem = None if view.takes(job) else "no slot of the fleet takes it now"
+        return replace(job.info, started=None, problem=problem)
+
+    def _keep(self, record: Record) -> Job:
+        self._number += 1
+        job = self._jobs[record.info.id] = Job(record, self._number)
+        if record.info.over:
+            job.size = self._journal.size(record.info.id)
+            job.ended.set()
+        return job
+
+    async def _prune(self, ended: Job) -> None:
+        """Forgets those that ended first, where more is kept than may be, never the last one; and what none needs."""
+        over = sorted((job for job in self._jobs.values() if job.info.over), key=_when, reverse=True)
+        most, room = self._kept
+        for number, job in enumerate(over):
+            room -= job.size
+            if number > 0 and (number >= most or room < 0):
+                with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
+                    await self._remove(job)
+        if ended.record.tree is not None:
+            await self._release_trees()
+
+    async def _release_trees(self) -> None:
+        async with self._adding:  # what a job needs that is being added is held before it is one of them
+            unfinished = [job.record for job in self._jobs.values() if not job.info.over]
+            await asyncio.to_thread(self._journal.release_trees, unfinished)
+
+    async def _remove(self, job: Job) -> None:
+        if self._jobs.get(job.info.id) is job:
+            await asyncio.to_thread(self._journal.forget, job.info.id)
+            self._jobs.pop(job.info.id, None)
+
+
+def _answering(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Answer]]:
+    """The same call, whose errors are answers."""
+
+    async def answer(**arguments: Any) -> Answer:
+        try:
+            return {"answer": await call(**arguments)}
+        except SkyinfraError as error:
+            return jobs.refusal(error)
+
+    return answer
+
+
+def _when(job: Job) -> tuple[float, int]:
+    return job.info.ended or 0.0, job.number
+
+
+def _taken(info: JobInfo) -> JobNameTaken:
+    hint = "Give it another name, or cancel that job first."
+    if info.over:
+        hint = "Give it another name, or replace that job, whose result is forgotten then (replace=True, --replace)."
+    state = info.state if info.over else "not over"
+    return JobNameTaken(f"a job of that name is there, and is {state}", field="name", given=info.name, hint=hint)

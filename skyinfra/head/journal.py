@@ -1,0 +1,263 @@
+"""The journal of the head's jobs: what is to survive its restart.
+
+One folder in the node's directory, in it one for each job:
+
+    jobs/ID/job.json   the job (`Record`)
+    jobs/ID/call       its pickled call, until it has ended; never unpickled here
+    jobs/ID/outcome    its pickled `calls.Outcome`, once it has ended by itself
+    jobs/.ID           a job whose call is on its way
+    jobs/.gone-ID      one that is being forgotten
+
+Whatever the head is at when it ends, each job is there as a whole or not at all: what is written is put on the disk
+under another name, and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from skyinfra.blobs import store
+from skyinfra.blobs.store import BlobStore
+from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
+from skyinfra.head.kept_trees import KeptTrees
+from skyinfra.node.disk import sync_folder
+from skyinfra.node.folder import replace_file, writing
+from skyinfra.protocol import _schema, jobs
+from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.jobs import JobInfo, Submission
+
+logger = logging.getLogger("skyinfra.runner")
+
+VERSION = 1
+
+_GONE = ".gone-"
+# A call whose parts stopped coming that long ago never comes.
+_STALE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job on the disk.
+
+    header, retries, resources: see `Submission`. failures: how many of its attempts ended with an exception.
+    """
+
+    version: int
+    info: JobInfo
+    header: str
+    resources: dict[str, int]
+    retries: int = 0
+    failures: int = 0
+
+    @classmethod
+    def of(cls, wanted: Submission, *, now: float) -> Record:
+        """The record of a job that is submitted *now*, in UNIX seconds."""
+        info = JobInfo(
+            wanted.name,
+            wanted.id,
+            wanted.task,
+            wanted.kind,
+            wanted.submitter,
+            wanted.priority,
+            "queued",
+            now,
+        )
+        return cls(VERSION, info, wanted.header, dict(wanted.resources), wanted.retries)
+
+    @cached_property
+    def tree(self) -> str | None:
+        """The name of what its client had synced."""
+        return Header.loads(self.header.encode()).tree
+
+    def attempt(self) -> Header:
+        """The header of the attempt that is counted last. Each has a key of its own: the nodes count its starts."""
+        return replace(Header.loads(self.header.encode()), key=f"{self.info.key}.{self.info.attempts}")
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """The record in the file *path*. Raises `StateDirectoryError`."""
+        value = _schema.load(path, error=StateDirectoryError)
+        _schema.check_version(value, VERSION, path=str(path), error=StateDirectoryError, hint=f"Known: {VERSION}.")
+        return _schema.read(cls, value, path=str(path), error=StateDirectoryError)
+
+    def dumps(self) -> str:
+        """One line of JSON."""
+        return json.dumps(_schema.write(self)) + "\n"
+
+
+class Journal:
+    """The jobs in *folder*, which is made for the first one. Every write that fails raises `StateDirectoryError`.
+
+    What they need of what was synced is kept beside it, and taken from the head's blobs, which are there as well.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._trees = KeptTrees(folder.with_name("kept"), BlobStore(folder.with_name(store.FOLDER)))
+
+    def load(self) -> list[Record]:
+        """The jobs in the order of their submission. Removes what was half written; one that cannot be read stays."""
+        if not self._folder.is_dir():
+            return []
+        self._clear()
+        found: list[Record] = []
+        for place in self._folder.glob("[!.]*"):
+            try:
+                found.append(self._read(place))
+            except (SkyinfraError, OSError, pickle.UnpicklingError) as error:
+                logger.warning("job %s is left alone: %s", place.name, error)
+        return sorted(found, key=lambda record: (record.info.submitted, record.info.id))
+
+    def _read(self, place: Path) -> Record:
+        for left in place.glob(".*"):
+            left.unlink()
+        record = Record.load(place / "job.json")
+        outcome = place / "outcome"
+        if not record.info.over and outcome.exists():
+            # It had ended, and the head did before it wrote that down.
+            ended: Outcome = pickle.loads(outcome.read_bytes())  # noqa: S301 - the head's own
+            record = settled(record, ended, now=outcome.stat().st_mtime)
+            replace_file(place / "job.json", record.dumps(), durable=True)
+        if record.info.over:
+            (place / "call").unlink(missing_ok=True)
+        return record
+
+    def stage(self, identity: str, offset: int, data: bytes) -> int:
+        """Takes the part of a call that begins at *offset*; where the next one is to begin.
+
+        That is earlier where what is before the part is not there, and nothing is taken then. Raises `TaskTooLarge`,
+        `InvalidField`.
+        """
+        jobs.check_id(identity)
+        if offset < 0:
+            raise InvalidField("a number from 0", field="offset", given=offset)
+        if offset + len(data) > jobs.LARGEST:
+            raise jobs.too_large(offset + len(data))
+        place = self._staged(identity)
+        with writing(place):
+            if offset == 0:
+                self._clear()
+            self._make_folder()
+            place.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(place / "call", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                there = os.fstat(handle).st_size
+                if offset > there:
+                    return there
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(handle, view, offset)
+                    view, offset = view[written:], offset + written
+                os.fsync(handle)
+                return offset
+            finally:
+                os.close(handle)
+
+    def add(self, record: Record, size: int) -> None:
+        """Makes a job of the call that was staged, of *size* bytes. It is on the disk then, or nothing of it is.
+
+        Raises `TaskInputsLost` where the files that were synced for it are gone already.
+        """
+        identity = record.info.id
+        place = self._staged(identity)
+        call = place / "call"
+        if not call.exists() or call.stat().st_size != size:
+            there = call.stat().st_size if call.exists() else 0
+            raise InvalidField(
+                f"{there} of its {size} bytes have arrived", field="call", hint="Submit the job again: it is not kept."
+            )
+        try:
+            if (tree := record.tree) is not None:
+                self._trees.hold(tree)
+            replace_file(place / "job.json", record.dumps(), durable=True)
+            with writing(self._folder):
+                place.rename(self._folder / identity)
+                sync_folder(self._folder)
+        except SkyinfraError:
+            for each in (place, self._folder / identity):
+                shutil.rmtree(each, ignore_errors=True)
+            raise
+
+    def save(self, record: Record) -> None:
+        """Replaces what is written of the job."""
+        replace_file(self._folder / record.info.id / "job.json", record.dumps(), durable=True)
+
+    def end(self, record: Record, outcome: bytes | None) -> None:
+        """Writes that the job has ended; the outcome first, so that a job that has one never runs again."""
+        place = self._folder / record.info.id
+        if outcome is not None:
+            replace_file(place / "outcome", outcome, durable=True)
+        self.save(record)
+        with writing(place):
+            (place / "call").unlink(missing_ok=True)
+
+    def call(self, record: Record) -> bytes:
+        """The pickled call of a job that is to start now; what it needs is there then. Raises `StateDirectoryError`."""
+        if (tree := record.tree) is not None:
+            self._trees.restore(tree)
+        file = self._folder / record.info.id / "call"
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise StateDirectoryError(f"cannot be read: {error.strerror}", field=str(file)) from None
+
+    def outcome(self, identity: str, offset: int, length: int) -> tuple[bytes, int]:
+        """A part of the outcome, and how many bytes the whole has. Raises `StateDirectoryError`."""
+        file = self._folder / identity / "outcome"
+        try:
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                stream.seek(offset)
+                return stream.read(length), size
+        except OSError as error:
+            raise StateDirectoryError(f"cannot be read: {error.strerror}", field=str(file)) from None
+
+    def release_trees(self, records: Iterable[Record]) -> None:
+        """Keeps only the files that *records* need, those of all jobs that have not ended."""
+        self._trees.release({tree for record in records if (tree := record.tree) is not None})
+
+    def forget(self, identity: str) -> None:
+        """Removes a job."""
+        gone = self._folder / f"{_GONE}{identity}"
+        with writing(gone):
+            (self._folder / identity).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def size(self, identity: str) -> int:
+        """Bytes that the job takes on the disk."""
+        try:
+            return sum(file.stat().st_size for file in (self._folder / identity).iterdir())
+        except OSError:
+            return 0
+
+    def _staged(self, identity: str) -> Path:
+        return self._folder / f".{identity}"
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            # What tasks are given may be nobody else's business.
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self._folder.parent)
+
+    def _clear(self) -> None:
+        """Removes what is being forgotten, and calls that never came as a whole."""
+        for place in self._folder.glob(".*"):
+            if place.name.startswith(_GONE) or time.time() - place.stat().st_mtime > _STALE_S:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def settled(record: Record, outcome: Outcome, *, now: float) -> Record:
+    """The record of a job that has ended with *outcome*."""
+    failure = outcome.failure
+    problem = failure.summary if failure is not None else None
+    state: jobs.State = "done" if failure is None else "failed"
+    return replace(record, info=replace(record.info, state=state, ended=now, problem=problem))

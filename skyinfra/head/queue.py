@@ -1,0 +1,321 @@
+"""The queue of the head's jobs: runs them on the fleet's slots, one after the other and again where need be.
+
+As many run at once as there are slots that take them; which one is next, `Turns` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from skyinfra.engine.waiting import within
+from skyinfra.errors import StateDirectoryError
+from skyinfra.head.execution import Execution
+from skyinfra.head.fair_share import Candidate, Turns
+from skyinfra.head.journal import Journal, Record, settled
+from skyinfra.protocol import failures, jobs
+from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.jobs import JobInfo
+
+logger = logging.getLogger("skyinfra.runner")
+
+# How often slots that came or went are noticed, and tasks that are over their time, while jobs wait or run.
+_LOOK_S = 1.0
+# A task that is over its time is ended on its node within that long.
+_OVERTIME_S = 10.0
+# A full disk may have room again.
+_RETRY_S = 5.0
+# What is being written when the scheduler ends is waited for.
+_END_S = 5.0
+# What another attempt meets again.
+_LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
+
+# Where the tasks that run do so, and for how many seconds, by their keys.
+Running = dict[str, tuple[str, float]]
+
+
+@dataclass
+class Job:
+    """A job in memory. number: its place in the order of submission. size: its bytes on the disk, once it has ended.
+
+    running: what runs it, while it does. key: of its last attempt. settling: its end is being written. writing: is held
+    by who writes it.
+    """
+
+    record: Record
+    number: int
+    size: int = 0
+    running: asyncio.Task[None] | None = None
+    key: str = ""
+    settling: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        # Equal for jobs that the same slots take.
+        self.needs = tuple(sorted(self.record.resources.items()))
+
+    @property
+    def info(self) -> JobInfo:
+        """As it was written."""
+        return self.record.info
+
+    @property
+    def waits(self) -> bool:
+        """Whether it could be started."""
+        return not (self.info.over or self.settling or self.running)
+
+    def candidate(self) -> Candidate:
+        """For its turn."""
+        return Candidate(self.info.id, self.info.submitter, self.info.priority, self.number)
+
+    def note(self, **changes: object) -> None:
+        """Changes what is known of the job; the journal hears of it with the next thing that is written."""
+        self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
+
+
+class View:
+    """The fleet at one moment. running: the tasks that run, also those of others. slots: what each has, if known."""
+
+    def __init__(self, running: Running, slots: list[dict[str, float]] | None) -> None:
+        self.running = running
+        self._slots = slots
+        self._takes: dict[tuple[tuple[str, int], ...], bool] = {}
+
+    def takes(self, job: Job) -> bool:
+        """Whether a slot takes the job, as far as that is known."""
+        if self._slots is None:
+            return True
+        if job.needs not in self._takes:
+            self._takes[job.needs] = _places(self._slots, job.record.resources) > 0
+        return self._takes[job.needs]
+
+
+class Queue:
+    """Runs *jobs*, which are those of *journal*, by id. *on_over*: is awaited when one of them has ended."""
+
+    def __init__(self, journal: Journal, jobs: dict[str, Job], *, on_over: Callable[[Job], Awaitable[None]]) -> None:
+        self._journal = journal
+        self._jobs = jobs
+        self._on_over = on_over
+        self._turns = Turns()
+        self._woken = asyncio.Event()
+        self._execution: Execution | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
+        self._unwritten = ""
+
+    def start(self, execution: Execution) -> None:
+        """Runs jobs by *execution* from now on."""
+        self._execution = execution
+        self._loop = asyncio.create_task(self._run_all(), name="jobs")
+
+    async def stop(self) -> None:
+        """Runs none any more. Those that ran have not ended, unless that is being written already."""
+        if self._loop is None or self._execution is None:
+            return
+        await _cancelled([self._loop])
+        self._loop = None
+        if settling := [job.running for job in self._jobs.values() if job.running and job.settling]:
+            await asyncio.wait(settling, timeout=_END_S)
+        await _cancelled([job.running for job in self._jobs.values() if job.running])
+        for job in self._jobs.values():
+            job.settling, job.key = False, ""
+        await self._execution.close()
+        self._execution = None
+
+    def check(self) -> None:
+        """Raises what ended the running of jobs, which only an error of the runner itself does."""
+        if self._loop is not None and self._loop.done():
+            self._loop.result()
+        if self._broken is not None:
+            raise self._broken
+
+    def wake(self) -> None:
+        """A job was added."""
+        self._woken.set()
+
+    def view(self) -> View:
+        """The fleet as it is now."""
+        if self._execution is None:
+            return View({}, None)
+        return View(self._execution.running(), self._execution.slots())
+
+    # Their turns ----------------------------------------------------------------------------------------------------
+
+    async def _run_all(self) -> None:
+        while True:
+            self._woken.clear()
+            for job in self._next():
+                job.running = asyncio.create_task(self._run(job), name=f"job {job.info.name}")
+                job.running.add_done_callback(self._done)
+            idle = all(job.info.over for job in self._jobs.values())
+            with contextlib.suppress(TimeoutError):
+                await within(self._woken.wait(), None if idle else _LOOK_S)
+            await self._look()
+
+    def _next(self) -> Iterator[Job]:
+        """The jobs that are to start now; each is taken to run once the next one is asked for."""
+        while (execution := self._execution) is not None:
+            waiting = [job for job in self._jobs.values() if job.waits]
+            if not waiting:
+                self._turns.forget()
+                return
+            slots = execution.slots()
+            busy = Counter(job.needs for job in self._jobs.values() if job.running)
+            if busy.total() >= len(slots):
+                return
+            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, dict(needs))}
+            chosen = self._turns.choose(job.candidate() for job in waiting if job.needs in free)
+            if chosen is None:
+                return
+            yield self._jobs[chosen.id]
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task.exception()
+
+    async def _look(self) -> None:
+        """Learns where jobs run, and ends those that are over their time: a task does that itself, but one whose
+        process did not live to see it starts again; not for ever."""
+        if not any(job.running for job in self._jobs.values()):
+            return
+        running = self._execution.running() if self._execution is not None else {}
+        for job in [each for each in self._jobs.values() if each.running and each.key in running]:
+            slot, seconds = running[job.key]
+            if job.info.slot != slot:
+                job.note(slot=slot, started=time.time() - seconds)
+            header = Header.loads(job.record.header.encode())
+            if header.timeout is not None and seconds > header.timeout + _OVERTIME_S:
+                outcome = Outcome(failure=failures.of(failures.late(header.name, header.timeout), below=__file__))
+                with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
+                    await self.take_back(job, settled(job.record, outcome, now=time.time()), outcome)
+
+    # One of them ----------------------------------------------------------------------------------------------------
+
+    async def _run(self, job: Job) -> None:
+        """Runs the job to its end, again as often as its exceptions may pass."""
+        try:
+            while not (job.settling or job.info.over):
+                outcome = await self._attempt(job)
+                if outcome is None or job.settling or job.info.over:
+                    continue
+                if not _again(job.record, outcome):
+                    await self._settle(job, outcome)
+                    return
+                job.record = replace(job.record, failures=job.record.failures + 1)
+        finally:
+            job.running = None
+            self.wake()
+
+    async def _attempt(self, job: Job) -> Outcome | None:
+        """How one attempt ended; None where that was lost, or it was taken back."""
+        execution = self._execution
+        if execution is None:
+            return None
+        job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
+        await self._written(job, lambda: self._journal.save(job.record), ends=False)
+        if job.settling or job.info.over:
+            return None
+        header = job.record.attempt()
+        job.key = header.key
+        try:
+            ended = await execution.run(
+                header, await asyncio.to_thread(self._journal.call, job.record), job.record.resources
+            )
+        except StateDirectoryError as error:
+            return Outcome(failure=failures.of(error, below=__file__))
+        if ended is None:
+            return None
+        outcome, slot = ended
+        job.note(slot=slot or job.info.slot)
+        return outcome
+
+    async def _settle(self, job: Job, outcome: Outcome) -> None:
+        """Writes how the job ended by itself."""
+        job.settling = True
+        data = await asyncio.to_thread(pickle.dumps, outcome)
+        if len(data) > jobs.LARGEST:
+            outcome = Outcome(failure=failures.of(jobs.too_large(len(data)), below=__file__))
+            data = pickle.dumps(outcome)
+        record = settled(job.record, outcome, now=time.time())
+        await self._written(job, lambda: self._journal.end(record, data), ends=True)
+        await self._over(job, record)
+
+    async def take_back(self, job: Job, record: Record, outcome: Outcome | None) -> bool:
+        """Ends the job before its time, with *record* and *outcome*; False where it has ended already.
+
+        It is written before it is ended on its slot. Raises `StateDirectoryError`; it goes on then.
+        """
+        if job.settling or job.info.over:
+            return False
+        job.settling = True
+        data = pickle.dumps(outcome) if outcome is not None else None
+        try:
+            await self._write(job, lambda: self._journal.end(record, data))
+        except StateDirectoryError:
+            job.settling = False
+            raise
+        running, key, execution = job.running, job.key, self._execution
+        await self._over(job, record)
+        if running is not None and execution is not None:
+            await execution.stop(key)
+            await _cancelled([running])
+        return True
+
+    async def _over(self, job: Job, record: Record) -> None:
+        job.record, job.settling = record, False
+        job.size = await asyncio.to_thread(self._journal.size, record.info.id)
+        await self._on_over(job)
+        job.ended.set()
+
+    async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
+        """Writes until there is room for it: what a job has done is not lost to a full disk.
+
+        What does not end the job is not written any more when something else ends it meanwhile.
+        """
+        while ends or not (job.settling or job.info.over):
+            try:
+                return await self._write(job, write)
+            except StateDirectoryError as error:
+                if str(error) != self._unwritten:
+                    logger.warning("jobs wait: %s", error)
+                self._unwritten = str(error)
+                await asyncio.sleep(_RETRY_S)
+
+    @staticmethod
+    async def _write(job: Job, write: Callable[[], None]) -> None:
+        """One after the other, so that the last one is what is on the disk; a thread cannot be cancelled."""
+        async with job.writing:
+            done = asyncio.ensure_future(asyncio.to_thread(write))
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError:
+                await asyncio.wait({done})
+                raise
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Ends *tasks*."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+def _again(record: Record, outcome: Outcome) -> bool:
+    """Whether the job is to start again after an attempt that ended with *outcome*."""
+    failure = outcome.failure
+    return failure is not None and record.failures < record.retries and failure.kind not in _LASTING
+
+
+def _places(slots: list[dict[str, float]], resources: dict[str, int]) -> int:
+    """How many of *slots* have what is asked for."""
+    return sum(all(slot.get(name, 0) >= count for name, count in resources.items()) for slot in slots)

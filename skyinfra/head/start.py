@@ -1,0 +1,138 @@
+"""The fleet's scheduler, on the head; and finding out, on every node, whether it answers."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+from distributed.comm import connect
+from distributed.security import Security
+from distributed.utils import get_ip
+
+from skyinfra.blobs import store
+from skyinfra.blobs.store import BlobStore
+from skyinfra.errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
+from skyinfra.head.blobs import HeadBlobs
+from skyinfra.head.jobs import Jobs
+from skyinfra.head.relay import Desk
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.manifest import Endpoint
+
+_CONNECT_S = 3
+
+
+def parse(text: str) -> Endpoint:
+    """``HOST:PORT`` as an `Endpoint`; an IPv6 host may stand in brackets."""
+    host, _, port = text.strip().rpartition(":")
+    return Endpoint(address=host.strip("[]"), port=int(port))
+
+
+def host_port(endpoint: Endpoint) -> str:
+    """The inverse of `parse`."""
+    return str(endpoint).removeprefix("tls://")
+
+
+async def start(
+    declared: Endpoint,
+    *,
+    directory: NodeDirectory,
+    security: Security,
+    layout: FleetLayout,
+    desk: Desk | None = None,
+    jobs: Jobs | None = None,
+) -> FleetScheduler:
+    """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
+
+    *layout*: what it hands on; *desk*: through which clients ask nodes; *jobs*: those that it takes from them. Writes
+    ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
+    """
+    kept = declared.port == 0 and directory.scheduler_file.exists()
+    port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
+    endpoint = Endpoint(declared.address, port)
+    choose = f"remove {directory.scheduler_file} to have another chosen" if kept else "declare another port"
+    try:
+        _check_free(endpoint)
+        scheduler: FleetScheduler = await FleetScheduler(
+            layout=layout,
+            desk=desk,
+            blobs=HeadBlobs(BlobStore(directory.path / store.FOLDER)),
+            jobs=jobs,
+            host=_bracketed(endpoint.address),
+            port=endpoint.port,
+            security=security,
+            dashboard=False,
+            dashboard_address="127.0.0.1:0",
+        )
+    except OSError as error:
+        raise _cannot_listen(endpoint, error, choose) from error
+    directory.write(directory.scheduler_file, host_port(reached_at(scheduler)) + "\n")
+    return scheduler
+
+
+def reached_at(scheduler: FleetScheduler) -> Endpoint:
+    """The address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
+    return parse(scheduler.address.removeprefix("tls://"))
+
+
+def own_address(scheduler: Endpoint) -> str:
+    """The address of this node on the way to *scheduler*, as Dask takes it. Raises OSError where there is no way."""
+    return _bracketed(str(get_ip(scheduler.address, scheduler.port)))
+
+
+async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
+    """Raises `NodeFailed` where *scheduler* does not answer, `CredentialsRefused` where it is of another fleet."""
+    try:
+        comm = await connect(str(scheduler), timeout=_CONNECT_S, **security.get_connection_args("worker"))
+    except OSError as error:
+        raise _unreachable(scheduler, innermost(error)) from error
+    await comm.close()
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What happened first: Dask wraps it several times."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _unreachable(scheduler: Endpoint, reason: BaseException) -> SkyinfraError:
+    if isinstance(reason, ssl.SSLError):
+        return CredentialsRefused(
+            f"the head {host_port(scheduler)} and this node have different fleet secrets",
+            field="secret_file",
+            hint="Apply the stack again, so that every node is configured with the same secret.",
+        )
+    return NodeFailed(
+        f"the head {host_port(scheduler)} does not answer: {reason}",
+        field="scheduler",
+        hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
+    )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _check_free(endpoint: Endpoint) -> None:
+    """A socket of our own on the port shows what stands there before Dask builds a scheduler around it."""
+    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.address, endpoint.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _cannot_listen(endpoint: Endpoint, error: OSError, choose: str) -> NodeError:
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(
+            f"another process listens on port {endpoint.port} of {endpoint.address}",
+            field="scheduler",
+            hint=f"End it (`ss -ltnp sport = :{endpoint.port}` shows which), or {choose}.",
+        )
+    return NodeFailed(
+        f"cannot listen on {host_port(endpoint)}: {error.strerror or error}",
+        field="scheduler",
+        hint="On the head, `scheduler` names an address of this machine.",
+    )

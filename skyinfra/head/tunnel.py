@@ -1,0 +1,123 @@
+"""The dashboard of the scheduler, through the connections that clients have: no port of it is open to anybody else.
+
+Dask's dashboard is begun when somebody asks for it, on the loopback of the head. A client's browser reaches it by four
+calls of the scheduler: each connection of the browser is one here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Scheduler
+
+from skyinfra.engine.waiting import within
+from skyinfra.errors import MissingDependency, NotSupported
+from skyinfra.protocol import dashboard
+from skyinfra.protocol.questions import Answer, refused
+
+_PART = 256 * 1024
+# A browser has some connections; a program that opens more has gone wrong.
+_MOST = 64
+# A client asks for more all the time; one that has not asked for that long is gone.
+_GONE_S = 60.0
+_LONGEST_WAIT_S = 20.0
+
+
+@dataclass
+class _Line:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: float
+
+
+class Tunnel:
+    """Connections of clients to the dashboard of *scheduler*."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lines: dict[int, _Line] = {}
+        self._numbers = itertools.count(1)
+        self._begun = False
+        scheduler.handlers[dashboard.OPEN_CALL] = self.open
+        scheduler.handlers[dashboard.RECEIVE_CALL] = self.receive
+        scheduler.handlers[dashboard.SEND_CALL] = self.send
+        scheduler.handlers[dashboard.CLOSE_CALL] = self.close
+
+    async def open(self) -> Answer:
+        """A new connection: its number."""
+        self._forget()
+        try:
+            self._begin()
+            if len(self._lines) >= _MOST:
+                raise NotSupported(f"the dashboard has {_MOST} connections already", hint="Close other windows of it.")
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._scheduler.http_server.port)
+        except (MissingDependency, NotSupported, OSError) as error:
+            return refused(error)
+        number = next(self._numbers)
+        self._lines[number] = _Line(reader, writer, time.monotonic())
+        return {"answer": number}
+
+    async def receive(self, number: int, wait_s: float) -> bytes | None:
+        """What came on the connection *number*: nothing after *wait_s* seconds; None where it has ended."""
+        line = self._used(number)
+        if line is None:
+            return None
+        try:
+            data = await within(line.reader.read(_PART), min(wait_s, _LONGEST_WAIT_S))
+        except TimeoutError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            self.close(number)
+            return None
+        return data
+
+    async def send(self, number: int, data: bytes) -> bool:
+        """Sends *data* on the connection *number*; False where it has ended."""
+        line = self._used(number)
+        if line is None:
+            return False
+        try:
+            line.writer.write(data)
+            await line.writer.drain()
+        except OSError:
+            self.close(number)
+            return False
+        return True
+
+    def close(self, number: int) -> None:
+        """Ends the connection *number*."""
+        line = self._lines.pop(number, None)
+        if line is not None:
+            line.writer.close()
+
+    def _used(self, number: int) -> _Line | None:
+        line = self._lines.get(number)
+        if line is not None:
+            line.used = time.monotonic()
+        return line
+
+    def _forget(self) -> None:
+        for number, line in tuple(self._lines.items()):
+            if time.monotonic() - line.used > _GONE_S:
+                self.close(number)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        if importlib.util.find_spec("bokeh") is None:
+            raise MissingDependency(
+                "the head of the fleet has no bokeh, which draws the dashboard",
+                hint='Install it beside the runner: pip install "skyinfra[dashboard]" where the fleet is local, '
+                'sky.Image(runner="skyinfra[dashboard]==VERSION") elsewhere.',
+            )
+        pages: Any = importlib.import_module("distributed.dashboard.scheduler")
+        scheduler = self._scheduler
+        pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+        self._begun = True

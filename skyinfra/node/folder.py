@@ -1,0 +1,294 @@
+"""The node's directory: what the runner keeps there, and who holds it.
+
+The directory is the folder of the node configuration. The runner writes
+
+    status.json     what the node is doing (`Status`), replaced atomically
+    scheduler       on the head: ``HOST:PORT`` where the scheduler listens
+    runner.pid      process id of the runner that holds the directory
+    runner.lock     locked for as long as a runner serves the directory
+    runner.log      output of a detached runner; the log of one whose output goes elsewhere
+    keeper.pid      process id of who starts a runner in the background again; locked for as long as that is there
+    tasks/          what each task printed
+    blobs/          what was synced, and large calls and results; on the head, for the whole fleet
+    trees/          what tasks see of that
+    files/          what clients put there, see `sky.files`
+    partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
+    reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
+    told.json       the last layout that the node knows of, where it is not that of its configuration
+    interrupted.json  while the node is taken out of service: what its tasks are told, see `Interruption`
+
+it reads
+
+    drain.json      that the node is to be taken out of service, see `skyinfra.drain.request`
+
+and on the head
+
+    desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
+    jobs/           the journal of its jobs, see `skyinfra.head.journal`
+    kept/           what they need of what was synced, see `skyinfra.head.kept_trees`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TextIO
+
+from skyinfra.errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
+from skyinfra.node.disk import sync_folder
+from skyinfra.protocol import interruption
+from skyinfra.protocol.instance import InstanceInfo
+
+VERSION = 1
+
+State = Literal["starting", "partitioning", "draining", "drained", "serving", "ready", "failed", "stopped"]
+
+_HINTS = {
+    errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
+    errno.EDQUOT: "The quota is used up: free some space, or raise the quota.",
+    errno.EROFS: "The file system is mounted read-only: remount it, or look in the kernel log for the reason.",
+    errno.EACCES: "The runner's user may not write there: change the owner of the directory to that user.",
+    errno.EPERM: "The runner's user may not write there: change the owner of the directory to that user.",
+    errno.ENOTDIR: "A part of the path is a file: choose a directory for the node configuration.",
+}
+# A probe (`holder`) takes the lock for an instant; a starting runner waits that long for it.
+_LOCK_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the node is doing, as ``status.json`` says it.
+
+    state: ``starting`` (installing), ``partitioning``, ``draining`` (tasks end on slots that go), ``serving`` (slots
+    are on their way), ``ready`` (every slot is registered with the scheduler), ``drained`` (out of service, see
+    ``leaving``), ``failed`` (see ``error``), ``stopped``.
+    config_sha256: of the bytes of the node configuration that the state is about.
+    generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
+    error: class name and message of what stands in the way, also while the runner still tries.
+    layouts: the layout that each GPU is to have, such as ``3g.40gb+1g.10gb*2``; none where GPUs are not partitioned.
+    layout_from: the file that says so. waits_for: what a node that is draining waits for, a sentence for each slot.
+    leaving: why the node is taken out of service, or None.
+    """
+
+    fleet: str
+    node: str
+    state: State
+    config_sha256: str
+    pid: int | None = None
+    scheduler: str | None = None
+    simulated: bool = False
+    error: tuple[str, str] | None = None
+    slots: tuple[InstanceInfo, ...] = field(default=())
+    generation: int = 0
+    layouts: tuple[str, ...] = ()
+    layout_from: str = "node.json"
+    waits_for: tuple[str, ...] = ()
+    leaving: str | None = None
+
+    def dumps(self) -> str:
+        """The text of ``status.json``."""
+        error = {"class": self.error[0], "message": self.error[1]} if self.error else None
+        document = {
+            "version": VERSION,
+            "fleet": self.fleet,
+            "node": self.node,
+            "state": self.state,
+            "pid": self.pid,
+            "scheduler": self.scheduler,
+            "config_sha256": self.config_sha256,
+            "generation": self.generation,
+            "simulated": self.simulated,
+            "error": error,
+            "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
+            "waits_for": list(self.waits_for),
+            "leaving": self.leaving,
+            "slots": [slot.to_json() for slot in self.slots],
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def loads(cls, text: str) -> Status:
+        """The inverse of `dumps`."""
+        document = json.loads(text)
+        error = document["error"]
+        return cls(
+            fleet=document["fleet"],
+            node=document["node"],
+            state=document["state"],
+            config_sha256=document["config_sha256"],
+            pid=document["pid"],
+            scheduler=document["scheduler"],
+            simulated=document["simulated"],
+            error=(error["class"], error["message"]) if error else None,
+            slots=tuple(InstanceInfo.read(slot, source="status.json") for slot in document["slots"]),
+            generation=document["generation"],
+            layouts=tuple(document["layout"]["gpus"]),
+            layout_from=document["layout"]["from"],
+            waits_for=tuple(document["waits_for"]),
+            leaving=document.get("leaving"),
+        )
+
+
+class NodeDirectory:
+    """The directory *path* of one node. Every write that fails raises `StateDirectoryError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status_file = path / "status.json"
+        self.scheduler_file = path / "scheduler"
+        self.pid_file = path / "runner.pid"
+        self.lock_file = path / "runner.lock"
+        self.log_file = path / "runner.log"
+        self.keeper_file = path / "keeper.pid"
+        self.reboot_file = path / "reboot.json"
+        self.record_file = path / "partitions.json"
+        self.request_file = path / "partition.request"
+        self.prepared_file = path / "prepared.json"
+        self.simulated_file = path / "simulated.json"
+        self.desired_file = path / "desired.json"
+        self.told_file = path / "told.json"
+        self.drain_file = path / "drain.json"
+        self.interrupted_file = path / interruption.FILE
+        self.jobs = path / "jobs"
+        self.packages = path / "site-packages"
+        self.scratch = path / "scratch"
+        self._lock_id: tuple[int, int] | None = None
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
+        replace_file(file, text)
+
+    def status(self) -> Status | None:
+        """What ``status.json`` says; None where no runner, or only one of another version, has served here."""
+        try:
+            return Status.loads(self.status_file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, InvalidNodeConfig):
+            return None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the directory: no second runner can serve it meanwhile. Raises `NodeFailed` where one does."""
+        with writing(self.lock_file):
+            stream = self.lock_file.open("a")
+        with stream:
+            self._lock(stream.fileno())
+            self._lock_id = _identity(os.fstat(stream.fileno()))
+            self.write(self.pid_file, f"{os.getpid()}\n")
+            try:
+                yield
+            finally:
+                if not self.lost:
+                    self.pid_file.unlink(missing_ok=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the directory that this process holds was removed, and perhaps made anew for somebody else."""
+        try:
+            return self._lock_id is not None and _identity(self.lock_file.stat()) != self._lock_id
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+
+    def _lock(self, handle: int) -> None:
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._taken() from None
+            time.sleep(0.02)
+
+    def _taken(self) -> SkyinfraError:
+        return NodeFailed(
+            f"another runner (process {self.holder()}) serves this node",
+            field=str(self.path),
+            hint="Run `skyinfra-runner boot --detach` to apply a changed configuration, or `skyinfra-runner stop`.",
+        )
+
+    def holder(self) -> int | None:
+        """Process id of the runner that serves this directory, or None. A stale ``runner.pid`` does not count."""
+        try:
+            stream = self.lock_file.open("r")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with stream:
+            try:
+                fcntl.flock(stream.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return self._pid()
+        return None
+
+    def _pid(self) -> int | None:
+        """What ``runner.pid`` says. A runner writes it right after it has locked the directory."""
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                return int(self.pid_file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                time.sleep(0.02)
+        return None
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last *lines* of the log of a detached runner; empty where there is none."""
+        try:
+            text = self.log_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Replaces *file* with *content* at once, text as UTF-8. *durable*: it is on the disk then.
+
+    Raises `StateDirectoryError`.
+
+    Root writes into folders of another user, who may put a link anywhere there: no name is followed, and what is
+    changed is the open file.
+    """
+    with writing(file):
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                os.fchmod(stream.fileno(), 0o644)
+                stream.write(content.encode() if isinstance(content, str) else content)
+                if durable:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            Path(name).replace(file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(file.parent)
+
+
+def appending(file: Path) -> TextIO:
+    """*file*, open for appending; a link in its place is refused with OSError, and a pipe is not waited for."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.fdopen(os.open(file, flags, 0o644), "a", encoding="utf-8")
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the body into a `StateDirectoryError` about *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise StateDirectoryError(
+            f"cannot be written: {error.strerror or error}",
+            field=str(path),
+            hint=_HINTS.get(error.errno or 0, "Look in the kernel log for the reason, then start the runner again."),
+        ) from error

@@ -1,0 +1,269 @@
+"""What of the user's files is synced: which are taken, which are left out, and where Python imports from.
+
+Nothing here connects to anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from skyinfra.blobs.store import in_words
+from skyinfra.blobs.trees import Entry, Tree, check_paths
+from skyinfra.errors import InvalidInclude
+from skyinfra.tasks.pickling import library_folders
+
+# Left out of folders, as a line of a .gitignore would do it.
+EXCLUDED = (
+    "__pycache__/",
+    "*.pyc",
+    ".git/",
+    ".hg/",
+    ".svn/",
+    ".venv/",
+    "node_modules/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".ipynb_checkpoints/",
+    ".DS_Store",
+    ".terraform/",
+    "cdktf.out/",
+    # They hold the fleet secret.
+    "*.tfstate",
+    "*.tfstate.*",
+    ".env",
+)
+MOST_FILES = 20_000
+MOST_BYTES = 4 * 2**30
+_SHOWN = 5
+_READ = 2**20
+# A file that was changed so recently may be changed again without another time.
+_FRESH_NS = 2 * 10**9
+# Of a file that may hold a secret: state is text.
+_LOOKED_THROUGH = 64 * 2**20
+
+_hashes: dict[tuple[str, int, int, int], str] = {}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Files as they are now. sources: where each digest's content is. places: of each path of the tree, the file here;
+    of what was included itself too."""
+
+    tree: Tree
+    sources: dict[str, Path]
+    places: dict[str, Path]
+
+
+@dataclass
+class Includes:
+    """Files and folders of this machine, relative to *base*.
+
+    secret: of the fleet; a file that holds it is refused. limited: in number and size, as what is looked through before
+    every sync has to be.
+    """
+
+    base: Path
+    secret: str
+    paths: list[Path] = field(default_factory=list)
+    excludes: list[str] = field(default_factory=list)
+    limited: bool = True
+
+    def add(self, paths: Iterable[str | Path], excludes: Iterable[str] = ()) -> None:
+        """Includes more. Raises `InvalidInclude` where one is not there."""
+        for given in paths:
+            path = Path(os.path.normpath(self.base / Path(given).expanduser()))
+            if not path.exists():
+                raise InvalidInclude("is not there", field="includes", given=str(given))
+            if path not in self.paths:
+                self.paths.append(path)
+        self.excludes += [each for each in excludes if each not in self.excludes]
+
+    def scan(self) -> Scan:
+        """Reads what has changed since the last time. Raises `InvalidInclude`."""
+        tops = {self._top(path): path for path in self.paths}
+        if len(tops) < len(self.paths):
+            raise InvalidInclude("two of them have the same name", field="includes", hint="Put them into one folder.")
+        files = {path: file for top, start in tops.items() for path, file in self._files(top, start)}
+        check_paths(files)
+        if self.limited:
+            _check_size({path: file.stat().st_size for path, file in files.items()})
+        entries = {path: self._entry(path, file) for path, file in sorted(files.items())}
+        tree = Tree(entries, _roots(tops, entries))
+        return Scan(tree, {entries[path].sha256: file for path, file in files.items()}, {**tops, **files})
+
+    def _top(self, path: Path) -> str:
+        """Where it stands in the tree: as below the base, or as below what Python imports from, else by its name."""
+        if path == self.base:
+            return "."
+        for folder in (self.base, *_import_folders()):
+            if path.is_relative_to(folder) and path != folder:
+                return path.relative_to(folder).as_posix()
+        return path.name
+
+    def _files(self, top: str, start: Path) -> Iterator[tuple[str, Path]]:
+        if start.is_file():
+            # What is named itself is not left out, unless it is never sent.
+            if any(pattern(PurePosixPath(start.name)) for pattern in _patterns(("*.tfstate", "*.tfstate.*"))):
+                raise InvalidInclude("Terraform's state holds secrets and is not sent", field="includes", given=top)
+            yield top, start
+            return
+        yield from _walk(start, start.resolve(), top, _patterns((*EXCLUDED, *self.excludes)), (start.resolve(),))
+
+    def _entry(self, path: str, file: Path) -> Entry:
+        try:
+            found = file.stat()
+            key = (str(file), found.st_size, found.st_mtime_ns, found.st_ino)
+            digest = _hashes.get(key)
+            if digest is None:
+                digest = self._hash(path, file)
+                if time.time_ns() - found.st_mtime_ns > _FRESH_NS:
+                    _hashes[key] = digest
+        except OSError as error:
+            raise InvalidInclude(f"cannot be read: {error.strerror or error}", field=path) from None
+        return Entry(digest, found.st_size, bool(found.st_mode & 0o100))
+
+    def _hash(self, path: str, file: Path) -> str:
+        digest = hashlib.sha256()
+        secret = self.secret.encode()
+        tail, seen = b"", 0
+        with file.open("rb") as stream:
+            while data := stream.read(_READ):
+                digest.update(data)
+                if seen < _LOOKED_THROUGH and secret and secret in tail + data:
+                    raise InvalidInclude(
+                        "holds the secret of the fleet and is not sent",
+                        field=path,
+                        hint="Manifests and Terraform's state do. Exclude it: excludes=[...].",
+                    )
+                tail, seen = data[-len(secret) :], seen + len(data)
+        return digest.hexdigest()
+
+
+def _walk(
+    folder: Path, start: Path, top: str, patterns: Sequence[Pattern], above: tuple[Path, ...]
+) -> Iterator[tuple[str, Path]]:
+    """The files below *folder*, by their path in the tree. *start*: what no link may lead out of."""
+    for item in sorted(folder.iterdir()):
+        path = item.name if top == "." else f"{top}/{item.name}"
+        real = item.resolve()
+        if _excluded(PurePosixPath(path), item.is_dir(), patterns):
+            continue
+        if item.is_symlink() and not real.is_relative_to(start):
+            raise InvalidInclude(
+                "is a link that leads out of what is included", field=path, given=str(real), hint="Include its target."
+            )
+        if item.is_dir():
+            if real in above:
+                raise InvalidInclude("is a link to a folder that it is in", field=path)
+            yield from _walk(item, start, path, patterns, (*above, real))
+        elif item.is_file():
+            yield path, item
+
+
+def _check_size(sizes: dict[str, int]) -> None:
+    total = sum(sizes.values())
+    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
+        return
+    largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    lines = "\n".join(f"  {in_words(size):>10}  {path}" for path, size in largest)
+    raise InvalidInclude(
+        f"{len(sizes)} files with {in_words(total)} are more than {MOST_FILES} files or {in_words(MOST_BYTES)}",
+        field="includes",
+        hint=f"The largest:\n{lines}\nLeave some out (excludes=[...]), or send data once with pool.put().",
+    )
+
+
+# Where Python imports from ------------------------------------------------------------------------------------------
+
+
+def _import_folders() -> list[Path]:
+    """What Python imports from here, without what is installed."""
+    folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
+    return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
+
+
+def _roots(tops: dict[str, Path], files: dict[str, Entry]) -> tuple[str, ...]:
+    """The folders of the tree that nodes import from: as here, and for what is not imported from here its own."""
+    found: dict[str, None] = {}
+    for folder in _import_folders():
+        for top, start in tops.items():
+            if folder.is_relative_to(start):
+                below = folder.relative_to(start).as_posix()
+                found[top if below == "." else below if top == "." else f"{top}/{below}"] = None
+            elif start.is_relative_to(folder):
+                below = start.relative_to(folder).as_posix()
+                if top == below:
+                    found["."] = None
+                elif top.endswith(f"/{below}"):
+                    found[top.removesuffix(f"/{below}")] = None
+    for top, start in tops.items():
+        if not any(_holds(root, top) or _holds(top, root) for root in found):
+            package = start.is_file() or (start / "__init__.py").exists()
+            found[str(PurePosixPath(top).parent) if package else top] = None
+    kept = [root for root in found if any(_holds(root, path) for path in Tree(files, (".",)).code)]
+    return tuple(kept)
+
+
+def _holds(root: str, path: str) -> bool:
+    return root in (".", path) or path.startswith(f"{root}/")
+
+
+# Patterns -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A line of a .gitignore. anchored: to the top of the tree. folders: only those. again: takes back in."""
+
+    expression: re.Pattern[str]
+    anchored: bool
+    folders: bool
+    again: bool
+
+    def __call__(self, path: PurePosixPath, is_folder: bool = False) -> bool:
+        """Whether it is about *path*."""
+        if self.folders and not is_folder:
+            return False
+        return self.expression.fullmatch(str(path) if self.anchored else path.name) is not None
+
+
+def _excluded(path: PurePosixPath, is_folder: bool, patterns: Sequence[Pattern]) -> bool:
+    """The last pattern that is about *path* decides."""
+    for pattern in reversed(patterns):
+        if pattern(path, is_folder):
+            return not pattern.again
+    return False
+
+
+@cache
+def _patterns(lines: tuple[str, ...]) -> tuple[Pattern, ...]:
+    return tuple(_pattern(line) for line in lines if line.strip() and not line.startswith("#"))
+
+
+def _pattern(line: str) -> Pattern:
+    again = line.startswith("!")
+    text = line.removeprefix("!").strip()
+    folders = text.endswith("/")
+    text = text.rstrip("/")
+    anchored = "/" in text
+    return Pattern(re.compile(_translated(text.removeprefix("/"))), anchored, folders, again)
+
+
+def _translated(text: str) -> str:
+    """As a regular expression: ``*`` and ``?`` within a part of a path, ``**`` over several."""
+    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", text)
+    return "".join(
+        tokens.get(part)
+        or (part.replace("[!", "[^", 1) if part.startswith("[") and part.endswith("]") else re.escape(part))
+        for part in parts
+    )

@@ -1,0 +1,185 @@
+"""Classes whose objects live on the slots: ``@sky.cls``."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from skyinfra.errors import InvalidField
+from skyinfra.protocol.instance import VARIABLE
+from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Options, Task, is_local
+from skyinfra.worker import stateful
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from skyinfra.tasks.task import Given
+
+C = TypeVar("C")
+
+
+class Stateful(Decorated, Generic[C]):
+    """A class that ``@sky.cls`` made shippable: calling it gives a `Handle`; `local` makes an object here."""
+
+    def __init__(self, kind: type[C], settings: Options, keep: int) -> None:
+        if not inspect.isclass(kind):
+            raise TypeError(f"@sky.cls takes a class, not {type(kind).__name__}")
+        if keep < 1:
+            raise InvalidField("a number from 1", field="keep", given=keep)
+        self.kind = kind
+        self.settings = settings
+        self.keep = keep
+        self.__doc__ = kind.__doc__
+        self.__name__ = kind.__name__
+        self.__qualname__ = kind.__qualname__
+        self.__module__ = kind.__module__
+
+    def __call__(self, *args: object, **kwargs: object) -> Handle[C]:
+        if is_local():
+            return self.local(*args, **kwargs)  # type: ignore[return-value]
+        _check_arguments(self.kind, args, kwargs)
+        return Handle(self, args, kwargs)
+
+    def local(self, *args: object, **kwargs: object) -> C:
+        """An object in this process, after what its class does when it is entered."""
+        made = self.kind(*args, **kwargs)
+        for name in stateful.marked(self.kind, stateful.ENTER):
+            getattr(made, name)()
+        return made
+
+    @property
+    def plain(self) -> type[C]:
+        """The class itself."""
+        return self.kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        from skyinfra.worker.execute import plain
+
+        return plain, (self.kind,)
+
+    def __repr__(self) -> str:
+        return f"<cls {self.__qualname__}>"
+
+
+class Handle(Generic[C]):
+    """An object that is made once in the process of each slot that runs a task of it.
+
+    Its methods are as decorated functions are: ``model.predict(x) >> pool``, ``pool.map(model.predict, xs)``. The
+    arguments of the constructor travel with each task: hand over the path of a model rather than the model.
+    """
+
+    def __init__(self, made_by: Stateful[C], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._made_by = made_by
+        self._args = args
+        self._kwargs = kwargs
+        # By the code that the client has synced.
+        self._recipes: dict[str | None, stateful.Recipe] = {}
+
+    def __getattr__(self, name: str) -> Compute[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        kind = self._made_by.kind
+        method = inspect.getattr_static(kind, name, None)
+        if method is None or not callable(getattr(kind, name)):
+            methods = [each for each, value in inspect.getmembers(kind, inspect.isfunction) if each[0] != "_"]
+            raise AttributeError(f"{kind.__qualname__} has no method {name!r}; its methods: {', '.join(methods)}")
+        if inspect.iscoroutinefunction(getattr(kind, name)):
+            raise TypeError(f"{kind.__qualname__}.{name} is a coroutine; call asyncio.run() inside a plain method")
+
+        return Compute(_Method(self, name), self._made_by.settings)
+
+    def release(self) -> Task[bool]:
+        """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""
+        return Task(stateful.release, (_Digest(self),))
+
+    def recipe(self, included: Included | None = None) -> stateful.Recipe:
+        """What the object is made from: of a class that was *included*, its name and which code that is.
+
+        Raises `TaskNotPicklable`.
+        """
+        code = included.tree.code_name if included is not None else None
+        if code not in self._recipes:
+            from skyinfra.tasks import pickling
+
+            kind = self._made_by.kind
+            made = pickling.dump_call(Task(kind, self._args, self._kwargs), included)
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            digest = hashlib.sha256((code or "").encode() + made).hexdigest()
+            self._recipes[code] = stateful.Recipe(name, digest, self._made_by.keep, made)
+        return self._recipes[code]
+
+    def __repr__(self) -> str:
+        return f"<handle of {self._made_by.__qualname__}>"
+
+
+class _Method(InObject):
+    """A method of the object of *handle*, as a function."""
+
+    def __init__(self, handle: Handle[Any], name: str) -> None:
+        self._handle = handle
+        self._name = name
+        # As a function has it: names the task.
+        self.__qualname__ = f"{handle._made_by.kind.__qualname__.rpartition('.')[2]}.{name}"
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return stateful.Method(self._handle.recipe(), self._name)(*args, **kwargs)
+
+    def reduced(self, included: Included | None) -> tuple[Any, ...]:
+        return stateful.Method, (self._handle.recipe(included), self._name)
+
+
+class _Digest(InObject):
+    """What names the recipe of *handle*."""
+
+    def __init__(self, handle: Handle[Any]) -> None:
+        self._handle = handle
+
+    def reduced(self, included: Included | None) -> tuple[Any, ...]:
+        return str, (self._handle.recipe(included).digest,)
+
+
+def _check_arguments(kind: type[Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Raises TypeError where the constructor does not take them: here rather than on a node."""
+    try:
+        signature = inspect.signature(kind)
+    except ValueError:
+        return
+    signature.bind(*args, **kwargs)
+
+
+@overload
+def cls(kind: type[C], /) -> Stateful[C]: ...
+@overload
+def cls(*, keep: int = 1, **given: Unpack[Given]) -> Callable[[type[C]], Stateful[C]]: ...
+def cls(kind: Any = None, /, *, keep: int = 1, **given: Unpack[Given]) -> Any:
+    """Decorator for a class whose objects live on the slots and stay there between tasks.
+
+        @sky.cls
+        class Model:
+            def __init__(self, path: str) -> None:
+                self.path = path
+
+            @sky.enter
+            def load(self) -> None:
+                self.net = load(self.path)          # once in the process of each slot
+
+            def predict(self, x: float) -> float:
+                return self.net(x)
+
+        model = Model("weights.pt")
+        model.predict(3.0) >> pool
+
+    keep: how many objects of the class one process holds; one that was made from other arguments, or from code that has
+    changed, takes the place of the one that was used longest ago. The other keywords are those of `Options`, for all
+    methods. Raises `InvalidField`.
+    """
+    settings = Options(**given)
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return kind if kind is not None else lambda decorated: decorated
+    if kind is None:
+        return lambda decorated: Stateful(decorated, settings, keep)
+    return Stateful(kind, settings, keep)

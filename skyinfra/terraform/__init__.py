@@ -1,0 +1,1 @@
+"""Driving Terraform: the program, its plans and errors, the project, outputs and backends."""

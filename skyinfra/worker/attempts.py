@@ -1,0 +1,80 @@
+"""How often a task was started on this node without having ended. Travels to nodes: standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyinfra.errors import StateDirectoryError, TaskAttemptsExceeded
+from skyinfra.protocol import failures
+from skyinfra.protocol.instance import NODE_DIRECTORY
+
+# A task that was started that often and never ended is not started again on this node.
+ATTEMPTS = 3
+
+_FOLDER = "attempts"
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
+    """Counts the starts of a task that has not ended yet, one byte each, in a file of the node; gives their number.
+
+    A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit a
+    task that ends its process does so for ever, and takes down whatever else its next workers were given. One whose
+    last start was *timeout* seconds ago, or more, was ended for that.
+    """
+    # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
+    path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
+    try:
+        starts, before = _count_start(path)
+    except OSError as error:
+        raise StateDirectoryError(
+            f"the node cannot keep count of its tasks: {error.strerror}",
+            field=path,
+            hint="Free space on the node's disk, or replace the node.",
+        ) from None
+    try:
+        if timeout is not None and before is not None and time.time() - before >= timeout:
+            raise failures.late(name, timeout)
+        if starts > ATTEMPTS:
+            raise TaskAttemptsExceeded(
+                f"{name} ended its worker process {ATTEMPTS} times and is not tried again",
+                hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
+            )
+        yield starts
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 - see above
+
+
+def begun(key: str, directory: Path) -> bool:
+    """Whether the task *key* was started on the node in *directory* and has not ended."""
+    return _attempt_file(key, directory).exists()
+
+
+def forgive(key: str, directory: Path | None = None) -> None:
+    """The task *key* is ended on purpose: its starts on the node in *directory*, or on this one, do not count."""
+    _attempt_file(key, directory).unlink(missing_ok=True)
+
+
+def _attempt_file(key: str, directory: Path | None = None) -> Path:
+    return (directory or Path(os.environ[NODE_DIRECTORY])) / _FOLDER / key
+
+
+def _count_start(path: str) -> tuple[int, float | None]:
+    """How often the task has been started now, and when it was started before, in Unix time."""
+    try:
+        handle = os.open(path, _FLAGS, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        handle = os.open(path, _FLAGS, 0o644)
+    try:
+        before = os.fstat(handle)
+        os.write(handle, b".")
+        return (os.fstat(handle).st_size, before.st_mtime) if before.st_size else (1, None)
+    finally:
+        os.close(handle)

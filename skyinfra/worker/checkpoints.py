@@ -1,0 +1,185 @@
+"""Checkpoints that survive an end at any moment: written beside, put on the disk, and renamed into place.
+
+Travels to nodes: standard library only; torch is imported where a state is to be read that torch has written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skyinfra.errors import InvalidField, MissingDependency
+from skyinfra.node.disk import sync_folder
+from skyinfra.worker.interruption import interrupted
+
+Save = Callable[[Any, Path], object]
+Load = Callable[[Path], Any]
+
+LATEST = "latest"
+_NAME = re.compile(r"step-(\d{12})\.(ckpt|pickle|pt)")
+# Once the node is being taken, each save may follow the one before after this many times what that one took.
+_PAUSE = 10
+
+
+class SpotCheckpointer:
+    """Keeps the state of a task in the folder *path*, which every node that may run the task has to see.
+
+        checkpoints = sky.SpotCheckpointer("/mnt/shared/run-7")
+        state, step = checkpoints.load_latest() or (new_state(), 0)
+        while step < 10_000:
+            state, step = train_step(state), step + 1
+            checkpoints.update(state, step, every=500)
+
+    A checkpoint is there as a whole or not at all, and the link ``latest`` points at the last one that was saved. The
+    folder is made. One writer at a time: each slot that trains on its own needs a folder of its own.
+
+    save: ``save(state, file)`` writes *state* to the path *file*, as a file or as a folder. load: ``load(file)`` reads
+    it. Both or neither are given, as in ``SpotCheckpointer(path, save=torch.save, load=torch.load)``; without them,
+    torch writes the state in a program that has imported torch, and pickle elsewhere. Load only what you trust: both
+    execute what the file says. keep: that many checkpoints stay.
+
+    Raises `InvalidField` for a *path* that is a URL, for a *keep* below 1, and for *save* without *load*.
+    """
+
+    def __init__(self, path: Path | str, *, save: Save | None = None, load: Load | None = None, keep: int = 2) -> None:
+        if "://" in str(path):
+            raise InvalidField(
+                "checkpoints need a folder, and this is a URL",
+                field="path",
+                given=str(path),
+                hint="Mount it on every node, by a command in sky.Image(run=[...]) for instance.",
+            )
+        if keep < 1:
+            raise InvalidField("at least one checkpoint is kept", field="keep", given=keep)
+        if (save is None) != (load is None):
+            raise InvalidField("save and load go together", field="save" if save is None else "load")
+        self.path = Path(path)
+        self.keep = keep
+        self._save = save
+        self._load = load
+        # Step, end and duration in seconds of the last save here.
+        self._last: tuple[int, float, float] | None = None
+
+    def save(self, state: Any, step: int) -> Path:
+        """Saves *state* as that of *step*, at least 0; the path of the checkpoint, which is on the disk then.
+
+        A checkpoint of the same step is replaced. Raises what *save* raises, and OSError; the checkpoints before it
+        stay as they are then.
+        """
+        if step < 0:
+            raise InvalidField("steps are counted from 0", field="step", given=step)
+        began = time.monotonic()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._clear()
+        write, suffix = self._writer()
+        place = self.path / f"step-{step:012d}.{suffix}"
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=self.path) as folder:
+            made = Path(folder, place.name)
+            write(state, made)
+            _sync(made)
+            if place.is_dir() and not place.is_symlink():
+                # A folder cannot be replaced at once: it goes out of the way first.
+                place.rename(Path(folder, "old"))
+            made.rename(place)
+            link = Path(folder, LATEST)
+            link.symlink_to(place.name)
+            sync_folder(self.path)
+            link.rename(self.path / LATEST)
+            sync_folder(self.path)
+        self._prune(place)
+        now = time.monotonic()
+        self._last = step, now, now - began
+        return place
+
+    def load_latest(self) -> tuple[Any, int] | None:
+        """The state that was saved last and its step; None where nothing was saved. Raises what *load* raises."""
+        try:
+            place = self.path / os.readlink(self.path / LATEST)  # noqa: PTH115 - the text: a name in the folder
+        except FileNotFoundError:
+            return None
+        named = _NAME.fullmatch(place.name)
+        if named is None:
+            raise InvalidField("does not point at a checkpoint", field=str(self.path / LATEST), given=place.name)
+        return self._reader(place)(place), int(named[1])
+
+    def update(self, state: Any, step: int, *, every: int | None = None) -> bool:
+        """Tells what there would be to save now, after each step; whether it was saved.
+
+        It is saved where the node is being taken out of service (`interrupted`), and at every *every*-th step. While
+        the node goes, that is repeated, but for no more than about a tenth of the time.
+        """
+        due = every is not None and step % every == 0 and (self._last is None or self._last[0] != step)
+        if not due and interrupted():
+            due = self._last is None or time.monotonic() - self._last[1] >= _PAUSE * self._last[2]
+        if due:
+            self.save(state, step)
+        return due
+
+    def _writer(self) -> tuple[Save, str]:
+        if self._save is not None:
+            return self._save, "ckpt"
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            return torch.save, "pt"
+        return _pickle, "pickle"
+
+    def _reader(self, place: Path) -> Load:
+        if self._load is not None:
+            return self._load
+        if place.suffix == ".pickle":
+            return _unpickle
+        if place.suffix == ".ckpt":
+            raise InvalidField("was saved by a function of its own", field=str(place), hint="Give load= as well.")
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:
+            raise MissingDependency(f"{place} was written by torch, which is not installed here") from None
+        return lambda file: torch.load(file, weights_only=False)
+
+    def _prune(self, newest: Path) -> None:
+        """Removes all but the last *keep*, by the time of their saving; *newest* stays in any case."""
+        found = [entry for entry in self.path.iterdir() if _NAME.fullmatch(entry.name) and entry != newest]
+        found.sort(key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
+        for entry in found[: max(0, len(found) - (self.keep - 1))]:
+            _remove(entry)
+
+    def _clear(self) -> None:
+        """Removes what a process left that ended while it saved."""
+        for entry in self.path.glob(".step-*"):
+            _remove(entry)
+
+
+def _pickle(state: Any, file: Path) -> None:
+    with file.open("wb") as stream:
+        pickle.dump(state, stream, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _unpickle(file: Path) -> Any:
+    with file.open("rb") as stream:
+        return pickle.load(stream)  # noqa: S301 - the task's own
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def _sync(entry: Path) -> None:
+    """Puts a file, or a folder with everything in it, on the disk."""
+    for path in (*entry.rglob("*"), entry):
+        if path.is_dir():
+            sync_folder(path)
+        elif not path.is_symlink():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())

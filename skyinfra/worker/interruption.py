@@ -1,0 +1,123 @@
+"""What a task can know of the end of its node, and do about it.
+
+The runner of a node that is taken back, or drained by hand, says so in `FILE` in the node's folder. Every process of a
+task can see it: the worker, the scripts and the ranks that it started. Nothing is sent to it, so that a task that holds
+the GIL learns of it as soon as it looks.
+
+Travels to nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.protocol.interruption import FILE, Interruption
+
+C = TypeVar("C", bound=Callable[[], object])
+
+# How often a process that has callbacks looks.
+_POLL_S = 0.25
+
+
+def interruption() -> Interruption | None:
+    """Why and when the node of this task is taken out of service; None while it is not, and outside of a task."""
+    folder = os.environ.get(NODE_DIRECTORY)
+    if folder is None:
+        return None
+    try:
+        text = Path(folder, FILE).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return Interruption(**json.loads(text))
+
+
+def interrupted() -> bool:
+    """Whether the node of this task is being taken out of service: save what is needed to go on elsewhere.
+
+    True from a spot notice or a `drain` on. The task may go on; what has not ended in time is ended with its process
+    and starts again on another node. False outside of a task, so that the same function runs anywhere. It costs some
+    microseconds, so that a loop may ask at every step.
+    """
+    folder = os.environ.get(NODE_DIRECTORY)
+    return folder is not None and os.path.exists(f"{folder}/{FILE}")  # noqa: PTH110 - asked in inner loops
+
+
+# Callbacks ----------------------------------------------------------------------------------------------------------
+
+_changed = threading.Condition()
+_callbacks: list[Callable[[], object]] = []
+_watcher: threading.Thread | None = None
+_running = False
+
+
+def on_interrupt(callback: C) -> C:
+    """Calls *callback* once, without arguments, when the node of this task is taken out of service.
+
+    It runs in a thread of its own, beside the task, which ends no sooner than it; at once where the node is being taken
+    already. What it raises is printed and ends nothing. It goes with the task that registered it. Gives *callback*
+    back, so that it may stand as a decorator.
+    """
+    global _watcher
+    with _changed:
+        _callbacks.append(callback)
+        if _watcher is None or not _watcher.is_alive():
+            _watcher = threading.Thread(target=_watch, name="skyinfra-interruption", daemon=True)
+            _watcher.start()
+        _changed.notify_all()
+    return callback
+
+
+@contextlib.contextmanager
+def task_scope() -> Iterator[None]:
+    """Around a task: what it registered goes with it, and a callback that has begun is waited for."""
+    try:
+        yield
+    finally:
+        with _changed:
+            _callbacks.clear()
+            _changed.wait_for(lambda: not _running)
+
+
+def _watch() -> None:
+    """Ends with the last callback: a process without any is not woken up for them."""
+    global _running, _watcher
+    while True:
+        with _changed:
+            due = list(_callbacks) if interrupted() else []
+            if due:
+                _callbacks.clear()
+                _running = True
+            elif not _callbacks:
+                _watcher = None
+                return
+            else:
+                _changed.wait(_POLL_S)
+                continue
+        for callback in due:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - somebody else's code; the others have their turn
+                traceback.print_exc(file=sys.stderr)
+        with _changed:
+            _running = False
+            _changed.notify_all()
+
+
+def _forget() -> None:
+    """In a process that was forked: the thread is not there, and the callbacks are those of its parent."""
+    global _changed, _running, _watcher
+    _changed = threading.Condition()
+    _callbacks.clear()
+    _running, _watcher = False, None
+
+
+os.register_at_fork(after_in_child=_forget)

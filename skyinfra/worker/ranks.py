@@ -1,0 +1,288 @@
+"""The node's part of a gang: a task that waits for the other ranks and then runs its own in a process of its own.
+
+Travels to nodes: standard library and ``distributed`` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from distributed import get_worker
+from distributed.comm import get_address_host
+
+from skyinfra.protocol import calls, failures, gang
+from skyinfra.protocol.gang import Rank, RankEnd, Work
+from skyinfra.worker import cancellation, rank, scripts
+
+# A thread that waits for the head can be stopped that often, in seconds.
+_STOPPED_S = 0.1
+# The head answers after that long where nothing has changed.
+_WAIT_S = 30.0
+# The rank that failed first has that long to say with what; one that has given its result, to end.
+_LAST_WORDS_S = 10.0
+_SIOCGIFADDR = 0x8915
+
+
+def run(place: Rank, work: Work) -> RankEnd:
+    """Runs one rank of a gang, as a task, once all of its ranks have their slots. See `RankEnd`."""
+    head = _Head(get_worker(), place)
+    with _port(place) as port:
+        state = head.join(port)
+        if state["phase"] != "started":
+            return RankEnd()
+        if place.holds:
+            head.wait(head.over())
+            return RankEnd()
+        address, shared = state["members"][0]
+        variables = {**gang.environment(place, address, shared), **place.visible, **place.env}
+        return _Process(head, place, work).run({**_defaults(place, head.address), **os.environ, **variables})
+
+
+class _Head:
+    """The head, as it is asked from the thread of a task."""
+
+    def __init__(self, worker: Any, place: Rank) -> None:
+        self.worker = worker
+        self.key = str(worker.get_current_task())
+        self.address = get_address_host(worker.address).strip("[]")
+        self._place = place
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        """Runs *coroutine* in the loop of the worker."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.worker.loop.asyncio_loop)
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Its result; the thread can be stopped meanwhile."""
+        future = self.start(coroutine)
+        try:
+            while not concurrent.futures.wait([future], timeout=_STOPPED_S).done:
+                pass
+            return future.result()
+        finally:
+            future.cancel()
+
+    def join(self, port: int) -> dict[str, Any]:
+        """Says that this rank has its slot, and waits for the others; the state of the gang then."""
+        while True:
+            # A worker whose head is gone for good ends, and this task with it.
+            with contextlib.suppress(OSError):
+                state: dict[str, Any] = self.wait(self._join(port))
+                if state["phase"] != "granted":
+                    return state
+                continue
+            time.sleep(_STOPPED_S)
+
+    async def _join(self, port: int) -> Any:
+        return await self.worker.scheduler.skyinfra_gang_join(
+            gang=self._place.gang,
+            rank=self._place.rank,
+            worker=self.worker.address,
+            address=self.address,
+            port=port,
+            wait_s=_WAIT_S,
+        )
+
+    async def over(self) -> int | None:
+        """Waits until the gang is over; which rank failed first. None where none did, or the head is gone."""
+        with contextlib.suppress(OSError):
+            while True:
+                state = await self.worker.scheduler.skyinfra_gang_state(
+                    gang=self._place.gang, seen="started", wait_s=_WAIT_S
+                )
+                if state["phase"] != "started":
+                    return None if state["first"] is None else int(state["first"])
+        return None
+
+    async def report(self, *, age: float = 0.0, died: bool = False, ok: bool = False) -> None:
+        """Says how this rank ended, *age* seconds ago. A head that is gone has no gang any more."""
+        with contextlib.suppress(OSError):
+            await self.worker.scheduler.skyinfra_gang_report(
+                gang=self._place.gang, rank=self._place.rank, age=age, died=died, ok=ok
+            )
+
+
+class _Process:
+    """The process of a rank."""
+
+    def __init__(self, head: _Head, place: Rank, work: Work) -> None:
+        self._head = head
+        self._place = place
+        self._work = work
+        self._timers: list[threading.Timer] = []
+        self._group = 0
+        self._failed = False
+        self._outcome: bytes | None = None
+        self._over = False
+        self._late = False
+
+    def run(self, variables: dict[str, str]) -> RankEnd:
+        """Runs the rank to its end."""
+        with contextlib.ExitStack() as stack:
+            # A script lies in a new folder, which is its own.
+            folder = stack.enter_context(scripts.new_folder()) if self._work.call is None else None
+            self._group = stack.enter_context(scripts.process_group())
+            stack.callback(self._forget_timers)
+            over = self._head.start(self._head.over())
+            stack.callback(over.cancel)
+            process, pipe = self._start(variables, folder)
+            listener = threading.Thread(target=self._listen, args=(process, pipe), daemon=True)
+            with process:
+                try:
+                    cancellation.set_group(self._head.key, self._group)
+                    over.add_done_callback(self._end)
+                    self._after(self._place.timeout, self._too_late)
+                    listener.start()
+                    self._stream(process)
+                    code = process.wait()
+                finally:
+                    cancellation.set_group(self._head.key, None)
+                    # What the rank started and left behind would keep the slot's memory.
+                    cancellation.signal_group(self._group, signal.SIGKILL)
+            listener.join(_LAST_WORDS_S)
+        return self._ended(code)
+
+    def _start(self, variables: dict[str, str], folder: str | None) -> tuple[subprocess.Popen[bytes], rank.Pipe]:
+        to_read, from_us = os.pipe()
+        from_it, to_write = os.pipe()
+        if folder is not None:
+            Path(folder, self._work.name).write_bytes(self._work.source)
+        try:
+            process = subprocess.Popen(
+                # -P: what lies in the folder of the worker is no module of the rank.
+                [sys.executable, "-P", "-u", "-m", "skyinfra.worker.rank", str(to_read), str(to_write)],
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self._place.topic else None,
+                stderr=subprocess.PIPE if self._place.topic else None,
+                process_group=self._group,
+                pass_fds=(to_read, to_write),
+            )
+        finally:
+            os.close(to_read)
+            os.close(to_write)
+        return process, rank.Pipe(from_it, from_us)
+
+    def _stream(self, process: subprocess.Popen[bytes]) -> None:
+        topic, run_id = self._place.topic, self._place.run_id
+        if topic:
+            scripts.stream(process, lambda lines: self._head.worker.log_event(topic, ["lines", run_id, lines]))
+
+    def _listen(self, process: subprocess.Popen[bytes], pipe: rank.Pipe) -> None:
+        """Hands the rank its work and hears how it ends, in a thread of its own."""
+        with contextlib.closing(pipe):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(rank.WORK, pickle.dumps(self._work))
+            while (message := pipe.receive()) is not None:
+                kind, content = message
+                if kind == rank.FAILED:
+                    self._failed = True
+                    age = time.monotonic() - float(content)
+                    self._head.start(self._head.report(age=age)).result()
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.send(rank.NOD)
+                elif kind == rank.OUTCOME:
+                    self._outcome = content
+                    self._after(_LAST_WORDS_S, self._kill)
+            if self._outcome is None and not self._failed and process.wait() != 0 and not self._over:
+                self._failed = True
+                self._head.start(self._head.report(died=True)).result()
+
+    def _ended(self, code: int) -> RankEnd:
+        if self._late:
+            error = failures.late(self._work.name, self._place.timeout or 0)
+            self._outcome = pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__)))
+        if self._outcome is None and self._over and not self._failed:
+            return RankEnd()
+        ok = not self._failed and not self._late and (self._outcome is not None or code == 0)
+        if ok:
+            self._head.wait(self._head.report(ok=True))
+        return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok)
+
+    # Ending it ------------------------------------------------------------------------------------------------------
+
+    def _end(self, over: concurrent.futures.Future[int | None]) -> None:
+        """The gang is over: what another rank's failure ends is killed, what its client ends is asked to end. The rank
+        that failed first is to say with what."""
+        if over.cancelled():
+            return
+        self._over = True
+        first = over.result()
+        if first is None:
+            cancellation.signal_group(self._group, signal.SIGTERM)
+            self._after(cancellation.PROGRAM_GRACE_S, self._kill)
+        elif first == self._place.rank:
+            self._after(_LAST_WORDS_S, self._kill)
+        else:
+            self._kill()
+
+    def _too_late(self) -> None:
+        self._late = True
+        self._head.start(self._head.report())
+        cancellation.signal_group(self._group, signal.SIGTERM)
+        self._after(cancellation.GRACE_S, self._kill)
+
+    def _after(self, seconds: float | None, action: Any) -> None:
+        if seconds is not None:
+            timer = threading.Timer(seconds, action)
+            timer.daemon = True
+            self._timers.append(timer)
+            timer.start()
+
+    def _kill(self) -> None:
+        cancellation.signal_group(self._group, signal.SIGKILL)
+
+    def _forget_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+
+@contextlib.contextmanager
+def _port(place: Rank) -> Iterator[int]:
+    """A port of this node at which rank 0 may listen; 0 for any other rank.
+
+    The socket that keeps it from others does not listen: with ``SO_REUSEADDR``, which torch and JAX set, another may.
+    """
+    if place.rank != 0 or place.framework is None:
+        yield 0
+        return
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("", 0))
+        yield int(kept.getsockname()[1])
+
+
+def _defaults(place: Rank, address: str) -> dict[str, str]:
+    """What the framework needs, unless the image says otherwise."""
+    if place.framework is None:
+        return {}
+    # gloo asks for the address of the node's own name, which a node may not be able to resolve.
+    name = _interface(address) if place.framework == "torch" else None
+    return {**gang.DEFAULTS[place.framework], **({} if name is None else {"GLOO_SOCKET_IFNAME": name})}
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has the IPv4 *address*; None where none has."""
+    import fcntl  # a client may run where there is none
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None

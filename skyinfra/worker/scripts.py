@@ -1,0 +1,138 @@
+"""Running a file as a program, as a task. Travels to nodes: standard library and ``distributed`` only."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from distributed import get_worker
+
+from skyinfra.errors import ScriptFailed
+from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.worker import cancellation
+
+# Lines are sent together when they come faster than this, in seconds.
+_FLUSH_S = 0.05
+_FLUSH_LINES = 500
+# How often a silent script is looked at, in seconds.
+_ENDED_S = 0.5
+
+
+def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic: str, run_id: str) -> int:
+    """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; the exit code, negative for a signal.
+
+    Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]`` while it
+    runs, stream being ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too: progress bars move.
+    Without a topic they go to the output of the task.
+    """
+    worker = get_worker()
+    key = str(worker.get_current_task())
+    with new_folder() as folder, process_group() as group:
+        path = Path(folder) / name
+        path.write_bytes(source)
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(path), *args],
+            cwd=folder,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if topic else None,
+            stderr=subprocess.PIPE if topic else None,
+            process_group=group,
+        )
+        with process:
+            cancellation.set_group(key, group)
+            try:
+                if topic:
+                    stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
+                return process.wait()
+            finally:
+                cancellation.set_group(key, None)
+                # What the program started and left behind would keep the slot's memory.
+                cancellation.signal_group(group, signal.SIGKILL)
+
+
+def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
+    """Runs a program as `script` does, for nobody who listens: what it prints is the output of the task.
+
+    The exit code, which is 0. Raises `ScriptFailed` for another one, and for a signal.
+    """
+    code = script(source, name, args, env, "", "")
+    if code == 0:
+        return 0
+    error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
+    error.code = code
+    raise error
+
+
+def new_folder() -> tempfile.TemporaryDirectory[str]:
+    """Of a script: below the node's own, with which it goes even where this process could not remove it."""
+    return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
+
+
+# Its input ends when this process does, however it does: the task starts again elsewhere, and must not run twice.
+_GUARD = "trap '' HUP INT TERM; read -r _; kill -KILL 0"
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[int]:
+    """A process group for a script, which is killed with this process. Its leader is a shell that waits for that."""
+    command = ["/bin/sh", "-c", _GUARD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as guard:
+        try:
+            yield guard.pid
+        finally:
+            cancellation.signal_group(guard.pid, signal.SIGKILL)
+
+
+class _Lines:
+    """Cuts the bytes of one stream into lines."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self._rest = ""
+
+    def feed(self, data: bytes) -> list[list[str]]:
+        """The lines that *data* completes; no data means the end of the stream."""
+        text = self._rest + self._decoder.decode(data, final=not data)
+        *lines, self._rest = text.split("\n")
+        if not data and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        return [[self._stream, line] for line in lines]
+
+
+def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
+    """Hands the lines of both streams to *send* in the order in which they are read, until both have ended."""
+    pending: list[list[str]] = []
+    flushed = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for stream, file in (("stdout", process.stdout), ("stderr", process.stderr)):
+            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, _Lines(stream))
+        while selector.get_map():
+            ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
+            if not ready and not pending and process.poll() is not None:
+                break  # it ended, and something that it left behind holds its streams open
+            for item, _ in ready:
+                data = os.read(item.fd, 65536)
+                pending += cast(_Lines, item.data).feed(data)
+                if not data:
+                    selector.unregister(item.fileobj)
+            now = time.monotonic()
+            if pending and (not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES):
+                send(pending)
+                pending, flushed = [], now
+    if pending:
+        send(pending)

@@ -1,0 +1,157 @@
+"""What a task tells its client while it runs: the lines that it prints, and how far it is.
+
+Lines come from the file that holds the output of the task (`skyinfra.worker.output`), so that those of native code
+and of the programs that it starts are among them. Travels to nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from skyinfra.worker import output
+
+# A message to the client: its kind, and what it says.
+Send = Callable[[str, object], object]
+
+# How often the output of a task that runs is looked at, in seconds.
+_EVERY_S = 0.1
+# Of what was printed since the last look, at most that many bytes travel; all of it is on the node. The head keeps the
+# last thousand messages of a client.
+_MOST = 32 * 1024
+# `progress` may be called at every step; that often it is told.
+_PROGRESS_S = 0.2
+
+
+class _Tail:
+    """What is added to *file*, in whole lines, handed to *send*."""
+
+    def __init__(self, file: str, send: Callable[[list[str]], object]) -> None:
+        self._file = file
+        self._send = send
+        self._offset = 0
+        self._rest = ""
+        self._decoder = _decoder()
+
+    def advance(self, *, final: bool = False) -> None:
+        """Sends what was added since the last time; the last line may be incomplete in the end only."""
+        lines = [line for part in self._parts() for line in part]
+        if final:
+            self._rest += self._decoder.decode(b"", final=True)
+            lines += [self._rest] if self._rest else []
+            self._rest = ""
+        if lines:
+            self._send(lines)
+
+    def restart(self) -> None:
+        """The file is a new one."""
+        self._offset, self._rest, self._decoder = 0, "", _decoder()
+
+    def _parts(self) -> Iterator[list[str]]:
+        try:
+            size = os.stat(self._file).st_size  # noqa: PTH116 - a part of every task's round trip
+            if size <= self._offset:
+                return
+            with open(self._file, "rb") as file:  # noqa: PTH123 - as above
+                left_out = size - self._offset - _MOST
+                if left_out > 0:
+                    file.seek(size - _MOST)
+                    left_out += len(file.readline())
+                    yield [self._rest] if self._rest else []
+                    yield [f"[{left_out} bytes of output are left out here; `skyinfra logs --task` has all of it]"]
+                    self._rest, self._decoder = "", _decoder()
+                    self._offset += left_out
+                file.seek(self._offset)
+                data = file.read(_MOST)
+        except OSError:
+            return
+        self._offset += len(data)
+        text = self._rest + self._decoder.decode(data)
+        *lines, self._rest = text.split("\n")
+        yield lines
+
+
+def _decoder() -> io.IncrementalNewlineDecoder:
+    # Carriage returns end lines too: progress bars move.
+    return io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(errors="replace"), translate=True)
+
+
+_changed = threading.Condition()
+_tail: _Tail | None = None
+_watcher: threading.Thread | None = None
+_send: Send | None = None
+_told_at = 0.0
+
+
+@contextlib.contextmanager
+def telling(file: str | None, send: Send | None) -> Iterator[None]:
+    """Around a task whose output is in *file*: tells what it prints by *send*, ``("output", lines)``. None: nobody."""
+    global _send, _tail, _told_at, _watcher
+    if send is None:
+        yield
+        return
+    tail = _Tail(file, lambda lines: send("output", lines)) if file is not None else None
+    with _changed:
+        _send, _tail, _told_at = send, tail, 0.0
+        if _watcher is None:
+            _watcher = threading.Thread(target=_watch, name="skyinfra-output", daemon=True)
+            _watcher.start()
+        _changed.notify()
+    try:
+        yield
+    finally:
+        output.flush()
+        with _changed:
+            _send = _tail = None
+            if tail is not None:
+                tail.advance(final=True)
+
+
+def progress(done: float, total: float | None = None, note: str = "") -> None:
+    """Tells the client of this task how far it is: *done* of *total* steps. Nothing outside of a task.
+
+    It may be called at every step: it costs some microseconds, and is told five times a second at most.
+    """
+    global _told_at
+    send, now = _send, time.monotonic()
+    if send is not None and (now - _told_at >= _PROGRESS_S or done == total):
+        _told_at = now
+        send("progress", [done, total, note])
+
+
+@contextlib.contextmanager
+def cutting() -> Iterator[None]:
+    """Around `output.cut`: tells what is left of the lines of the task that has ended."""
+    with _changed:
+        if _tail is not None:
+            _tail.advance(final=True)
+        yield
+        if _tail is not None:
+            _tail.restart()
+
+
+def _watch() -> None:
+    while True:
+        with _changed:
+            _changed.wait_for(lambda: _tail is not None)
+            mine = _tail
+        time.sleep(_EVERY_S)
+        with _changed:
+            # Not that of the next task, which has not been running for as long.
+            if mine is not None and mine is _tail:
+                mine.advance()
+
+
+def _forget() -> None:
+    """In a process that was forked: the thread is not there, and its parent tells."""
+    global _changed, _send, _tail, _watcher
+    _changed = threading.Condition()
+    _send = _tail = _watcher = None
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,298 @@
+"""What a task sees of the tree that its client has synced, in a worker process.
+
+A view is a folder of this process with the files of a tree: links to the node's blobs. Trees that differ only in data
+share a view, whose data files are replaced before the next task: modules stay loaded, and what they read beside them
+is new. Another code gets another view; the modules of the one before are put aside, and are back when a task comes
+that wants it again. So the tasks of several clients may take turns on a slot.
+
+Files of a view are read-only: they are the node's one copy. A view goes with its process.
+
+Travels to nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import os
+import re
+import shutil
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from skyinfra.blobs.store import BlobStore
+from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.blobs.trees import Entry, Tree
+from skyinfra.errors import NotInTask, NotSynced
+from skyinfra.protocol.instance import NODE_DIRECTORY
+
+FOLDER = "trees"
+FILES_FOLDER = "files"
+# For a task and the programs that it starts: the folder of its tree.
+VARIABLE = "SKYINFRA_TREE"
+# Views of code that a process keeps, with the modules from there.
+_KEPT = 4
+
+# The path of a file in a view, and its path in the tree.
+_IN_VIEW = re.compile(rf"/{FOLDER}/[0-9]+-[0-9a-f]{{8}}/[0-9a-f]{{32}}/(.+)$")
+
+# What is loaded by now belongs to the engine. No tree takes its place.
+_ENGINE = frozenset(name.partition(".")[0] for name in sys.modules) | frozenset(sys.stdlib_module_names)
+
+# Called before a task that wants other code than the one before: with the names of the code that goes and of the one
+# that comes, None for none; and with the name of code whose modules are forgotten for good.
+on_code_change: list[Callable[[str | None, str | None], object]] = []
+on_code_forgotten: list[Callable[[str], object]] = []
+
+
+@dataclass
+class _View:
+    """A folder with files of a tree. modules: those that were loaded from it, while they are put aside. hidden: the
+    modules of others whose names it takes."""
+
+    folder: Path
+    files: dict[str, Entry] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    modules: dict[str, types.ModuleType] = field(default_factory=dict)
+    hidden: dict[str, types.ModuleType] = field(default_factory=dict)
+
+
+class Views:
+    """The views of this process, of a node in *directory*, made of the blobs in *store*."""
+
+    def __init__(self, directory: Path, store: BlobStore) -> None:
+        self._folder = directory / FOLDER
+        self._store = store
+        self._own: Path | None = None
+        self._views: dict[str, _View] = {}
+        self._code: str | None = None
+        self._tree: str | None = None
+
+    def using(self, name: str | None) -> bool:
+        """Whether the tree *name* is the one that tasks see now."""
+        return name == self._tree
+
+    def use(self, tree: Tree | None) -> None:
+        """Lets tasks see *tree* from now on, whose blobs are in the store. Raises `BlobsMissing`, OSError."""
+        # Until it is done: what fails half way is done again.
+        self._tree = ""
+        code = tree.code_name if tree is not None else None
+        if tree is not None and code is not None:
+            view = self._views.pop(code, None) or self._new(tree, code)
+            self._views[code] = view
+            _update(view, tree, self._store)
+        if code != self._code:
+            self._swap(code, tree)
+        self._tree = tree.name if tree is not None else None
+
+    def _new(self, tree: Tree, code: str) -> _View:
+        if self._own is None:
+            self._own = _own_folder(self._folder)
+        view = _View(self._own / code)
+        view.folder.mkdir(exist_ok=True)
+        view.paths = [str(view.folder if root == "." else view.folder / root) for root in tree.roots]
+        return view
+
+    def _swap(self, code: str | None, tree: Tree | None) -> None:
+        for hook in on_code_change:
+            hook(self._code, code)
+        if self._code is not None:
+            _leave(self._views[self._code])
+        self._code = None
+        if code is not None and tree is not None:
+            _enter(self._views[code], tree.modules)
+        else:
+            os.environ.pop(VARIABLE, None)
+        self._code = code
+        for name in list(self._views)[:-_KEPT]:
+            shutil.rmtree(self._views.pop(name).folder, ignore_errors=True)
+            for forgotten in on_code_forgotten:
+                forgotten(name)
+
+
+def _enter(view: _View, names: frozenset[str]) -> None:
+    """Makes the modules of *view* those that are imported."""
+    taken = names - _ENGINE
+    view.hidden = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in taken}
+    for name in view.hidden:
+        del sys.modules[name]
+    sys.modules.update(view.modules)
+    view.modules = {}
+    sys.path[:0] = view.paths
+    _set_python_path([*view.paths, *_python_path()])
+    os.environ[VARIABLE] = str(view.folder)
+    importlib.invalidate_caches()
+
+
+def _leave(view: _View) -> None:
+    """Puts the modules of *view* aside."""
+    view.modules = {name: module for name, module in list(sys.modules.items()) if _is_from(module, view.folder)}
+    for name in view.modules:
+        del sys.modules[name]
+    sys.modules.update(view.hidden)
+    view.hidden = {}
+    sys.path[:] = [path for path in sys.path if path not in view.paths]
+    _set_python_path([path for path in _python_path() if path not in view.paths])
+
+
+def _is_from(module: object, folder: Path) -> bool:
+    inside = f"{folder}/"
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return file.startswith(inside)
+    # A package without __init__.py has folders only.
+    with contextlib.suppress(TypeError, KeyError):
+        return any(str(path).startswith(inside) or path == str(folder) for path in getattr(module, "__path__", ()))
+    return False
+
+
+def _python_path() -> list[str]:
+    """Of the programs that a task starts."""
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def _set_python_path(paths: list[str]) -> None:
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def _update(view: _View, tree: Tree, store: BlobStore) -> None:
+    """Makes the files of *view* those of *tree*; what is the same is not touched."""
+    for path in [path for path in view.files if path not in tree.files]:
+        (view.folder / path).unlink(missing_ok=True)
+        del view.files[path]
+        _remove_empty(view.folder, path)
+    for path, entry in tree.files.items():
+        if view.files.get(path) != entry:
+            target = view.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                place(store.path(entry.sha256), target, executable=entry.executable)
+            except FileNotFoundError:
+                raise BlobsMissing([entry.sha256]) from None
+            view.files[path] = entry
+
+
+def place(blob: Path, target: Path, *, executable: bool, link: bool = True) -> None:
+    """Puts the content of *blob* where *target* is, at once; it is read-only where it is a *link*. Raises OSError."""
+    new = target.with_name(f".{uuid.uuid4().hex}")
+    try:
+        # One file cannot be executable under one name and not so under another.
+        if not (link and not executable and _linked(blob, new)):
+            shutil.copyfile(blob, new)
+            new.chmod((0o555 if executable else 0o444) if link else (0o755 if executable else 0o644))
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _linked(blob: Path, new: Path) -> bool:
+    try:
+        new.hardlink_to(blob)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, one without links, or too many of them
+        return False
+    return True
+
+
+def _remove_empty(folder: Path, path: str) -> None:
+    for parent in PurePosixPath(path).parents:
+        try:
+            (folder / parent).rmdir()
+        except OSError:
+            return
+
+
+def _own_folder(folder: Path) -> Path:
+    """A new folder in *folder*, which goes once this process has ended; those of ended ones go now."""
+    folder.mkdir(exist_ok=True)
+    with _alone(folder):
+        for lock in folder.glob("*.lock"):
+            handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            with contextlib.closing(os.fdopen(handle)), contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+                lock.unlink()
+        own = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        # Held for as long as this process lives, however it ends.
+        fcntl.flock(os.open(own.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), fcntl.LOCK_EX)
+        own.mkdir()
+    return own
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+# What tasks ask for -------------------------------------------------------------------------------------------------
+
+# On the client: where what was included lies.
+_here: dict[str, Path] = {}
+
+
+def remember(names: dict[str, Path]) -> None:
+    """On the client: where `synced` finds what was included, by the names that it has in the tree."""
+    _here.update(names)
+
+
+def here(path: str) -> Path | None:
+    """On the client: where the file lies that is *path* in a view, as tracebacks name it; None for another one."""
+    found = _IN_VIEW.search(path)
+    return _here.get(found.group(1)) if found else None
+
+
+def synced(name: str | Path) -> Path:
+    """The path of an include, or of a file below one, by the name that it was included with; the same call works in a
+    task, in a program that a task starts, and on the client.
+
+    A file outside of the client's working directory is found by its last part: ``vocab.txt`` for ``/data/vocab.txt``.
+    In a task the file is read-only. Raises `NotSynced`.
+    """
+    plain = os.path.normpath(name)
+    folder = os.environ.get(VARIABLE)
+    if folder is not None:
+        found = Path(folder, plain)
+        if not Path(plain).is_absolute() and ".." not in found.parts and found.exists():
+            return found
+        raise _not_synced(str(name), "It is not among the includes of the client, or not below its working directory.")
+    if NODE_DIRECTORY in os.environ:
+        raise _not_synced(str(name), "The client has synced nothing: sky.connect(..., includes=[...]).")
+    for part in (Path(plain), *Path(plain).parents):
+        if str(part) in _here and (here := _here[str(part)] / Path(plain).relative_to(part)).exists():
+            return here
+    raise _not_synced(str(name), "Name it in sky.connect(..., includes=[...]) or pool.sync(...) first.")
+
+
+def files() -> Path:
+    """The folder of this node for files that `pool.put` sends and `pool.get` fetches. Raises `NotInTask`."""
+    directory = os.environ.get(NODE_DIRECTORY)
+    if directory is None:
+        raise NotInTask(
+            "files() is the folder of a node, and this is not a task",
+            hint="Call it inside a function that you ship with `task >> pool`.",
+        )
+    folder = Path(directory, FILES_FOLDER)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _not_synced(name: str, hint: str) -> NotSynced:
+    return NotSynced("was not synced", field=name, hint=hint)

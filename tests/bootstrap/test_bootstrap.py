@@ -1,0 +1,326 @@
+"""User data: cloud-config that carries every value unchanged, fits, and is the same where only the layout differs."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import missing
+
+import skyinfra as sky
+from skyinfra.bootstrap import LIMIT, carries_runner, converted, quoted, runner_wheel, sizes, user_data
+from skyinfra.compiler import Deployment, compile_pool
+from skyinfra.engine.credentials import Credentials
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# All that a file on a node may hold.
+CERTIFICATE = Credentials.derive("0123456789abcdef" * 2, role="client", name="x").ca
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+def _is_no_placeholder(text: str) -> bool:
+    """Those are refused; Hypothesis finds them in the code."""
+    return "@SKYINFRA_" not in text
+
+
+def aws(accelerator: Any = "H100:8/3g.40gb+2g.20gb+1g.10gb*2", **fields: Any) -> Deployment:
+    pool = sky.ComputePool(**{"name": "p", "provider": sky.AWS(), "accelerator": accelerator, **fields})
+    return compile_pool(pool, "s")
+
+
+def files(text: str) -> dict[str, str]:
+    """The files of a cloud-config by path."""
+    assert text.startswith("#cloud-config\n")
+    document = yaml.load(text, LOADER)
+    assert set(document) == {"write_files", "runcmd"}
+    return {file["path"]: file["content"] for file in document["write_files"]}
+
+
+@given(TEXT)
+def test_any_text_survives_the_quoting(text: str) -> None:
+    line = quoted(text)
+    assert "\n" not in line
+    assert yaml.safe_load(f"a: {line}") == {"a": text}
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT.filter(_is_no_placeholder), max_size=3))
+def test_user_data_carries_every_value_unchanged(env: dict[str, str]) -> None:
+    made = aws(image=sky.Image(env=env, run=[*env.values()]))
+    for text, config in ((user_data(made).head, made.head), (user_data(made).worker, made.worker)):
+        found = files(text)["/var/lib/skyinfra/node.json"]
+        found = found.replace("@SKYINFRA_HEAD@", "10.0.0.1:8786")
+        assert NodeConfig.read(json.loads(found)) == replace(
+            config, scheduler=config.scheduler.replace("@SKYINFRA_HEAD@", "10.0.0.1:8786")
+        )
+        assert config.env == env
+
+
+def test_user_data_fits() -> None:
+    made = aws(nodes=2, image=sky.Image(pip=["torch", "transformers"], apt=["git"], env={"HF_HOME": "/data"}))
+    data = user_data(made)
+    assert max(len(gzip.compress(text.encode(), 9)) for text in (data.head, data.worker)) < 14_000
+    assert sizes(data.head)["total"] < 14_000
+
+
+def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
+    noise = "".join(hashlib.sha256(str(i).encode()).hexdigest() for i in range(500))
+    with pytest.raises(sky.NotSupported, match=rf"compressed, of {LIMIT} that are taken") as caught:
+        user_data(aws(image=sky.Image(env={"BLOB": noise})))
+    assert "/var/lib/skyinfra/node.json" in (caught.value.hint or "")
+    assert noise[:20] not in str(caught.value)
+
+
+def test_the_revision_is_of_all_but_the_layout() -> None:
+    one = user_data(aws("H100:8/3g.40gb"))
+    other = user_data(aws("H100:8/1g.10gb"))
+    assert one.revision == other.revision
+    assert one.head != other.head
+    assert user_data(aws("H100:8/3g.40gb", image=sky.Image(pip=["torch"]))).revision != one.revision
+
+
+def test_the_secret_is_a_placeholder_in_a_file_of_its_own() -> None:
+    data = user_data(aws(nodes=2))
+    for text in (data.head, data.worker):
+        assert files(text)["/etc/skyinfra/secret"] == "@SKYINFRA_SECRET@\n"
+        assert text.count("@SKYINFRA_SECRET@") == 1
+        secret = next(f for f in yaml.safe_load(text)["write_files"] if f["path"].endswith("/secret"))
+        assert secret["permissions"] == "0600"
+
+
+def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
+    made = aws("L4", spot=True, nodes=3, image=sky.Image(pip=["torch"], env={"A": "b"}))
+    assert made.head.scheduler_only
+    assert not made.worker.scheduler_only
+    assert (made.head.pip, made.worker.pip) == ((), ("torch",))
+    data = user_data(made)
+    assert steps(data.worker)["name of the node"]["arguments"]["stands_for"] == "p-asg"
+    assert "name of the node" not in steps(data.head)
+    # No GPU on that head.
+    assert "driver" in steps(data.worker) and "driver" not in steps(data.head)
+    assert "/etc/systemd/system/skyinfra-watch.service" in files(data.head)
+    assert "/etc/systemd/system/skyinfra-watch.service" not in files(data.worker)
+
+
+def steps(text: str) -> dict[str, dict[str, Any]]:
+    """The steps of a first boot by name, in order."""
+    document = json.loads(files(text)["/opt/skyinfra/steps.json"])
+    return {step["name"]: step for step in document["steps"]}
+
+
+def test_the_steps_of_a_node() -> None:
+    image = sky.Image(python="3.12", apt=["git"], ca_certificate=CERTIFICATE)
+    found = steps(user_data(aws(image=image)).head)
+    assert list(found) == [
+        "user and folders",
+        "CA certificate",
+        "instance store",
+        "packages of the system",
+        "driver",
+        "Python",
+        "runner",
+        "services",
+    ]
+    assert found["driver"]["arguments"]["minimum"] == "525.85.12"
+    assert found["Python"]["arguments"]["version"] == "3.12"
+    assert found["packages of the system"]["arguments"]["apt"] == ["git"]
+    assert all(step["timeout_s"] > 0 and step["attempts"] >= 1 for step in found.values())
+
+
+def test_every_step_can_be_read_by_the_program_that_travels(tmp_path: Path) -> None:
+    made = aws("L4", spot=True, nodes=2, image=sky.Image(apt=["git"], ca_certificate=CERTIFICATE))
+    data = user_data(made)
+    for text in (data.head, data.worker):
+        for path, content in files(text).items():
+            if path.startswith("/opt/skyinfra/first_boot/"):
+                (tmp_path / "first_boot").mkdir(exist_ok=True)
+                (tmp_path / "first_boot" / Path(path).name).write_text(content)
+        (tmp_path / "steps.json").write_text(files(text)["/opt/skyinfra/steps.json"])
+        check = (
+            "import json; from first_boot.operations import OPERATIONS\n"
+            "for step in json.load(open('steps.json'))['steps']:\n"
+            "    print(OPERATIONS[step['operation']](**step['arguments']))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, '.')\n{check}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "Runner(" in done.stdout and "Units(" in done.stdout
+
+
+def test_where_the_runner_comes_from() -> None:
+    default = user_data(aws())
+    assert carries_runner(aws())
+    asked = steps(default.head)["runner"]["arguments"]
+    wheel = runner_wheel.wheel()
+    assert asked["wheel"] == {"url": "@SKYINFRA_RUNNER@", "name": wheel.name, "sha256": wheel.sha256}
+    assert asked["requirements"] == []
+    made = aws(image=sky.Image(runner="skyinfra @ https://example.com/a b.whl"))
+    own = user_data(made)
+    assert not carries_runner(made)
+    assert "@SKYINFRA_RUNNER@" not in own.head
+    asked = steps(own.head)["runner"]["arguments"]
+    assert asked["wheel"] is None and asked["requirements"][0] == "skyinfra @ https://example.com/a b.whl"
+    pinned = {requirement.partition("==")[0] for requirement in asked["requirements"][1:]}
+    assert pinned >= {"cloudpickle", "cryptography", "distributed", "msgpack", "nvidia-ml-py"}
+
+
+def test_a_package_index_reaches_first_boot_and_runner() -> None:
+    image = sky.Image(
+        index="https://pypi.example.com/simple",
+        extra_indexes=["http://wheels.example.com:8080/simple"],
+        proxy="http://proxy.example.com:3128",
+        ca_certificate=CERTIFICATE,
+    )
+    data = user_data(aws(image=image)).head
+    environment = json.loads(files(data)["/opt/skyinfra/steps.json"])["environment"]
+    config = NodeConfig.read(json.loads(files(data)["/var/lib/skyinfra/node.json"].replace("@SKYINFRA_HEAD@", "h:1")))
+    assert config.packages is not None
+    assert config.packages.environment(bundle="/opt/skyinfra/ca.pem").items() <= environment.items()
+    assert environment["PIP_INDEX_URL"] == environment["UV_DEFAULT_INDEX"] == "https://pypi.example.com/simple"
+    assert environment["PIP_EXTRA_INDEX_URL"] == environment["UV_INDEX"] == "http://wheels.example.com:8080/simple"
+    assert environment["PIP_TRUSTED_HOST"] == "wheels.example.com:8080"
+    assert environment["https_proxy"] == "http://proxy.example.com:3128"
+    assert "169.254.169.254" in environment["no_proxy"]
+    assert environment["PIP_CERT"] == environment["SSL_CERT_FILE"] == "/opt/skyinfra/ca.pem"
+    assert "PIP_NO_INDEX" not in environment
+    alone = user_data(aws(image=sky.Image(wheelhouse="http://10.0.0.1/wheels/"))).head
+    environment = json.loads(files(alone)["/opt/skyinfra/steps.json"])["environment"]
+    assert environment["PIP_FIND_LINKS"] == environment["UV_FIND_LINKS"] == "http://10.0.0.1/wheels/"
+    assert environment["PIP_NO_INDEX"] == "1"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"index": "https://user:hunter2@pypi.example.com/simple"},
+        {"extra_indexes": ["https://hunter2@pypi.example.com/simple"]},
+        {"wheelhouse": "http://user:hunter2@wheels.example.com/"},
+        {"proxy": "http://user:hunter2@proxy.example.com:3128"},
+        {"runner": "skyinfra @ https://user:hunter2@example.com/skyinfra.whl"},
+        {"pip": ["mine @ git+https://hunter2@example.com/mine.git"]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_credentials_in_addresses_are_refused_without_showing_them(fields: dict[str, Any]) -> None:
+    with pytest.raises(sky.InvalidField, match="user data") as caught:
+        sky.Image(**fields)
+    assert "hunter2" not in str(caught.value)
+    assert next(iter(fields)) in (caught.value.field or "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"index": "pypi.example.com"},
+        {"index": "https://a b/"},
+        {"proxy": "socks5://proxy:1080"},
+        {"wheelhouse": "ftp://x/"},
+        {"ca_certificate": "not one"},
+        {"ca_certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
+        {"ca_certificate": "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"},
+    ],
+)
+def test_what_is_no_address_or_certificate_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(sky.InvalidField) as caught:
+        sky.Image(**fields)
+    assert "AAAA" not in str(caught.value)
+
+
+@settings(max_examples=25, deadline=None)
+@given(env=st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT, max_size=3), apt=st.lists(TEXT))
+def test_one_source_of_files_for_all_forms(env: dict[str, str], apt: list[str]) -> None:
+    apt = [name for name in apt if "@SKYINFRA" not in name]
+    data = user_data(aws(image=sky.Image(env=env, apt=apt))).head
+    for form in ("script", "container"):
+        text = converted(data, form)
+        made = _run_as_shell(text)
+        wanted = {path: body for path, body in files(data).items() if form == "script" or "/systemd/" not in path}
+        assert made.keys() == wanted.keys()
+        for path, body in wanted.items():
+            if form == "script" or path != "/opt/skyinfra/steps.json":
+                assert made[path] == body
+
+
+def _run_as_shell(text: str) -> dict[str, str]:
+    """What the script puts where, by a shell whose `put` only says so."""
+    rest = text.partition("put() {")[2]
+    body = rest.partition("\n}\n")[2]
+    puts = body.rpartition("\nput ")
+    last = puts[2].partition("\nsystemctl daemon-reload\n" if "\nsystemctl daemon-reload\n" in text else "\ncommand -v")
+    script = 'put() { printf \'%s\\0%s\\0\' "$2" "$3"; }\n' + puts[0] + puts[1] + last[0]
+    done = subprocess.run(["sh"], input=script.encode(), capture_output=True, check=True)
+    parts = done.stdout.decode().split("\0")
+    return dict(zip(parts[0::2], parts[1::2], strict=False))
+
+
+def test_the_forms_where_there_is_no_cloud_init(tmp_path: Path) -> None:
+    data = user_data(aws(image=sky.Image(run=["echo 'a b' $X"], env={"Q": 'it\'s "so": $X\nü'}))).head
+    for form in ("script", "container"):
+        file = tmp_path / form
+        file.write_text(converted(data, form))
+        subprocess.run(["sh", "-n", str(file)], check=True)
+        if shutil.which("shellcheck"):
+            subprocess.run(["shellcheck", str(file)], check=True)
+    container = (tmp_path / "container").read_text()
+    assert "/etc/systemd" not in container and "systemctl enable" not in container
+    assert "exec runuser -u skyinfra --" in container
+    with pytest.raises(sky.InvalidField, match="no cloud-config"):
+        converted("{}", "script")
+
+
+def test_units_are_good(tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        missing("systemd-analyze")
+    for path, content in files(user_data(aws()).head).items():
+        if path.startswith("/etc/systemd/system/"):
+            # What they start is not on this machine.
+            (tmp_path / Path(path).name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
+    units = sorted(str(path) for path in tmp_path.iterdir())
+    assert len(units) == 8
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
+    found = files(user_data(aws()).head)
+    unit = found["/etc/systemd/system/skyinfra-runner.service"].splitlines()
+    for line in (
+        "Type=notify",
+        "User=skyinfra",
+        "Restart=always",
+        "StartLimitIntervalSec=0",
+        "LoadCredential=secret:/etc/skyinfra/secret",
+        "IPAddressDeny=169.254.169.254 fd00:ec2::254",
+        "NoNewPrivileges=yes",
+        "OOMPolicy=continue",
+    ):
+        assert line in unit
+    # These would close the GPUs' devices.
+    assert not [line for line in unit if line.startswith(("PrivateDevices", "ProtectClock", "DevicePolicy"))]
+    partition = found["/etc/systemd/system/skyinfra-partition.service"]
+    assert "User=" not in partition and "Type=oneshot" in partition
+    # Nothing runs before all of the first boot is done.
+    for name in ("partition", "runner", "watch"):
+        assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]

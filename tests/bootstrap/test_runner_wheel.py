@@ -1,0 +1,85 @@
+"""The runner as a wheel: the code that runs here, the same bytes for the same code, good for pip."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from skyinfra.bootstrap import runner_wheel
+
+
+def install(wheel: runner_wheel.Wheel, folder: Path) -> Path:
+    (folder / wheel.name).write_bytes(wheel.content)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(folder / "site")]
+    subprocess.run([*pip, str(folder / wheel.name)], check=True, capture_output=True)
+    return folder / "site"
+
+
+def python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True, env=environment, cwd=site.parent
+    )
+
+
+def test_what_is_installed_from_it_is_the_code_that_runs_here(tmp_path: Path) -> None:
+    wheel = runner_wheel.wheel()
+    site = install(wheel, tmp_path)
+    here = Path(runner_wheel.__file__).parents[1]
+    for room in ("runner", "mig", "protocol", "tasks", "worker", "head", "gpu", "errors"):
+        files = {path.relative_to(here) for path in (here / room).rglob("*") if path.suffix in (".py", ".json")}
+        assert files
+        for file in files:
+            assert (site / "skyinfra" / file).read_bytes() == (here / file).read_bytes()
+    assert not (site / "skyinfra" / "cli").exists()
+    found = python(site, "-c", "import skyinfra, skyinfra.runner; print(skyinfra.__file__, skyinfra.instance_info)")
+    assert str(site) in found.stdout
+    # What a module of tasks says on a node, where it was synced to.
+    decorated = "import skyinfra as sky\n@sky.compute(timeout=1)\ndef f(): return 7\nprint(f())"
+    environment_of_a_slot = f"import os; os.environ['SKYINFRA_SLOT'] = '{{}}'\n{decorated}"
+    assert python(site, "-c", environment_of_a_slot).stdout == "7\n"
+    shown = python(site, "-m", "skyinfra.runner", "--help").stdout
+    assert "partition" in shown
+    named = python(
+        site, "-c", "from importlib import metadata as m; print(m.version('skyinfra'), m.requires('skyinfra'))"
+    )
+    assert wheel.version in named.stdout
+    for pin in runner_wheel.pins():
+        assert pin in named.stdout
+
+
+def test_the_same_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = runner_wheel.wheel()
+    assert hashlib.sha256(wheel.content).hexdigest() == wheel.sha256
+    copy = tmp_path / "skyinfra"
+    shutil.copytree(Path(runner_wheel.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(runner_wheel, "_PACKAGE", copy)
+    runner_wheel.wheel.cache_clear()
+    try:
+        for path in copy.rglob("*"):
+            os.utime(path, (1, 1))
+        assert runner_wheel.wheel() == wheel
+        with (copy / "runner" / "serve.py").open("a") as file:
+            file.write("# more\n")
+        runner_wheel.wheel.cache_clear()
+        changed = runner_wheel.wheel()
+        assert changed.version != wheel.version
+        assert changed.name != wheel.name
+        assert changed.sha256 != wheel.sha256
+    finally:
+        runner_wheel.wheel.cache_clear()
+
+
+def test_nothing_in_it_is_compressed(tmp_path: Path) -> None:
+    wheel = runner_wheel.wheel()
+    (tmp_path / wheel.name).write_bytes(wheel.content)
+    with zipfile.ZipFile(tmp_path / wheel.name) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+        assert archive.testzip() is None

@@ -1,0 +1,103 @@
+"""``skyinfra render``: the user data and variables of a stack, in each form."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support import ROOT
+from typer.testing import CliRunner
+
+import skyinfra as sky
+from skyinfra.cli.app import app
+from skyinfra.compiler import compile_pool
+from skyinfra.stack import module_inputs
+from skyinfra.terraform.project import Project
+
+POOLS = """
+import skyinfra as sky
+from cdktf import App
+app = App()
+sky.FleetStack(app, "s", pools=[
+    sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(), accelerator="H100:8/1g.10gb*7", labels={"a": "${x}"}),
+    sky.ComputePool(name="here", provider=sky.Local(simulate=True), accelerator="H100"),
+])
+app.synth()
+"""
+POOL = sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(), accelerator="H100:8/1g.10gb*7", labels={"a": "${x}"})
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that was synthesized; rendering it again synthesizes nothing anew, which takes its time."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "main.py").write_text(POOLS)
+    (folder / "cdktf.json").write_text('{"app": "python main.py"}')
+    Project.find(folder).synth()
+    (folder / "cdktf.json").write_text('{"app": "true"}')
+    return folder
+
+
+def render(project: Path, *options: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["render", str(project), *options])
+    if isinstance(result.exception, sky.SkyinfraError):
+        assert result.exception.exit_code == code
+        return str(result.exception)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_what_the_modules_get_is_written_as_it_was_declared(project: Path, tmp_path: Path) -> None:
+    render(project, "--out", str(tmp_path))
+    inputs = module_inputs(compile_pool(POOL, "s"), "../../..")
+    written = json.loads((tmp_path / "s-gpu.tfvars.json").read_text())
+    assert {key: written[key] for key in inputs} == inputs
+    assert set(written) - set(inputs) == {"runner_file"}
+    assert (tmp_path / written["runner_file"]).is_file()
+    for role in ("head", "worker"):
+        assert (tmp_path / f"s-gpu.{role}.yaml").read_text() == inputs[f"user_data_{role}"]
+    assert json.loads((tmp_path / "s-here.head.json").read_text())["pool"] == "here"
+
+
+@pytest.mark.parametrize("form", ["script", "container"])
+def test_other_forms_hold_the_same_files(project: Path, tmp_path: Path, form: str) -> None:
+    render(project, "--stack", "s", "--format", "cloud-config", "--out", str(tmp_path / "a"), code=2)
+    text = render(project, "--format", form, "--out", str(tmp_path / "b"), code=2)
+    assert "s/here" in text and "no cloud-config" in text
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / "main.py").write_text(POOLS.replace('    sky.ComputePool(name="here"', "    #"))
+    (one / "cdktf.json").write_text('{"app": "python main.py"}')
+    rows = json.loads(render(one, "--format", form, "--out", str(tmp_path / "c"), "--json"))["files"]
+    names = {Path(row["file"]).name for row in rows}
+    assert {"s-gpu.head.sh", "s-gpu.worker.sh", "s-gpu.tfvars.json"} < names
+    script = tmp_path / "c" / "s-gpu.head.sh"
+    assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+    text = script.read_text()
+    document = yaml.safe_load(module_inputs(compile_pool(POOL, "s"), ".")["user_data_head"])
+    for file in document["write_files"]:
+        has_units = form == "script"
+        assert (file["path"] in text) == (has_units or not file["path"].startswith("/etc/systemd/")), file["path"]
+    assert json.loads((tmp_path / "c" / "s-gpu.tfvars.json").read_text())["user_data_head"] == text
+
+
+def test_sizes(project: Path) -> None:
+    rows = {row["file"]: row for row in json.loads(render(project, "--sizes", "--json"))["files"]}
+    assert rows["s-gpu.head.yaml"]["parts"]["/opt/skyinfra/steps.json"] > 100
+    assert rows["s-gpu.head.yaml"]["compressed"] <= 14_000
+    assert "AWS takes 16384 bytes" in render(project, "--sizes")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [((), "--out DIR"), (("--sizes", "--format", "tar"), "cloud-config, script, container"), (("--stack", "x"), "s")],
+)
+def test_what_makes_no_sense(project: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in render(project, *options, code=2)
+
+
+def test_the_readme_of_the_module_names_the_command() -> None:
+    assert "skyinfra render" in (ROOT / "modules" / "aws" / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,183 @@
+"""What providers say of machines that they take back, and what becomes of it in the node's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from metadata_service import AZURE_EVENTS, AZURE_NAME, GCP, MetadataService, serving
+from running_node import h100
+
+from skyinfra import NodeFailed, NotSupported
+from skyinfra.drain import request
+from skyinfra.drain.notices import ENDPOINT
+from skyinfra.drain.preemption import Interrupt
+from skyinfra.drain.request import Drain
+from skyinfra.node.folder import NodeDirectory, Status
+from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
+
+WHOLE = ((), ())
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataService]:
+    with serving() as service:
+        monkeypatch.setenv(ENDPOINT, service.url)
+        yield service
+
+
+def node(folder: Path, provider: str, *, gpus: bool = True) -> Path:
+    what = {"accelerator": h100(*WHOLE)} if gpus else {"cpu_slots": 1}
+    file = folder / "node.json"
+    file.write_text(NodeConfig(VERSION, "s", "p", "p-0", provider, True, "10.0.0.1:8786", **what).dumps())
+    return file
+
+
+def asked(folder: Path) -> Drain | None:
+    return request.find(NodeDirectory(folder))
+
+
+def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None:
+    watcher = Interrupt(node(tmp_path, "aws"))
+    assert watcher.look() is None
+    assert asked(tmp_path) is None
+    end = time.time() // 1 + 120
+    metadata.spot("terminate", end)
+    watcher.look()
+    found = asked(tmp_path)
+    assert found is not None
+    assert (found.by, found.if_others, found.boot) == ("aws", False, request.this_boot())
+    assert found.until == end - 10
+    assert found.why.startswith("AWS takes the spot instance back (terminate at 20")
+    # The token runs out.
+    metadata.token = "second"
+    watcher.look()
+    assert asked(tmp_path) == found
+    # An instance that was hibernated comes back, and nothing stands any more.
+    metadata.values.clear()
+    watcher.look()
+    assert asked(tmp_path) is None
+
+
+def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_path: Path) -> None:
+    watcher = Interrupt(node(tmp_path, "aws"))
+    metadata.rebalance()
+    watcher.look()
+    found = asked(tmp_path)
+    assert found is not None
+    assert (found.if_others, found.until, found.why) == (True, None, "AWS recommends to leave the spot instance")
+    # What a person undid stays undone, until something else is said.
+    request.clear(NodeDirectory(tmp_path))
+    watcher.look()
+    assert asked(tmp_path) is None
+    metadata.spot("stop", time.time() + 120)
+    watcher.look()
+    assert (asked(tmp_path) or found).if_others is False
+
+
+def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
+    metadata: MetadataService, tmp_path: Path
+) -> None:
+    watcher = Interrupt(node(tmp_path, "aws"))
+    mine = Drain(request.VERSION, request.OPERATOR, "maintenance", time.time() + 600)
+    request.write(NodeDirectory(tmp_path), mine)
+    watcher.look()
+    metadata.rebalance()
+    watcher.look()
+    assert asked(tmp_path) == mine
+    metadata.spot("terminate", time.time() + 120)
+    watcher.look()
+    assert (asked(tmp_path) or mine).by == "aws"
+
+
+@pytest.mark.parametrize(("gpus", "ahead"), [(True, 3590), (False, 50)])
+def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, gpus: bool, ahead: float) -> None:
+    metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
+    watcher = Interrupt(node(tmp_path, "gcp", gpus=gpus))
+    assert watcher.look() is None
+    metadata.values[f"{GCP}maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    now = time.time()
+    notice = Interrupt(tmp_path / "node.json").look()
+    assert notice is not None
+    assert notice.until == pytest.approx(now + ahead, abs=5)
+    assert (asked(tmp_path) or request.Drain(0, "", "")).by == "gcp"
+
+
+def test_preemption_of_google_cloud_is_waited_for(metadata: MetadataService, tmp_path: Path) -> None:
+    metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
+    watcher = Interrupt(node(tmp_path, "gcp"))
+    watcher.look()
+    metadata.values[f"{GCP}preempted"] = "TRUE"
+    began = time.time()
+    notice = watcher.look()
+    assert notice is not None
+    # Seen later, it is still the same one.
+    metadata.values[f"{GCP}preempted"] = "TRUE\n"
+    assert watcher.look() == notice
+    assert notice.until == pytest.approx(began + 22.5, abs=5)
+    assert any("preempted?wait_for_change=true&timeout_sec=10&last_etag=" in path for path in metadata.asked)
+
+
+def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataService, tmp_path: Path) -> None:
+    config = node(tmp_path, "azure")
+    metadata.values[AZURE_NAME] = "vm-7"
+    metadata.event("Preempt", "another-vm")
+    watcher = Interrupt(config)
+    assert watcher.look() is None
+    metadata.event("Freeze", "vm-7")
+    assert watcher.look() is None
+    end = time.time() // 1 + 30
+    metadata.event("Preempt", "vm-7", email.utils.formatdate(end, usegmt=True))
+    directory = NodeDirectory(tmp_path)
+    with directory.held():
+        status = Status("s/p", "p-0", "draining", "")
+        directory.write(directory.status_file, status.dumps())
+        watcher.look()
+        assert asked(tmp_path) == Drain(
+            request.VERSION, "azure", "Azure takes the spot machine back", pytest.approx(end - 7.5, abs=2),
+            boot=request.this_boot(),
+        )  # fmt: skip
+        assert metadata.acknowledged == []
+        directory.write(directory.status_file, dataclasses.replace(status, state="drained").dumps())
+        watcher.look()
+        watcher.look()
+    assert metadata.acknowledged == ["E-1"]
+    metadata.values[AZURE_EVENTS] = json.dumps({"DocumentIncarnation": 2, "Events": []})
+    watcher.look()
+    assert asked(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["[]", "not json", "3"])
+def test_an_answer_that_is_none(metadata: MetadataService, tmp_path: Path, text: str) -> None:
+    metadata.values["/latest/meta-data/spot/instance-action"] = text
+    with pytest.raises(NodeFailed, match="does not answer with a JSON object"):
+        Interrupt(node(tmp_path, "aws")).look()
+    assert asked(tmp_path) is None
+
+
+def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
+    file = node(tmp_path, "aws")
+    mine = Drain(request.VERSION, "aws", "taken back", None, boot=request.this_boot())
+    request.write(NodeDirectory(tmp_path), mine)
+    with pytest.raises(NodeFailed, match="does not say whether the machine is taken back"):
+        Interrupt(file).look()
+    assert asked(tmp_path) == mine
+
+
+def test_a_provider_without_notices(tmp_path: Path) -> None:
+    with pytest.raises(NotSupported, match="gives no notice"):
+        Interrupt(node(tmp_path, "vastai"))
+
+
+def test_a_notice_of_an_earlier_boot_is_over(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path)
+    request.write(directory, Drain(request.VERSION, "aws", "taken back", None, boot="another"))
+    assert request.find(directory) is None
+    request.write(directory, Drain(request.VERSION, request.OPERATOR, "by hand", None))
+    assert request.find(directory) is not None

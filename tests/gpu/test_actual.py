@@ -1,0 +1,137 @@
+"""A runner that is not root: root partitions, writes down what it did, and is asked again for another layout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
+
+from skyinfra import PartitionBusy
+from skyinfra.gpu import actual
+from skyinfra.gpu.actual import Recorded
+from skyinfra.gpu.target import Partition
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.nodeconfig import NodeAccelerator
+from skyinfra.runner import cli, reconcile
+from skyinfra.runner.membership import Membership
+from skyinfra.runner.reconcile import Reconciler
+from skyinfra.runner.workers import Workers
+
+MakeNode = Callable[..., RunningNode]
+BEFORE = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
+AFTER = h100((("3g.40gb", 0, 4),), (("7g.80gb", 0, 8),))
+
+
+@contextlib.contextmanager
+def root(node: RunningNode) -> Iterator[list[int]]:
+    """What the path unit does: runs root's part whenever it is asked for. Gives the exit codes."""
+    codes: list[int] = []
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.wait(0.05):
+            if node.directory.request_file.exists():
+                node.directory.request_file.unlink()
+                codes.append(cli.main(["partition", "--config", str(node.file)]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield codes
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_runner_asks_root_for_another_layout(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    with root(node) as codes, node.foreground("serve") as process:
+        node.until("ready")
+        with node.client() as client:
+            pid = on_slot(client, "n1/0", os.getpid)
+            assert codes == [], "what stands already is not asked for"
+            node.configure(accelerator=AFTER)
+            process.send_signal(1)
+            until(lambda: len(node.status().slots) == 2 and node.status().state == "ready", "the new layout serves")
+            assert codes == [0]
+            assert [slot.profile for slot in node.status().slots] == ["3g.40gb", "7g.80gb"]
+            assert on_slot(client, "n1/0", os.getpid) == pid, "the other GPU never noticed"
+
+
+def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=AFTER)
+    actual.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4242"))
+    with node.foreground("serve"):
+        until(node.directory.request_file.exists, "a failure of before is tried again")
+        actual.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4343"))
+        status = until(lambda: (s := node.directory.status()) and s.state == "failed" and s, "the node failed")
+        assert status.error is not None
+        assert "is used by 4343" in status.error[1]
+
+
+async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | None:
+    """What root has made once it is asked a second time: systemd notices no request while root's part runs."""
+    workers, superseded = Workers(node.directory), asyncio.Event()
+    membership = Membership(node.directory, workers, changed=superseded, respond=lambda *_: {})
+    reconciler = Reconciler(
+        node.directory, workers, membership, partitions=False, superseded=superseded, enter=lambda state: None
+    )
+    waiting = asyncio.create_task(reconciler._made_by_root(Recorded(node.config, node.directory)))
+    while not node.directory.request_file.exists():
+        await asyncio.sleep(0.01)
+    node.directory.request_file.unlink()
+    while not node.directory.request_file.exists():
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(cli.main, ["partition", "--config", str(node.file)]) == 0
+    return await waiting
+
+
+def test_a_request_that_was_not_noticed_is_made_again(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "_REMIND_S", 0.1)
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=AFTER)
+    made = asyncio.run(asyncio.wait_for(made_after_a_reminder(node), PATIENCE_S))
+    assert made is not None
+    assert [partition.profile for partition in made] == ["3g.40gb", "7g.80gb"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        (BEFORE, []),
+        (AFTER, ["destroy 3g.40gb at 0:4", "destroy 3g.40gb at 4:4", "create 7g.80gb at 0:8"]),
+        (h100((("3g.40gb", 0, 4),), ()), ["destroy 3g.40gb at 0:4", "destroy 3g.40gb at 4:4", "turn MIG off"]),
+    ],
+)
+def test_the_plan_is_made_from_the_record(make_node: MakeNode, wanted: NodeAccelerator, steps: list[str]) -> None:
+    node = make_node(accelerator=BEFORE)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    node.configure(accelerator=wanted)
+    found = [str(step) for step in Recorded(node.config, node.directory).plan()]
+    assert found == [f"GPU 1: {step}" for step in steps]
+
+
+def test_a_record_is_read_as_it_was_written(make_node: MakeNode) -> None:
+    node = make_node(accelerator=BEFORE)
+    directory = NodeDirectory(node.path)
+    assert not Recorded.applies(node.config, directory)
+    made = (Partition(0, "3g.40gb", 0, 4, "MIG-1"),)
+    actual.write(directory, node.config, made)
+    assert Recorded.applies(node.config, directory)
+    found = actual.read(directory)
+    assert found is not None
+    assert (found.partitions, found.error) == (made, None)
+    actual.write(directory, node.config, PartitionBusy("busy"))
+    assert (again := actual.read(directory)) is not None
+    assert (again.partitions, again.error) == (made, ("PartitionBusy", "busy"))
+    directory.record_file.write_text("{")
+    assert actual.read(directory) is None

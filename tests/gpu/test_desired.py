@@ -1,0 +1,166 @@
+"""Which layout a node is to have: of the files that may say so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from running_node import h100
+
+from skyinfra import InvalidNodeConfig
+from skyinfra.gpu import desired
+from skyinfra.gpu.desired import Desired, clear_desired, write_desired
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.runner import slots
+
+BIG = (PlacedPartition("3g.40gb", 0, 4),)
+SMALL = (PlacedPartition("2g.20gb", 0, 2), PlacedPartition("2g.20gb", 2, 2))
+LAYOUT = FleetLayout(1, "h100_80gb", (SMALL,))
+
+
+def config(*, head: bool, accelerator: NodeAccelerator | None = None) -> NodeConfig:
+    device = accelerator or h100((("3g.40gb", 0, 4),))
+    return NodeConfig(1, "demo", "mig", "n1", "local", head, "127.0.0.1:0", device)
+
+
+def layouts(found: Desired) -> tuple[tuple[PlacedPartition, ...], ...]:
+    assert found.config.accelerator is not None
+    return found.config.accelerator.layouts
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> NodeDirectory:
+    return NodeDirectory(tmp_path)
+
+
+def test_on_the_head_the_written_layout_stands_above_the_configured_one(directory: NodeDirectory) -> None:
+    head = config(head=True)
+    assert desired.find(head, "a", directory) == Desired(head, "node.json")
+    assert desired.stamp(directory) is None
+    write_desired(directory.path, [SMALL])
+    found = desired.find(head, "a", directory)
+    assert (layouts(found), found.source, found.refused) == ((SMALL,), "desired.json", None)
+    assert found.layout == LAYOUT
+    first = desired.stamp(directory)
+    write_desired(directory.path, [])
+    assert desired.stamp(directory) != first
+    assert layouts(desired.find(head, "a", directory)) == ()
+    clear_desired(directory.path)
+    clear_desired(directory.path)
+    assert desired.find(head, "a", directory).source == "node.json"
+
+
+def test_other_nodes_take_what_they_are_told_and_keep_it_for_that_configuration(directory: NodeDirectory) -> None:
+    node = config(head=False)
+    write_desired(directory.path, [()])
+    assert desired.find(node, "a", directory) == Desired(node, "node.json")
+    found = desired.find(node, "a", directory, LAYOUT)
+    assert (layouts(found), found.source) == ((SMALL,), "told.json")
+    desired.remember(found.layout, "a", directory)
+    assert desired.find(node, "a", directory) == found
+    assert desired.find(node, "b", directory) == Desired(node, "node.json"), "a new configuration"
+    written = directory.told_file.stat().st_mtime_ns
+    desired.remember(found.layout, "a", directory)
+    assert directory.told_file.stat().st_mtime_ns == written
+    for text in ("", "[]", '{"version": 2, "config_sha256": "a", "layout": {"version": 1}}', "{"):
+        directory.told_file.write_text(text)
+        assert desired.find(node, "a", directory) == Desired(node, "node.json")
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (FleetLayout(1, None, (BIG, BIG)), "2 layouts, and this node has 1 accelerators"),
+        (FleetLayout(1, "a100_40gb", (BIG,)), "the layout is for a100_40gb, and this node has h100_80gb"),
+        (FleetLayout(1, None, ((PlacedPartition("3g.40gb", 1, 4),),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
+        (FleetLayout(1, None, ((PlacedPartition("3g.40gb", 0, 3),),)), "3g.40gb cannot stand at 0:3 on h100_80gb"),
+        (FleetLayout(1, None, ((*BIG, *SMALL),)), "2g.20gb cannot stand at 0:2 on h100_80gb"),
+        (FleetLayout(1, None, ((PlacedPartition("3g.20gb", 0, 4),),)), "has no profile of that name"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    layout: FleetLayout, message: str, directory: NodeDirectory
+) -> None:
+    node = config(head=False)
+    found = desired.find(node, "a", directory, layout)
+    assert (found.config, found.source) == (node, "node.json")
+    assert isinstance(found.refused, InvalidNodeConfig)
+    assert message in str(found.refused)
+    head = config(head=True)
+    directory.desired_file.write_text(json.dumps(layout.to_json()))
+    found = desired.find(head, "a", directory)
+    assert (found.config, found.source) == (head, "node.json")
+    assert str(directory.desired_file) in str(found.refused)
+    desired.remember(LAYOUT, "a", directory)
+    found = desired.find(head, "a", directory)
+    assert (layouts(found), found.source) == ((SMALL,), "told.json"), "the last one that was good"
+    assert message in str(found.refused)
+
+
+def test_nodes_that_cannot_be_partitioned(directory: NodeDirectory) -> None:
+    cpu = dataclasses.replace(config(head=False), accelerator=None, cpu_slots=2)
+    assert desired.find(cpu, "a", directory, FleetLayout(1)) == Desired(cpu, "told.json")
+    assert Desired(cpu, "node.json").layout == FleetLayout(1)
+    assert "this node has no accelerators" in str(desired.find(cpu, "a", directory, LAYOUT).refused)
+    chips = config(head=False, accelerator=NodeAccelerator("TPU", "google", 1))
+    assert desired.find(chips, "a", directory, FleetLayout(1)).refused is None
+    refused = desired.find(chips, "a", directory, FleetLayout(1, None, (BIG,))).refused
+    assert "TPU cannot be partitioned" in str(refused)
+
+
+def test_a_file_that_cannot_be_read_is_refused(directory: NodeDirectory) -> None:
+    directory.desired_file.mkdir()
+    assert "cannot be read: Is a directory" in str(desired.find(config(head=True), "a", directory).refused)
+    directory.desired_file.rmdir()
+    directory.desired_file.symlink_to("nowhere")
+    assert "cannot be read: No such file" in str(desired.find(config(head=True), "a", directory).refused)
+
+
+def test_layouts_in_words() -> None:
+    assert desired.spelled(()) == "whole"
+    assert desired.spelled((*BIG, *SMALL)) == "3g.40gb+2g.20gb*2"
+
+
+def test_how_many_slots_there_are_to_be() -> None:
+    per_gpu = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)), ())
+    assert slots.count(config(head=True, accelerator=per_gpu)) == 3
+    assert slots.count(config(head=True, accelerator=NodeAccelerator("TPU", "google", 4))) == 4
+    assert slots.count(dataclasses.replace(config(head=True), accelerator=None, cpu_slots=2)) == 2
+
+
+@given(st.integers(0, 20), st.sets(st.integers(0, 30), max_size=20))
+def test_slots_that_stay_keep_their_names_and_the_others_get_the_lowest(total: int, kept: set[int]) -> None:
+    names = slots.names("n1", total, kept)
+    indexes = [int(name.rpartition("/")[2]) for name in names]
+    assert indexes == sorted(set(indexes))
+    assert kept <= set(indexes)
+    assert len(indexes) == max(total, len(kept))
+    new = set(indexes) - kept
+    assert all(index in indexes for index in range(max(new, default=0)))
+
+
+def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> None:
+    modes = tuple((PlacedPartition("CPX", 0, 1),) for _ in range(2))
+    amd = NodeAccelerator("MI300X", "amd", 2, 192.0, None, modes, "NPS4")
+    of_head = Desired(config(head=True, accelerator=amd), "node.json").layout
+    assert of_head.memory_mode == "NPS4"
+    told = FleetLayout.read(of_head.to_json(), source="head")
+    follower = config(head=False, accelerator=dataclasses.replace(amd, layouts=(), memory_mode=None))
+    found = desired.find(follower, "a", directory, told)
+    assert found.refused is None
+    assert found.config.accelerator == amd
+    desired.remember(found.layout, "a", directory)
+    assert desired.find(follower, "a", directory).config.accelerator == amd
+    # The head's own file says it as well; without it the GPUs have one memory domain.
+    write_desired(directory.path, modes, memory_mode="NPS2")
+    assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode == "NPS2"
+    write_desired(directory.path, modes)
+    assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode is None
+    nvidia = desired.find(config(head=False), "a", directory, dataclasses.replace(told, layouts=())).refused
+    assert "H100 has no memory modes" in str(nvidia)

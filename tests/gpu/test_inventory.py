@@ -1,0 +1,133 @@
+"""What is found on a node against what is declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from running_node import h100
+
+from skyinfra import AcceleratorMissing
+from skyinfra.gpu import inventory
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.nvml import Nvml
+from skyinfra.gpu.simulated.driver import SimulatedDriver
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
+
+
+def driver(accelerator: NodeAccelerator, tmp_path: Path) -> SimulatedDriver:
+    made = SimulatedDriver(accelerator, path=tmp_path / "gpus.json", seed="s")
+    made.nvmlInit()
+    return made
+
+
+def test_gpus_are_confined_by_uuid(tmp_path: Path) -> None:
+    wanted = h100((), ())
+    devices = inventory.nvidia(Nvml(driver(wanted, tmp_path)), wanted)
+    assert [d.index for d in devices] == [0, 1]
+    assert all(d.visible == d.uuid and d.visible.startswith("GPU-") for d in devices)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (NodeAccelerator("H100", "nvidia", 4, 80.0), r"declared 4 x H100, found 2: 2 x NVIDIA H100 \(simulated\)"),
+        (NodeAccelerator("A100", "nvidia", 2, 80.0), r"found 2 x NVIDIA H100 \(simulated\): GPU 0 is another model"),
+        (NodeAccelerator("H100", "nvidia", 2, 40.0), "GPU 0 has 86 GB of memory instead of 40"),
+    ],
+)
+def test_another_machine_than_declared(tmp_path: Path, declared: NodeAccelerator, message: str) -> None:
+    with pytest.raises(AcceleratorMissing, match=message):
+        inventory.nvidia(Nvml(driver(h100((), ()), tmp_path)), declared)
+
+
+@pytest.mark.parametrize(
+    ("declared", "reported", "same"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-40GB", "NVIDIA A100-SXM4-40GB", True),
+        ("L4", "NVIDIA L4", True),
+        ("L4", "NVIDIA L40S", False),
+        ("H100", "NVIDIA GH200 480GB", False),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
+        ("T4", "Tesla T4", True),
+    ],
+)
+def test_models_are_compared_by_whole_words(declared: str, reported: str, same: bool) -> None:
+    assert inventory.same_model(declared, reported) is same
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, r"no NVIDIA driver: libnvidia-ml\.so\.1 not found"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "the old one is still loaded"),
+        (pynvml.NVML_ERROR_UNKNOWN, r"UNKNOWN \(999\)"),
+    ],
+)
+def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, message: str) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    with pytest.raises(AcceleratorMissing, match=message) as caught:
+        Hardware(config(NodeAccelerator("T4", "nvidia", 1, 16.0)), NodeDirectory(tmp_path)).devices()
+    assert caught.value.hint
+
+
+def config(accelerator: NodeAccelerator, **fields: Any) -> NodeConfig:
+    return NodeConfig(1, "demo", "p", "n1", "local", True, "127.0.0.1:0", accelerator, **fields)
+
+
+FILES: list[tuple[Vendor, list[str], list[str]]] = [
+    ("amd", ["dev/kfd", "dev/dri/renderD129", "dev/dri/renderD128", "dev/dri/card0"], ["0", "1"]),
+    ("aws", ["dev/neuron0", "dev/neuron1", "dev/neuron10"], ["0-1", "2-3", "4-5"]),
+    ("google", ["dev/accel0", "dev/accel1"], ["0", "1"]),
+    ("google", ["dev/vfio/0", "dev/vfio/1", "dev/vfio/vfio"], ["0", "1"]),
+    ("intel", ["dev/accel/accel0", "dev/accel/accel1", "dev/accel/accel_controlD0"], ["0", "1"]),
+    ("intel", ["dev/hl0", "dev/hl1", "dev/hl_controlD0"], ["0", "1"]),
+]
+
+
+@pytest.mark.parametrize(("vendor", "files", "visible"), FILES)
+def test_device_files(tmp_path: Path, vendor: Vendor, files: list[str], visible: list[str]) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    accelerator = NodeAccelerator("Chip", vendor, len(visible))
+    hardware = Hardware(config(accelerator), NodeDirectory(tmp_path), root=tmp_path)
+    assert [d.visible for d in hardware.devices()] == visible
+    more = NodeAccelerator("Chip", vendor, len(visible) + 1)
+    with pytest.raises(AcceleratorMissing, match=f"declared {len(visible) + 1} x Chip, found {len(visible)}"):
+        inventory.by_device_files(more, root=tmp_path)
+
+
+def test_a_graphics_card_is_no_amd_accelerator(tmp_path: Path) -> None:
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/dri/renderD128").touch()
+    with pytest.raises(AcceleratorMissing, match="found 0: none") as caught:
+        inventory.by_device_files(NodeAccelerator("MI300X", "amd", 1), root=tmp_path)
+    assert "/dev/kfd" in (caught.value.hint or "")
+
+
+def test_the_neuron_driver_says_how_many_cores_a_chip_has(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/neuron0").touch()
+    (tmp_path / "sys/class/neuron_device/neuron0").mkdir(parents=True)
+    (tmp_path / "sys/class/neuron_device/neuron0/core_count").write_text("8\n")
+    devices = inventory.by_device_files(NodeAccelerator("Trainium2", "aws", 1), root=tmp_path)
+    assert [d.visible for d in devices] == ["0-7"]
+
+
+def test_simulated_and_custom_accelerators_are_numbers(tmp_path: Path) -> None:
+    simulated = config(NodeAccelerator("MI300X", "amd", 2), simulate=True)
+    custom = config(NodeAccelerator("Mine", "custom", 3))
+    for declared, count in ((simulated, 2), (custom, 3)):
+        devices = Hardware(declared, NodeDirectory(tmp_path), root=tmp_path).devices()
+        assert [d.visible for d in devices] == [str(i) for i in range(count)]

@@ -1,0 +1,396 @@
+"""Whose turn it is, and what the head makes of its jobs, without a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import pickle
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_samples import CALL, OUTCOME, wanted
+
+import skyinfra as sky
+from skyinfra.head import queue
+from skyinfra.head.fair_share import Candidate, Turns
+from skyinfra.head.jobs import Jobs
+from skyinfra.head.journal import Journal
+from skyinfra.protocol import failures, jobs
+from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.jobs import JobInfo
+
+# Turns --------------------------------------------------------------------------------------------------------------
+
+
+def order(candidates: list[Candidate]) -> list[Candidate]:
+    turns, left = Turns(), list(candidates)
+    found = []
+    while (chosen := turns.choose(left)) is not None:
+        left.remove(chosen)
+        found.append(chosen)
+    return found
+
+
+def test_submitters_take_turns_and_priorities_come_first() -> None:
+    submitted = [("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 5), ("b", -1), ("c", 0), ("a", 5)]
+    named = [Candidate(f"{who}{n}", who, priority, n) for n, (who, priority) in enumerate(submitted)]
+    assert [each.id for each in order(named)] == ["c4", "a7", "b3", "c6", "a0", "a1", "a2", "b5"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 2)), max_size=40))
+def test_turns_are_fair_whatever_is_submitted(submitted: list[tuple[str, int]]) -> None:
+    named = [Candidate(str(n), who, priority, n) for n, (who, priority) in enumerate(submitted)]
+    found = order(named)
+    assert sorted(found, key=lambda each: each.number) == named
+    assert [each.priority for each in found] == sorted((each.priority for each in named), reverse=True)
+    for position, each in enumerate(found):
+        later = [other for other in found[position + 1 :] if other.priority == each.priority]
+        assert all(other.number > each.number for other in later if other.submitter == each.submitter)
+    for priority in {each.priority for each in named}:
+        among = [each.submitter for each in found if each.priority == priority]
+        for position in range(len(among)):
+            had, left = Counter(among[:position]), set(among[position:])
+            # All wait from the beginning: nobody is two turns ahead of another one.
+            assert not left or max(had[who] for who in left) - min(had[who] for who in left) <= 1
+
+
+# The head -----------------------------------------------------------------------------------------------------------
+
+
+class Slots:
+    """Stands for a fleet: *count* slots, whose tasks end when the test says so."""
+
+    def __init__(self, count: int = 1, **resources: int) -> None:
+        self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+        self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
+
+    def slots(self) -> list[dict[str, float]]:
+        return self.there
+
+    def running(self) -> dict[str, tuple[str, float]]:
+        return dict.fromkeys(self.tasks, ("n1/0", 1.0))
+
+    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Outcome, str | None] | None:
+        self.started.append(header.key.split("-")[0])
+        self.tasks[header.key] = asyncio.get_running_loop().create_future()
+        try:
+            outcome = await self.tasks[header.key]
+        finally:
+            del self.tasks[header.key]
+        return None if outcome is None else (outcome, "n1/0")
+
+    async def stop(self, key: str) -> None:
+        self.stopped.append(key)
+        self.tasks[key].set_result(None)
+
+    async def close(self) -> None:
+        pass
+
+    def end(self, name: str, outcome: Outcome = OUTCOME) -> None:
+        (task,) = [task for key, task in self.tasks.items() if key.startswith(f"{name}-")]
+        task.set_result(outcome)
+
+
+class Head:
+    """The jobs of a head, asked as clients ask."""
+
+    def __init__(self, folder: Path, **limits: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self.jobs = Jobs(Journal(folder / "jobs"), **limits)
+
+    async def ask(self, call: str, **arguments: Any) -> Any:
+        return jobs.answered(await self.jobs.handlers[call](**arguments))
+
+    async def submit(self, name: str, *, identity: str | None = None, **fields: Any) -> JobInfo:
+        submission = wanted(name, identity or os.urandom(16).hex(), **fields)
+        await self.ask(jobs.PART_CALL, job=submission.id, offset=0, data=CALL)
+        return JobInfo.read(await self.ask(jobs.SUBMIT_CALL, submission=submission.to_json()))
+
+    async def info(self, name: str, wait_s: float = 0) -> JobInfo:
+        return JobInfo.read(await self.ask(jobs.WAIT_CALL, job=name, wait_s=wait_s))
+
+
+def on_head(
+    folder: Path, test: Callable[[Head, Slots], Awaitable[None]], slots: Slots | None = None, **limits: int
+) -> None:
+    async def run() -> None:
+        head, fleet = Head(folder, **limits), slots or Slots()
+        await head.jobs.load()
+        head.jobs.start(fleet)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(test(head, fleet), 30)
+            head.jobs.check()
+        finally:
+            await head.jobs.stop()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_no_more_run_than_there_are_slots_and_submitters_take_turns(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("first")
+        await until(lambda: fleet.started == ["first"])
+        for name, who, priority in (("a1", "a", 0), ("a2", "a", 0), ("b1", "b", 0), ("late", "a", -1), ("now", "a", 9)):
+            await head.submit(name, submitter=f"{who}@host", priority=priority)
+        assert [(await head.info(name)).state for name in ("first", "a1")] == ["running", "queued"]
+        await asyncio.sleep(0.05)
+        assert fleet.started == ["first"]
+        for name in ("first", "now", "b1", "a1", "a2", "late"):
+            await until(lambda name=name: fleet.started[-1] == name)
+            fleet.end(name)
+            assert (await head.info(name, 10)).state == "done"
+        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["first", "a1", "a2", "b1", "late", "now"]
+
+    on_head(tmp_path, test)
+
+
+def test_a_job_without_a_slot_says_so_and_holds_up_no_other(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("big", resources={"slot": 1, "profile:7g.80gb": 1}, priority=5)
+        await head.submit("small")
+        await until(lambda: fleet.started == ["small"])
+        assert (await head.info("big")).problem == "no slot of the fleet takes it now"
+        fleet.there.append({"slot": 1, "profile:7g.80gb": 1})
+        await until(lambda: fleet.started == ["small", "big"])
+        assert (await head.info("big")).problem is None
+
+    on_head(tmp_path, test)
+
+
+def test_jobs_outlive_the_head_and_those_that_ended_do_not_run_again(tmp_path: Path) -> None:
+    async def first(head: Head, fleet: Slots) -> None:
+        for name in ("done", "lost", "waits"):
+            await head.submit(name)
+        await until(lambda: fleet.started == ["done"])
+        fleet.end("done")
+        await until(lambda: fleet.started == ["done", "lost"])
+
+    async def second(head: Head, fleet: Slots) -> None:
+        assert (await head.info("done")).state == "done"
+        await until(lambda: fleet.started == ["lost"])
+        fleet.end("lost")
+        await until(lambda: fleet.started == ["lost", "waits"])
+        fleet.end("waits")
+        assert [(await head.info(name, 10)).attempts for name in ("done", "lost", "waits")] == [1, 2, 1]
+        part = await head.ask(jobs.OUTCOME_CALL, job="lost", offset=0, length=10_000)
+        assert pickle.loads(part["data"]) == OUTCOME
+
+    on_head(tmp_path, first)
+    on_head(tmp_path, second)
+
+
+def test_a_scheduler_that_is_started_anew_gets_what_the_other_had(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("one")
+        await until(lambda: fleet.started == ["one"])
+        await head.jobs.stop()
+        assert (await head.info("one")).state == "queued"
+        again = Slots()
+        head.jobs.start(again)  # type: ignore[arg-type]
+        await until(lambda: again.started == ["one"])
+        again.end("one")
+        assert (await head.info("one", 10)).state == "done"
+
+    on_head(tmp_path, test)
+
+
+def test_a_task_that_the_scheduler_lost_runs_again(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("one")
+        await until(lambda: bool(fleet.tasks))
+        next(iter(fleet.tasks.values())).set_result(None)
+        await until(lambda: len(fleet.started) == 2)
+        # Under a key of its own: the nodes count how often one was started without having ended.
+        (key,) = fleet.tasks
+        assert key.endswith(".2")
+
+    on_head(tmp_path, test)
+
+
+def test_names_are_taken_until_they_are_given_free(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        first = await head.submit("nightly")
+        # The same again is the answer that was lost.
+        assert (await head.submit("nightly", identity=first.id)).id == first.id
+        for replaces in (False, True):
+            with pytest.raises(sky.JobNameTaken, match=r"given: 'nightly'.*\n.*cancel that job"):
+                await head.submit("nightly", replace=replaces)
+        await until(lambda: bool(fleet.tasks))
+        fleet.end("nightly")
+        await head.info("nightly", 10)
+        with pytest.raises(sky.JobNameTaken, match="is done"):
+            await head.submit("nightly")
+        second = await head.submit("nightly", replace=True)
+        assert [job["id"] for job in await head.ask(jobs.LIST_CALL)] == [second.id]
+        assert (await head.info(second.id[:6])).name == "nightly"
+        with pytest.raises(sky.JobNotFound, match=r"given: 'nightl'.*\nDid you mean nightly"):
+            await head.info("nightl")
+        with pytest.raises(sky.InvalidField, match="Cancel it first"):
+            await head.ask(jobs.FORGET_CALL, job="nightly")
+        assert await head.ask(jobs.CANCEL_CALL, job="nightly")
+        await head.ask(jobs.FORGET_CALL, job="nightly")
+        assert await head.ask(jobs.LIST_CALL) == []
+
+    on_head(tmp_path, test)
+
+
+def test_cancelled_jobs_never_start_or_are_stopped(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        for name in ("runs", "waits", "last"):
+            await head.submit(name)
+        await until(lambda: fleet.started == ["runs"])
+        assert await head.ask(jobs.CANCEL_CALL, job="waits")
+        assert await head.ask(jobs.CANCEL_CALL, job="runs")
+        assert len(fleet.stopped) == 1
+        await until(lambda: fleet.started == ["runs", "last"])
+        fleet.end("last")
+        assert [(await head.info(name, 10)).state for name in ("runs", "waits", "last")] == [
+            "cancelled",
+            "cancelled",
+            "done",
+        ]
+        assert not await head.ask(jobs.CANCEL_CALL, job="last")
+
+    on_head(tmp_path, test)
+    on_head(tmp_path, lambda head, fleet: _nothing_starts(fleet))
+
+
+async def _nothing_starts(fleet: Slots) -> None:
+    await asyncio.sleep(0.1)
+    assert fleet.started == []
+
+
+def failing(error: Exception) -> Outcome:
+    return Outcome(failure=failures.of(error, below=__file__))
+
+
+def test_retries_are_for_what_may_pass(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        for name, error, starts in (("hard", ValueError("x"), 3), ("lasting", sky.TaskNotPicklable("x"), 1)):
+            await head.submit(name, retries=2)
+            for number in range(starts):
+                await until(lambda name=name, number=number: fleet.started.count(name) == number + 1)
+                fleet.end(name, failing(error))
+            found = await head.info(name, 10)
+            assert (found.state, found.attempts) == ("failed", starts)
+
+    on_head(tmp_path, test)
+
+
+def test_an_outcome_that_is_too_large_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LARGEST", 1_000_000)
+
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("big")
+        await until(lambda: bool(fleet.tasks))
+        fleet.end("big", Outcome(result=bytes(2_000_000)))
+        found = await head.info("big", 10)
+        assert found.state == "failed"
+        assert (found.problem or "").startswith("skyinfra.TaskTooLarge: 2 MiB are more than")
+
+    on_head(tmp_path, test)
+
+
+def test_a_task_that_does_not_end_in_its_time_is_given_up(tmp_path: Path) -> None:
+    class Slow(Slots):
+        def running(self) -> dict[str, tuple[str, float]]:
+            return dict.fromkeys(self.tasks, ("n1/0", 3600.0))
+
+    async def test(head: Head, fleet: Slots) -> None:
+        header = Header("train-1", "train", "", timeout=60).dumps().decode()
+        await head.submit("slow", header=header)
+        found = await head.info("slow", 10)
+        assert (found.state, found.slot) == ("failed", "n1/0")
+        assert (found.problem or "").startswith("skyinfra.TaskTimeout: train ran for more than 60 s")
+        assert len(fleet.stopped) == 1
+
+    on_head(tmp_path, test, Slow())
+
+
+def test_the_oldest_that_ended_go(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("waits", resources={"slot": 1, "profile:none": 1})
+        for number in range(5):
+            await head.submit(f"job{number}")
+            await until(lambda number=number: fleet.started[-1:] == [f"job{number}"])
+            fleet.end(f"job{number}")
+            await head.info(f"job{number}", 10)
+        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["waits", "job3", "job4"]
+
+    on_head(tmp_path / "count", test, kept_jobs=2)
+    size = sum(
+        file.stat().st_size for file in next((tmp_path / "count" / "jobs").glob("[!.]*/outcome")).parent.iterdir()
+    )
+    on_head(tmp_path / "bytes", test, kept_bytes=2 * size + size // 2)
+
+
+def test_a_full_disk_refuses_and_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_RETRY_S", 0.02)
+    full = [False]
+    fsync = os.fsync
+
+    def no_room(handle: int) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", no_room)
+
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("runs")
+        await until(lambda: bool(fleet.tasks))
+        full[0] = True
+        with pytest.raises(sky.StateDirectoryError, match="No space left"):
+            await head.submit("refused")
+        with pytest.raises(sky.StateDirectoryError, match="No space left"):
+            await head.ask(jobs.CANCEL_CALL, job="runs")
+        fleet.end("runs")
+        assert (await head.info("runs", 0.2)).state != "done"
+        full[0] = False
+        assert (await head.info("runs", 10)).state == "done"
+        assert fleet.started == ["runs"]
+        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["runs"]
+
+    on_head(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "../x"),
+        ("name", ""),
+        ("priority", 1001),
+        ("id", "../../etc"),
+        ("retries", -1),
+        ("resources", {}),
+        ("header", "{}"),
+        ("size", "many"),
+        ("version", 99),
+    ],
+)
+def test_a_submission_that_makes_no_sense_is_refused_with_its_field(tmp_path: Path, field: str, value: object) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        submission = {**wanted().to_json(), field: value}
+        with pytest.raises(sky.InvalidField) as caught:
+            await head.ask(jobs.SUBMIT_CALL, submission=submission)
+        assert (caught.value.field or "").endswith(field)
+
+    on_head(tmp_path, test)
+
+
+def test_a_head_that_is_older_than_the_client_is_named() -> None:
+    with pytest.raises(sky.NotSupported, match="keeps no jobs"):
+        jobs.answered(None)

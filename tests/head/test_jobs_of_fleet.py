@@ -1,0 +1,483 @@
+"""Jobs on nodes that run: they outlive their clients and their head, and the command line knows of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_node import RunningNode, h100, until
+from typer.testing import CliRunner
+
+import skyinfra as sky
+from skyinfra.cli.app import app
+from skyinfra.cli.status import _fleet_status, _print_stack
+from skyinfra.client import Pool, connect, open_pool
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.tasks import Task
+
+MakeNode = Callable[..., RunningNode]
+
+BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
+
+# What it shares is expensive: all of it in one process.
+pytestmark = pytest.mark.xdist_group("jobs_of_fleet")
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def wait_for(path: str, value: object = None) -> object:
+    """Leaves its process id for each start, and ends when it is let through."""
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(f"{os.getpid()}\n")
+    print("started", flush=True)
+    while not os.path.exists(f"{path}.open"):  # noqa: PTH110
+        time.sleep(0.01)
+    print("let through", flush=True)
+    return value
+
+
+def fail_until(path: str, starts: int) -> int:
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(".")
+        found = file.tell()
+    if found < starts:
+        raise ValueError(f"start {found}")
+    return found
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def starts(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+Running = tuple[RunningNode, str]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A head with two slots, and the file of its manifest; each test leaves no job that has not ended."""
+    folder = tmp_path_factory.mktemp("fleet")
+    config = NodeConfig(1, "demo", "mig", "n1", "local", True, "127.0.0.1:0", accelerator=h100(BIG), simulate=True)
+    head = RunningNode(folder / "n1", config)
+    try:
+        head.boot()
+        manifest = folder / "fleet.json"
+        manifest.write_text(json.dumps(manifest_of(head).to_json()))
+        yield head, str(manifest)
+    finally:
+        head.run("stop", "--timeout", "10")
+
+
+def manifest_of(head: RunningNode) -> Manifest:
+    with head.pool() as pool:
+        return pool.manifest
+
+
+@pytest.fixture
+def pool(running: Running) -> Iterator[Pool]:
+    with connect(running[1]) as pool:
+        yield pool
+
+
+def command(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*arguments], catch_exceptions=True)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+# From Python --------------------------------------------------------------------------------------------------------
+
+CLIENT = """
+import sys, skyinfra as sky
+def slow(path):
+    import os, time
+    open(path, "a").write("started")
+    while not os.path.exists(path + ".open"):
+        time.sleep(0.01)
+    return {"seen": path}
+with sky.connect(sys.argv[1]) as pool:
+    print(pool.submit(slow, sys.argv[2], detach=sys.argv[3]).id)
+"""
+
+
+def test_jobs_of_coroutines(running: Running, tmp_path: Path) -> None:
+    path = tmp_path / "waits"
+
+    async def main() -> None:
+        async with sky.connect_async(running[1]) as pool:
+            job = await pool.submit(add, 1, 2, detach="async-add")
+            assert (job.name, await job, await job.result(timeout=10), await job.done()) == ("async-add", 3, 3, True)
+            assert await job.exception() is None
+            assert [info.state for info in await pool.jobs() if info.id == job.id] == ["done"]
+            with pytest.raises(sky.JobNameTaken):
+                await pool.submit(Task(add, (1, 2)), detach="async-add")
+            again = await pool.detach(Task(add, (2, 2)), "async-add", replace=True)
+            assert await again == 4
+            await again.forget()
+            with pytest.raises(sky.JobNotFound):
+                await pool.job("async-add")
+
+            long = await pool.detach(Task(wait_for, (str(path),)))
+            with pytest.raises(TimeoutError, match=r"after 0.1 s"):
+                await long.result(timeout=0.1)
+            waiting = asyncio.ensure_future(long.result())
+            while "started" not in await long.logs():
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            # Who waited is gone; the job goes on.
+            same = await pool.job(long.id)
+            assert await same.state() == "running"
+            assert await same.cancel()
+            with pytest.raises(sky.JobCancelled):
+                await same
+            assert repr(same).startswith(f"<AsyncJob {long.name}")
+
+    asyncio.run(main())
+
+
+def test_a_job_outlives_its_client(running: Running, tmp_path: Path, pool: Pool) -> None:
+    path = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, running[1], str(path), "outlives"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    job = pool.job("outlives")
+    assert job.id == done.stdout.strip()
+    until(path.exists, "it runs")
+    with pytest.raises(TimeoutError, match=r"job outlives is (running|queued) after 0.1 s"):
+        job.result(timeout=0.1)
+    Path(f"{path}.open").touch()
+    assert job.result(timeout=60) == {"seen": str(path)}
+    assert path.read_text() == "started"
+    info = job.info()
+    assert (info.state, info.task, info.attempts, info.problem) == ("done", "slow", 1, None)
+    assert info.slot in ("n1/0", "n1/1")
+    assert info.started is not None
+    assert info.ended is not None
+    assert info.submitted <= info.started <= info.ended
+    # Again, and by its id.
+    assert pool.job(info.id).result() == {"seen": str(path)}
+
+
+def test_exceptions_arrive_with_their_traceback(pool: Pool, tmp_path: Path) -> None:
+    job = pool.submit(fail_until, str(tmp_path / "starts"), 9, detach="fails")
+    with pytest.raises(ValueError, match="start 1") as caught:
+        job.result(timeout=60)
+    assert any(frame.name == "fail_until" for frame in caught.traceback)
+    assert (job.state, job.info().problem) == ("failed", "ValueError: start 1")
+    assert isinstance(job.exception(), ValueError)
+    again = pool.submit(Task(fail_until, (str(tmp_path / "again"), 3)).options(retries=5), detach="fails-less")
+    assert again.result(timeout=60) == 3
+    assert again.info().attempts == 3
+
+
+@pytest.mark.slow
+def test_options_of_the_task_hold(pool: Pool, tmp_path: Path) -> None:
+    late = pool.submit(Task(wait_for, (str(tmp_path / "late"),)).options(timeout=0.3), detach="late")
+    with pytest.raises(sky.TaskTimeout, match=r"wait_for ran for more than 0\.3 s"):
+        late.result(timeout=60)
+    bound = pool.select(profile="3g.40gb").submit(Task(sky.instance_info), detach="bound")
+    assert bound.result(timeout=60).profile == "3g.40gb"
+    with pytest.raises(sky.SlotLost, match=r"has no slot with the profile 1g.10gb(.|\n)*3g.40gb\*2"):
+        pool.submit(Task(add, (1, 2)).options(profile="1g.10gb"), detach="nowhere")
+    with pytest.raises(sky.NotSupported, match="one slot"):
+        pool.submit(Task(add, (1, 2)).options(slots=2), detach="two")
+    with pytest.raises(sky.TaskNotPicklable, match="argument 'b' of add"):
+        pool.submit(add, 1, (each for each in ()), detach="unpicklable")
+    with pytest.raises(sky.JobNotFound):
+        pool.job("unpicklable")
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_its_process_again_and_again_fails_and_others_do_not(pool: Pool) -> None:
+    killer = pool.submit(kill_itself, detach="killer")
+    others = [pool.detach(Task(add, (number, 1))) for number in range(6)]
+    assert [job.result(timeout=60) for job in others] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(sky.TaskAttemptsExceeded):
+        killer.result(timeout=60)
+
+
+def test_jobs_are_cancelled_where_they_wait_and_where_they_run(pool: Pool, tmp_path: Path) -> None:
+    paths = [tmp_path / f"run{number}" for number in range(3)]
+    first, second, third = (pool.submit(wait_for, str(path), detach=path.name) for path in paths)
+    until(lambda: starts(paths[0]) and starts(paths[1]), "two run")
+    until(lambda: first.state == second.state == "running", "the head knows that they run")
+    assert third.state == "queued"
+    assert third.cancel()
+    assert first.cancel()
+    assert (first.state, third.state) == ("cancelled", "cancelled")
+    with pytest.raises(sky.JobCancelled, match="run0 was cancelled"):
+        first.result(timeout=60)
+    # Its slot takes others.
+    assert pool.submit(add, 1, 2).result(timeout=60) == 3
+    assert starts(paths[2]) == []
+    Path(f"{paths[1]}.open").touch()
+    second.result(timeout=60)
+    assert not second.cancel()
+    assert len(starts(paths[0])) == 1
+
+
+@pytest.mark.slow
+def test_large_calls_and_results_pass_in_parts(pool: Pool) -> None:
+    data = os.urandom(9 * 2**20)
+    job = pool.submit(bytes.__add__, data, b"!", detach="large")
+    assert job.result(timeout=60) == data + b"!"
+
+
+def test_names_and_what_is_wrong_with_them(pool: Pool) -> None:
+    with pytest.raises(sky.InvalidField, match="letters, digits"):
+        pool.submit(add, 1, 2, detach="no/slash")
+    job = pool.submit(add, 1, 2, detach="taken")
+    job.result(timeout=60)
+    with pytest.raises(sky.JobNameTaken, match="is done"):
+        pool.submit(add, 1, 2, detach="taken")
+    again = pool.detach(Task(add, (2, 2)), "taken", replace=True)
+    assert (again.result(timeout=60), pool.job("taken").id) == (4, again.id)
+    with pytest.raises(sky.JobNotFound):
+        job.info()
+    again.forget()
+    with pytest.raises(sky.JobNotFound, match=r"Did you mean|lists those"):
+        pool.job("taken")
+
+
+# The head ends ------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_outlive_a_head_that_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        assert pool.submit(add, 1, 2, detach="before").result(timeout=60) == 3
+        running = pool.submit(wait_for, str(path), "a value", detach="running")
+        waits = pool.submit(add, 2, 2, detach="waits")
+        until(lambda: starts(path), "it runs")
+        until(lambda: running.state == "running", "the head knows that it runs")
+        pid = head.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        head.boot()
+        # The same client, which has noticed nothing but a delay.
+        until(lambda: len(starts(path)) == 2, "it runs again")
+        Path(f"{path}.open").touch()
+        assert running.result(timeout=60) == "a value"
+        assert waits.result(timeout=60) == 4
+    with open_pool(manifest_of(head)) as pool:
+        assert [(job.name, job.state, job.attempts) for job in pool.jobs()] == [
+            ("before", "done", 1),
+            ("running", "done", 2),
+            ("waits", "done", 1),
+        ]
+        assert pool.job("before").result() == 3
+
+
+@pytest.mark.slow
+def test_what_ran_on_another_node_ends_there_when_the_head_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    scheduler = head.directory.scheduler_file.read_text().strip()
+    other = make_node("n2", accelerator=h100(BIG[:1]), head=False, scheduler=scheduler)
+    other.boot()
+    path = tmp_path / "run"
+    with head.pool(other) as pool:
+        until(lambda: len(pool.slots()) == 2, "both nodes are there")
+        job = pool.select(node="n2").submit(wait_for, str(path), detach="away")
+        until(lambda: starts(path), "it runs")
+        pid = head.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        head.boot()
+        until(lambda: len(starts(path)) == 2, "it runs again", seconds=120)
+        first, second = starts(path)
+        assert first != second
+        until(lambda: not Path(f"/proc/{first}").exists(), "the first one ended", seconds=120)
+        Path(f"{path}.open").touch()
+        job.result(timeout=60)
+        assert job.info().slot == "n2/0"
+        assert job.logs().splitlines() == ["started", "let through"]
+
+
+@pytest.mark.slow
+def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        pool.submit(wait_for, str(path), detach="running")
+        until(lambda: starts(path), "it runs")
+    head.run("stop", "--timeout", "10")
+    head.boot()
+    until(lambda: len(starts(path)) == 2, "it runs again")
+    Path(f"{path}.open").touch()
+    with head.pool() as pool:
+        pool.job("running").result(timeout=60)
+    assert "Traceback" not in head.directory.log_file.read_text()
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_ends_takes_no_job_with_it(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", cpu_slots=1)
+    head.boot()
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        job = pool.submit(wait_for, str(path), detach="running")
+        until(lambda: starts(path), "it runs")
+        with head.client() as client:
+            client.shutdown()
+        until(lambda: len(starts(path)) == 2, "it runs again, on the next scheduler")
+        Path(f"{path}.open").touch()
+        job.result(timeout=60)
+
+
+def read_synced(path: str) -> str:
+    return sky.synced(path).read_text()
+
+
+def test_a_job_that_waits_keeps_the_files_that_were_synced_for_it(running: Running, tmp_path: Path) -> None:
+    head, fleet = running
+    data, path = tmp_path / "data.txt", tmp_path / "run"
+    data.write_text("what it was")
+    with sky.connect(fleet) as pool:
+        busy = [pool.submit(wait_for, f"{path}{slot}", detach=f"busy{slot}") for slot in range(2)]
+        pool.sync(data)
+        pool.submit(read_synced, "data.txt", detach="waits")
+        until(lambda: all(starts(Path(f"{path}{slot}")) for slot in range(2)), "both slots are taken")
+    # Its client is gone, and other blobs have taken the place of those that it had sent.
+    shutil.rmtree(head.directory.path / "blobs")
+    with sky.connect(fleet) as pool:
+        for slot in range(2):
+            Path(f"{path}{slot}.open").touch()
+        assert pool.job("waits").result(timeout=60) == "what it was"
+        for job in busy:
+            pool.job(job.name).result(timeout=60)
+    until(lambda: not list((head.directory.path / "kept").iterdir()), "it is not kept any longer")
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys, time
+print(sys.argv[1:], flush=True)
+while not os.path.exists(sys.argv[1] + ".open"):
+    time.sleep(0.01)
+print("an error", file=sys.stderr)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
+    _, fleet = running
+    script, path = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    options = ["--detach", "--name", "scripted", "--priority=3"]
+    started = command("run", fleet, *options, str(script), "--", str(path), "0", "--name", "x")
+    assert started.stdout == "scripted\n"
+
+    def listed() -> dict[str, Any]:
+        found = json.loads(command("jobs", fleet, "--json").stdout)["jobs"]
+        return next(job for job in found if job["name"] == "scripted")
+
+    until(lambda: listed()["state"] == "running", "it runs")
+    job = listed()
+    assert (job["task"], job["kind"], job["priority"], job["ended"]) == ("train.py", "script", 3, None)
+    assert "@" in job["submitter"]
+    until(lambda: "--name" in command("jobs", "logs", fleet, "scripted").stdout, "its output is there")
+    table = command("jobs", fleet).stdout
+    assert "scripted" in table
+    assert "running" in table
+    assert "ran for" not in command("jobs", "result", fleet, "scripted", "--timeout", "0.1", code=1).output
+    Path(f"{path}.open").touch()
+    followed = command("jobs", "logs", fleet, job["id"][:8], "--follow")
+    assert followed.stdout.splitlines() == [str([str(path), "0", "--name", "x"]), "an error"]
+    assert command("jobs", "result", fleet, "scripted").stdout == "0\n"
+    again = ["run", fleet, "--detach", "--name", "scripted", str(script), str(path), "5"]
+    assert "--replace" in str(command(*again, code=1).exception)
+    assert command(again[0], again[1], "--replace", *again[2:]).stdout == "scripted\n"
+    command("jobs", "result", fleet, "scripted", code=5)
+    command("run", fleet, "--replace", str(script), code=2)
+    wrong = command("run", fleet, "--detach", str(script), str(path), "7")
+    name = wrong.stdout.strip()
+    assert name.startswith("train-py-")
+    assert "ended with exit code 7" in command("jobs", "result", fleet, name, code=7).output
+    assert "failed" in command("jobs", fleet).stdout
+
+
+def test_results_of_functions_on_the_command_line(running: Running, pool: Pool, tmp_path: Path) -> None:
+    _, fleet = running
+    pool.detach(Task(dict, ((("a", 1),),)), "plain")
+    assert command("jobs", "result", fleet, "plain").stdout == "{'a': 1}\n"
+    assert json.loads(command("jobs", "result", fleet, "plain", "--json").stdout) == {"a": 1}
+    file = tmp_path / "result.pickle"
+    command("jobs", "result", fleet, "plain", "--output", str(file))
+    assert pickle.loads(file.read_bytes()) == {"a": 1}
+    pool.detach(Task(set, ((1,),)), "no-json")
+    assert "no JSON" in str(command("jobs", "result", fleet, "no-json", "--json", code=1).exception)
+    pool.detach(Task(fail_until, (str(tmp_path / "starts"), 9)), "raises")
+    text = str(command("jobs", "result", fleet, "raises", code=1).exception)
+    assert "ValueError: start 1" in text
+    assert "in fail_until" in text
+
+
+def test_cancelling_on_the_command_line(running: Running, pool: Pool, tmp_path: Path) -> None:
+    _, fleet = running
+    path = tmp_path / "run"
+    pool.submit(wait_for, str(path), detach="cancelled")
+    until(lambda: starts(path), "it runs")
+    assert command("jobs", "cancel", fleet, "cancelled").stdout == "cancelled: cancelled\n"
+    assert "has ended already" in command("jobs", "cancel", fleet, "cancelled", code=1).output
+    assert "no such job" in str(command("jobs", "cancel", fleet, "nobody", code=1).exception)
+    assert "was cancelled" in str(command("jobs", "result", fleet, "cancelled", code=1).exception)
+
+
+def test_wrong_usage(running: Running, tmp_path: Path) -> None:
+    _, fleet = running
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert "--detach" in command("run", fleet, "--name", "x", str(script), code=2).output
+    gone = command("run", fleet, "--detach", str(tmp_path / "gone.py"), code=1)
+    assert isinstance(gone.exception, sky.InvalidField)
+    both = command("jobs", "result", fleet, "x", "--json", "--output", "f", code=2)
+    assert "--output" in both.output
+
+
+def test_status_shows_what_each_slot_does(
+    running: Running, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    job = pool.submit(wait_for, str(path), detach="shown-job")
+    until(lambda: job.state == "running", "the head knows that it runs")
+    found = _fleet_status(pool.manifest)
+    (node,) = found["nodes"]
+    busy = {slot["slot"]: [task["name"] for task in slot["tasks"]] for slot in node["slots"]}
+    assert sorted(busy.values()) == [[], ["shown-job"]]
+    assert busy[job.info().slot or ""] == ["shown-job"]
+    _print_stack({"stack": "demo", "pools": [found]})
+    drawn = capsys.readouterr().out
+    # Below its partition, and in the table.
+    assert drawn.count("shown-job") == 2
+    Path(f"{path}.open").touch()
+    job.result(timeout=60)

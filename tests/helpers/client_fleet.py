@@ -1,0 +1,116 @@
+"""A fleet for tests, in a process of its own: one scheduler and one Nanny per slot, as the runner starts them.
+
+Reads its configuration as JSON from stdin (one line), writes ``{"port": ...}`` to stdout, ends when stdin ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from distributed import Nanny, Scheduler
+
+from skyinfra.blobs.store import BlobStore
+from skyinfra.engine import settings
+from skyinfra.engine.credentials import Credentials
+from skyinfra.head.blobs import HeadBlobs
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.runner import slots
+from skyinfra.worker import process
+
+
+class OtherScheduler(FleetScheduler):
+    """A scheduler that claims to run other versions, or that is older than `take_task`."""
+
+    claims: dict[str, str] = {}  # noqa: RUF012
+    older = False
+
+    def subscribe_topic(self, topic, client):
+        if self.older:
+            Scheduler.subscribe_topic(self, topic, client)
+        else:
+            super().subscribe_topic(topic, client)
+
+    def versions(self):
+        found = super().versions()
+        found["host"]["python"] = self.claims.get("python", found["host"]["python"])
+        found["packages"]["distributed"] = self.claims.get("distributed", found["packages"]["distributed"])
+        return found
+
+
+def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool) -> Nanny:
+    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0."""
+    name = f"GPU-{node}-{index}" if whole else f"MIG-{node}-{index}"
+    slot = InstanceInfo(
+        node=node,
+        worker=index,
+        slot=f"{node}/{index}",
+        kind="gpu" if whole else "partition",
+        fleet="stack/pool",
+        profile=None if whole else "3g.40gb",
+        accelerator="H100",
+        gpu=index if whole else 0,
+        uuid=name,
+        visible=("CUDA_VISIBLE_DEVICES", name),
+        simulated=True,
+    )
+    directory = root / node
+    directory.mkdir(exist_ok=True)
+    packages, scratch = directory / "packages", root / "scratch"
+    return process.nanny(
+        slot,
+        scheduler=address,
+        host="127.0.0.1",
+        security=Credentials.derive(secret, role="worker", name=slot.slot).security(),
+        env=process.environment(
+            slot,
+            directory=directory,
+            packages=packages,
+            variables={},
+            confine=slots.environment(slot, "nvidia"),
+            threads=1,
+        ),
+        packages=packages,
+        scratch=scratch,
+    )
+
+
+async def serve(config: dict) -> None:
+    secret, root = config["secret"], Path(config["root"])
+    OtherScheduler.claims = config.get("claims", {})
+    OtherScheduler.older = config.get("older", False)
+    settings.configure(scratch=root / "scratch")
+    scheduler = await OtherScheduler(
+        layout=FleetLayout(1),
+        blobs=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))),
+        host="127.0.0.1",
+        port=config.get("port", 0),
+        security=Credentials.derive(secret, role="scheduler", name="n0").security(),
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+    )
+    nannies = [
+        start_nanny(scheduler.address, node, index, secret, root, whole=config.get("whole", False))
+        for node in config["nodes"]
+        for index in range(config["slots"])
+    ]
+    for node in config["nodes"]:
+        scheduler.promise(node, [f"{node}/{index}" for index in range(config.get("promised", config["slots"]))])
+    await asyncio.gather(*nannies)
+    print(json.dumps({"port": scheduler.port}), flush=True)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ended.set)
+    await ended.wait()
+    await asyncio.gather(*(nanny.close(timeout=2) for nanny in nannies))
+    await scheduler.close()
+
+
+if __name__ == "__main__":
+    from client_fleet import serve as importable_serve
+
+    asyncio.run(importable_serve(json.loads(sys.stdin.readline())))

@@ -1,0 +1,68 @@
+"""Many runs of ``skyinfra-runner`` on the fake driver, each in a process that is forked after the imports.
+
+A program: reads jobs as JSON from stdin and writes their results as JSON to stdout. Every job begins with the machine
+that stands in the file ``start``; a run is a command line with its environment, or a command of fake-nvml-ctl.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+# Loaded before the first fork; the driver is not: that happens with nvmlInit.
+import skyinfra.gpu.hardware
+import skyinfra.gpu.live
+import skyinfra.runner.partition_cli  # noqa: F401
+from skyinfra.runner import cli
+
+
+def main() -> None:
+    jobs = json.load(sys.stdin)
+    json.dump([[_run(run) for run in _started(job)] for job in jobs], sys.stdout)
+
+
+def _started(job: dict[str, Any]) -> list[dict[str, Any]]:
+    shutil.copy(job["start"], os.environ["FAKE_NVML_STATE"])
+    runs: list[dict[str, Any]] = job["runs"]
+    return runs
+
+
+def _run(run: dict[str, Any]) -> dict[str, Any]:
+    if "control" in run:
+        done = subprocess.run(["fake-nvml-ctl", run["control"]], capture_output=True, text=True, check=True)
+        return {"code": 0, "out": done.stdout}
+    with os.fdopen(os.memfd_create("out"), "r+b") as out, os.fdopen(os.memfd_create("err"), "r+b") as err:
+        child = os.fork()
+        if child == 0:
+            _become(run, out.fileno(), err.fileno())
+        status = os.waitpid(child, 0)[1]
+        return {"code": os.waitstatus_to_exitcode(status), "out": _text(out), "err": _text(err)}
+
+
+def _become(run: dict[str, Any], out: int, err: int) -> None:
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.environ.update(run.get("environment", {}))
+    code = 70
+    try:
+        code = cli.main(run["arguments"])
+    except SystemExit as error:
+        code = int(str(error.code))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _text(file: io.BufferedRandom) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+if __name__ == "__main__":
+    main()

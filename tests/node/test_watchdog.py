@@ -1,0 +1,98 @@
+"""A runner in the background that is killed comes back; one that was ended otherwise does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
+
+from skyinfra.node import watchdog
+
+MakeNode = Callable[..., RunningNode]
+ONE = h100((("3g.40gb", 0, 4),))
+
+
+def boot(node: RunningNode) -> int:
+    """Boots it with a keeper, whose process id it gives."""
+    node.run("boot", "--detach", "--restart", "--wait", str(PATIENCE_S - 5))
+    return int(node.directory.keeper_file.read_text())
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/cmdline").exists() and bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def kill(node: RunningNode) -> int:
+    pid = node.status().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_a_runner_that_is_killed_comes_back_with_its_slots(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    boot(node)
+    slots, scheduler = node.status().slots, node.directory.scheduler_file.read_text()
+    for _ in range(2):
+        before = kill(node)
+        until(lambda before=before: (s := node.status()).pid not in (None, before) and s.state == "ready", "it is back")
+        assert node.status().slots == slots
+        assert node.directory.scheduler_file.read_text() == scheduler
+    with node.client() as client:
+        assert on_slot(client, "n1/0", int) == 0
+    assert "the runner was killed" in node.directory.log_file.read_text()
+
+
+def test_it_has_one_keeper_which_ends_with_it(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    assert boot(node) == pid
+    command = [sys.executable, "-m", "skyinfra.runner", "keep", "--config", str(node.file)]
+    assert subprocess.run(command, timeout=PATIENCE_S, check=False).returncode == 0
+    assert node.run("stop").stdout == "stopped\n"
+    assert not runs(pid)
+    assert node.status().state == "stopped"
+
+
+def test_a_runner_that_ends_by_itself_is_left_alone(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    runner = node.status().pid
+    assert runner is not None
+    os.kill(runner, signal.SIGTERM)
+    until(lambda: not runs(pid), "the keeper has ended")
+    assert node.status().state == "stopped"
+
+
+@pytest.mark.slow
+def test_a_runner_that_cannot_come_back_is_left_alone(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    node.configure(accelerator=h100((("7g.80gb", 1, 8),)))
+    kill(node)
+    until(lambda: not runs(pid), "the keeper has ended")
+    assert node.directory.holder() is None
+    assert node.directory.log_file.read_text().count("the runner was killed") == 1
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_gone_needs_no_keeper(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    node.path.rename(node.path.with_name("gone"))
+    until(lambda: not runs(pid), "the keeper has ended")
+
+
+def test_what_is_starting_is_taken_back_by_a_stop(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    boot(node)
+    before = kill(node)
+    until(lambda: node.directory.holder() not in (None, before), "it is being started")
+    watchdog.end(node.directory)
+    assert node.directory.holder() is None or node.status().state == "ready"

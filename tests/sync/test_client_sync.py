@@ -1,0 +1,460 @@
+"""Code and data of the user on the nodes: what is sent, what tasks see of it, and what stays loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+from skyinfra.sync import includes, sync
+from skyinfra.sync.includes import Includes
+from skyinfra.tasks import Task
+
+LIBRARY = '''
+import os
+from pathlib import Path
+
+import skyinfra as sky
+
+VERSION = 1
+_count = 0
+
+
+class Thing:
+    def __init__(self, x):
+        self.x = x
+
+    def __eq__(self, other):
+        return type(other) is Thing and other.x == self.x
+
+
+@sky.compute
+def count():
+    """How often this process has called it."""
+    global _count
+    _count += 1
+    return _count
+
+
+@sky.compute
+def version():
+    return VERSION
+
+
+@sky.compute
+def words():
+    return sky.synced("data/vocab.txt").read_text(), (Path(__file__).resolve().parent / "beside.txt").read_text()
+
+
+@sky.compute
+def fail():
+    raise LookupError("as it should")  # this line
+
+
+@sky.cls
+class Model:
+    def __init__(self, start):
+        self.total = start
+
+    def add(self, thing):
+        assert isinstance(thing, Thing)
+        self.total += thing.x
+        return self.total, VERSION
+
+
+@sky.compute
+def twice(thing):
+    from shiny.deeper import double
+
+    return Thing(double(thing.x)), count() > 0
+'''
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with a package in src/ and data, as the working directory."""
+    root = tmp_path / "project"
+    make_project(root)
+    monkeypatch.chdir(root)
+    monkeypatch.syspath_prepend(str(root / "src"))
+    yield root
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shiny"]:
+        del sys.modules[name]
+
+
+def write_library(root: Path, version: int) -> None:
+    # Not the code of another test, whose modules the slots may still have.
+    text = f"# {root}\n" + LIBRARY.replace("VERSION = 1", f"VERSION = {version}")
+    (root / "src" / "shiny" / "__init__.py").write_text(text)
+
+
+def make_project(root: Path, version: int = 1) -> None:
+    package = root / "src" / "shiny"
+    package.mkdir(parents=True)
+    write_library(root, version)
+    (package / "deeper.py").write_text("def double(x):\n    return 2 * x\n")
+    (package / "beside.txt").write_text("beside 1")
+    (root / "data").mkdir()
+    (root / "data" / "vocab.txt").write_text("words 1")
+
+
+@pytest.fixture
+def pool(project, fleet):
+    with open_pool(fleet.manifest, includes=["src/shiny", "data"]) as pool:
+        yield pool
+
+
+def first(pool, task):
+    """The result of *task* on one slot, which is always the same."""
+    return pool.broadcast(task, slots=pool.slots()[-1:])[0]
+
+
+# What tasks see -----------------------------------------------------------------------------------------------------
+
+
+def test_modules_are_imported_from_what_was_synced_and_stay_loaded(pool):
+    import shiny
+
+    assert [first(pool, shiny.count()) for _ in range(3)] == [1, 2, 3]
+    assert first(pool, shiny.twice(shiny.Thing(4))) == (shiny.Thing(8), True)
+    assert shiny.version() @ pool == [1] * 4
+
+
+def test_changed_data_keeps_what_is_loaded(pool, project):
+    import shiny
+
+    assert first(pool, shiny.words()) == ("words 1", "beside 1")
+    before = first(pool, shiny.count()), first(pool, Task(os.getpid))
+    (project / "data" / "vocab.txt").write_text("words 2")
+    (project / "src" / "shiny" / "beside.txt").write_text("beside 2")
+    (project / "data" / "more.txt").write_text("more")
+    pool.sync()
+    assert first(pool, shiny.words()) == ("words 2", "beside 2")
+    (project / "data" / "more.txt").unlink()
+    pool.sync()
+    assert first(pool, Task(list_data)) == ["vocab.txt"]
+    assert (first(pool, shiny.count()), first(pool, Task(os.getpid))) == (before[0] + 1, before[1])
+
+
+def list_data() -> list[str]:
+    return sorted(os.listdir(sky.synced("data")))  # noqa: PTH208
+
+
+def test_changed_code_is_loaded_anew_in_the_same_process(pool, project):
+    import shiny
+
+    pid = first(pool, Task(os.getpid))
+    assert first(pool, shiny.count()) == 1
+    write_library(project, 2)
+    (project / "src" / "shiny" / "deeper.py").write_text("def double(x):\n    return 20 * x\n")
+    assert first(pool, shiny.version()) == 1  # not synced yet
+    pool.sync()
+    assert first(pool, shiny.version()) == 2
+    assert first(pool, shiny.count()) == 1
+    assert first(pool, shiny.twice(shiny.Thing(1)))[0].x == 20
+    assert first(pool, Task(os.getpid)) == pid
+
+
+def test_objects_stay_with_their_code(pool, project):
+    import shiny
+
+    model = shiny.Model(10)
+    assert [first(pool, model.add(shiny.Thing(1))) for _ in range(2)] == [(11, 1), (12, 1)]
+    (project / "data" / "vocab.txt").write_text("words 2")
+    pool.sync()
+    assert first(pool, model.add(shiny.Thing(1))) == (13, 1)
+    write_library(project, 2)
+    pool.sync()
+    assert first(pool, model.add(shiny.Thing(1))) == (11, 2)
+    assert first(pool, model.release()) is True
+    assert first(pool, model.release()) is False
+
+
+def rank_reads() -> tuple[int, int, str]:
+    import shiny
+
+    return sky.gang().rank, shiny.VERSION, sky.synced("data/vocab.txt").read_text()
+
+
+def test_the_ranks_of_a_gang_see_it_too(pool):
+    import shiny
+
+    found = pool.launch(rank_reads, nodes=1, per_node=2, framework="none")
+    assert found == [(0, 1, "words 1"), (1, 1, "words 1")]
+    assert pool.launch(shiny.version, nodes=1, per_node=1, framework="none") == [1]
+
+
+def use_shiny() -> tuple[int, int]:
+    import shiny
+
+    return shiny.VERSION, shiny.count()
+
+
+def test_two_clients_with_two_trees_take_turns_on_a_process(project, fleet, tmp_path, monkeypatch):
+    make_project(tmp_path / "other", version=7)
+    with open_pool(fleet.manifest, includes=["src"]) as one:
+        monkeypatch.chdir(tmp_path / "other")
+        with open_pool(fleet.manifest, includes=["src"]) as other, open_pool(fleet.manifest) as neither:
+            assert first(one, Task(os.getpid)) == first(other, Task(os.getpid))
+            for turn in (1, 2, 3):
+                assert first(one, Task(use_shiny)) == (1, turn)
+                assert first(other, Task(use_shiny)) == (7, turn)
+                with pytest.raises(ModuleNotFoundError, match="shiny"):
+                    first(neither, Task(use_shiny))
+                with pytest.raises(sky.NotSynced, match=r"x: was not synced\nThe client has synced nothing"):
+                    first(neither, Task(sky.synced, ("x",)))
+
+
+def test_a_traceback_shows_the_lines_of_synced_files(pool):
+    import shiny
+
+    with pytest.raises(LookupError) as caught:
+        shiny.fail() >> pool
+    assert 'raise LookupError("as it should")  # this line' in "".join(traceback.format_exception(caught.value))
+
+
+def test_programs_that_a_task_starts_see_it_too(pool):
+    def start() -> str:
+        code = "import shiny, skyinfra; print(shiny.VERSION, skyinfra.synced('data/vocab.txt').read_text())"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert first(pool, Task(start)) == "1 words 1\n"
+
+
+def test_slots_of_a_node_share_its_files_and_a_dead_process_leaves_none(pool, fleet, wait_until):
+    def identity() -> tuple[int, int, int]:
+        found = os.stat(sky.synced("data/vocab.txt"))  # noqa: PTH116
+        return found.st_ino, found.st_nlink, found.st_mode & 0o222
+
+    same = pool.broadcast(Task(identity), slots=pool.select(node="n1").slots())
+    assert same[0][0] == same[1][0]
+    assert [mode for _, _, mode in same] == [0, 0]
+    views = fleet.root / "n1" / "trees"
+    before = {path.name for path in views.iterdir() if path.is_dir()}
+    with pytest.raises(sky.TaskAttemptsExceeded):
+        first(pool, Task(os._exit, (1,)))
+    first(pool, Task(identity))
+    left = {path.name for path in views.iterdir() if path.is_dir()}
+    assert len(left) <= len(before)
+    assert left != before
+
+
+def test_the_same_call_finds_files_here(pool, project):
+    assert sky.synced("data/vocab.txt") == project / "data" / "vocab.txt"
+    assert sky.synced("src/shiny") == project / "src" / "shiny"
+    for name in ("data/none.txt", "pyproject.toml", "/etc/passwd"):
+        with pytest.raises(sky.NotSynced, match="includes="):
+            sky.synced(name)
+    for name in ("../n1", "/etc/passwd", "data/none.txt"):
+        with pytest.raises(sky.NotSynced, match="not among the includes"):
+            first(pool, Task(sky.synced, (name,)))
+
+
+def test_a_module_that_nodes_cannot_import_travels_by_value(pool, project, monkeypatch):
+    (project / "helper.py").write_text("def f():\n    return __name__, 'here'\n")
+    monkeypatch.syspath_prepend(str(project))
+    import helper  # type: ignore[import-not-found]
+
+    assert pool.submit(helper.f).result(timeout=60) == ("helper", "here")
+    del sys.modules["helper"]
+
+
+# What is sent -------------------------------------------------------------------------------------------------------
+
+
+def test_unchanged_files_are_not_sent_again(project, fleets):
+    fleet = fleets(nodes=("n0",), slots=1)
+    for number in range(50):
+        (project / "data" / f"{number}.txt").write_text(f"file {number}")
+    with open_pool(fleet.manifest) as pool:
+        first = pool.sync("src", "data")
+        assert (first.files, first.sent_blobs) == (54, 55)  # and the listing
+        assert pool.sync() == sync.Synced(first.tree, 54, first.bytes, 0, 0)
+        (project / "data" / "7.txt").write_text("changed")
+        again = pool.sync()
+        assert again.sent_blobs == 2
+        assert again.sent_bytes == 7 + int(again.tree.partition(":")[2])
+    with open_pool(fleet.manifest) as pool:
+        assert pool.sync("src", "data").sent_blobs == 0
+
+
+def test_a_file_is_read_again_only_if_it_may_have_changed(project, monkeypatch):
+    for path in (old := project / "data" / "vocab.txt", project / "src" / "shiny" / "beside.txt"):
+        os.utime(path, (1, 1))
+    read: list[str] = []
+    kept = Includes._hash
+    monkeypatch.setattr(Includes, "_hash", lambda self, path, file: read.append(path) or kept(self, path, file))
+    include = Includes(project, "secret")
+    include.add(["data", "src/shiny/beside.txt"])
+    include.scan()
+    include.scan()
+    assert read == ["data/vocab.txt", "src/shiny/beside.txt"]
+    old.write_text("words 2")
+    include.scan()
+    include.scan()  # it is so new that it may change within the same tick of the clock
+    assert read[2:] == ["data/vocab.txt", "data/vocab.txt"]
+
+
+def test_a_file_that_changes_while_it_is_synced(pool, project, monkeypatch):
+    path = project / "data" / "vocab.txt"
+    path.write_text("before it changes")
+    kept, read = sync._read, []
+
+    def changing(file):
+        if file == path and not read:
+            path.write_text("after that")
+            read.append(file)
+        return kept(file)
+
+    monkeypatch.setattr(sync, "_read", changing)
+    pool.sync()
+    assert read
+    assert first(pool, Task(read_vocabulary)) == "after that"
+
+    def restless(file):
+        path.write_text(f"restless {len(read)}")
+        read.append(file)
+        return kept(file)
+
+    monkeypatch.setattr(sync, "_read", restless)
+    path.write_text("new")
+    with pytest.raises(sky.InvalidInclude, match="changes faster than it can be sent"):
+        pool.sync()
+    assert first(pool, Task(read_vocabulary)) == "after that"
+
+
+def read_vocabulary() -> str:
+    return sky.synced("data/vocab.txt").read_text()
+
+
+def test_what_the_head_and_the_nodes_have_lost_is_sent_again(project, fleets):
+    fleet = fleets(nodes=("n0", "n1"), slots=1)
+    with open_pool(fleet.manifest, includes=["data"]) as pool:
+        shutil.rmtree(fleet.root / "n0" / "blobs")
+        assert Task(read_vocabulary) @ pool == ["words 1", "words 1"]
+        (project / "data" / "vocab.txt").write_text("words 2")
+        pool.sync()
+        (project / "data" / "vocab.txt").write_text("words 3")
+        shutil.rmtree(fleet.root / "n0" / "blobs")
+        with pytest.raises(sky.TaskInputsLost, match=r"read_vocabulary needs .*\n.*pool.sync\(\)"):
+            Task(read_vocabulary) >> pool
+        pool.sync()
+        assert Task(read_vocabulary) @ pool == ["words 3", "words 3"]
+
+
+# What is included ---------------------------------------------------------------------------------------------------
+
+
+def scanned(root: Path, *paths: str, excludes: tuple[str, ...] = ()) -> list[str]:
+    include = Includes(root, "0123456789abcdef" * 4)
+    include.add(paths, excludes)
+    return sorted(include.scan().tree.files)
+
+
+def test_state_secrets_and_what_tools_leave_are_not_included(project, fleet):
+    package = project / "src" / "shiny"
+    for name in ("x.pyc", "terraform.tfstate", "terraform.tfstate.backup", ".env"):
+        (package / name).write_text("left out")
+    for folder in ("__pycache__", ".git", ".venv", "node_modules", ".terraform", "cdktf.out"):
+        (package / folder).mkdir()
+        (package / folder / "file.py").write_text("left out")
+    assert scanned(project, "src") == [f"src/shiny/{name}" for name in ("__init__.py", "beside.txt", "deeper.py")]
+    with pytest.raises(sky.InvalidInclude, match="state holds secrets"):
+        scanned(project, "src/shiny/terraform.tfstate")
+    # Under any name.
+    (package / "fleet.json").write_text(json.dumps({"head": "x" * 2**20, "secret": fleet.manifest.secret}))
+    with pytest.raises(sky.InvalidInclude, match=r"src/shiny/fleet\.json: holds the secret") as caught:
+        scanned(project, "src")
+    assert fleet.manifest.secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("excludes", "left"),
+    [
+        (("*.txt",), ["src/shiny/__init__.py", "src/shiny/deeper.py"]),
+        (("data",), ["src/shiny/__init__.py", "src/shiny/beside.txt", "src/shiny/deeper.py"]),
+        (("src/shiny/*.py",), ["data/vocab.txt", "src/shiny/beside.txt"]),
+        (("src/**/deep*", "/data/"), ["src/shiny/__init__.py", "src/shiny/beside.txt"]),
+        (("*", "!src/", "!shiny", "!b?side.[a-t]xt"), ["src/shiny/beside.txt"]),
+    ],
+)
+def test_excludes_are_those_of_a_gitignore(project, excludes, left):
+    assert scanned(project, ".", excludes=excludes) == left
+
+
+def test_a_pattern_for_folders_is_none_for_files(project):
+    assert "data/vocab.txt" in scanned(project, ".", excludes=("vocab.txt/",))
+
+
+def test_links_lead_nowhere_else(project, tmp_path):
+    (project / "data" / "link.txt").symlink_to("vocab.txt")
+    (project / "data" / "deeper").mkdir()
+    (project / "data" / "deeper" / "x").write_text("x")
+    (project / "data" / "folder").symlink_to("deeper")
+    assert scanned(project, "data") == ["data/deeper/x", "data/folder/x", "data/link.txt", "data/vocab.txt"]
+    (project / "data" / "deeper" / "up").symlink_to("..")
+    with pytest.raises(sky.InvalidInclude, match="data/deeper/up: is a link to a folder that it is in"):
+        scanned(project, "data")
+    (project / "data" / "deeper" / "up").unlink()
+    (project / "data" / "out").symlink_to(tmp_path)
+    with pytest.raises(sky.InvalidInclude, match="data/out: is a link that leads out"):
+        scanned(project, "data")
+
+
+def test_what_cannot_be_included_is_said(project, tmp_path, monkeypatch):
+    with pytest.raises(sky.InvalidInclude, match=r"includes: is not there \(given: 'srx'\)"):
+        scanned(project, "srx")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.txt").touch()
+    with pytest.raises(sky.InvalidInclude, match="two of them have the same name"):
+        scanned(project, str(tmp_path / "a" / "same.txt"), str(tmp_path / "b" / "same.txt"))
+    (project / "data" / "huge.bin").write_bytes(bytes(3000))
+    monkeypatch.setattr(includes, "MOST_BYTES", 2000)
+    with pytest.raises(
+        sky.InvalidInclude, match=r"(?s)2 files with 2\.9 KiB are more than.*\n +2\.9 KiB  data/huge\.bin\n.*excludes="
+    ):
+        scanned(project, "data")
+
+
+@pytest.mark.parametrize(
+    ("paths", "roots"),
+    [
+        (("src",), ("src",)),
+        (("src/shiny",), ("src",)),
+        (("src/shiny/deeper.py",), ("src",)),
+        ((".",), ("src",)),
+        (("data",), ()),
+        (("scripts",), ("scripts",)),
+        (("scripts/run.py",), ("scripts",)),
+        (("scripts", "src"), ("src", "scripts")),
+    ],
+)
+def test_nodes_import_from_where_the_client_does(project, paths, roots):
+    (project / "scripts").mkdir()
+    (project / "scripts" / "run.py").touch()
+    include = Includes(project, "secret")
+    include.add(paths)
+    assert include.scan().tree.roots == roots
+
+
+def test_what_lies_elsewhere_stands_by_how_it_is_imported_or_by_its_name(project, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    (shared / "space" / "part").mkdir(parents=True)
+    (shared / "space" / "part" / "__init__.py").touch()
+    (shared / "table.csv").touch()
+    include = Includes(project, "secret")
+    include.add([shared / "space" / "part", shared / "table.csv"])
+    assert sorted(include.scan().tree.files) == ["part/__init__.py", "table.csv"]
+    monkeypatch.syspath_prepend(str(shared))
+    scan = include.scan()
+    assert sorted(scan.tree.files) == ["space/part/__init__.py", "table.csv"]
+    assert scan.tree.roots == (".",)
