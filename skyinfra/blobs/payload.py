@@ -41,7 +41,7 @@ class _Pieces:
 
 
 @dataclass(frozen=True)
-class Cargo:
+class Payload:
     """A pickled value. pieces: of the stream. buffers: the memory that it refers to, which is that of the value."""
 
     pieces: list[bytes | bytearray | memoryview]
@@ -82,7 +82,7 @@ class Cargo:
 
 def pack(
     value: object, pickler: Callable[..., cloudpickle.Pickler] = cloudpickle.Pickler, *, whole: bool = False
-) -> Cargo:
+) -> Payload:
     """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
     file = _Pieces()
     buffers: list[memoryview] = []
@@ -99,12 +99,12 @@ def pack(
         return False
 
     pickler(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=leave_out).dump(value)
-    cargo = Cargo(file.pieces, buffers)
-    if buffers and cargo.small:
+    payload = Payload(file.pieces, buffers)
+    if buffers and payload.small:
         file = _Pieces()
         pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-        return Cargo(file.pieces)
-    return cargo
+        return Payload(file.pieces)
+    return payload
 
 
 def unpack(parts: Sequence[Part], store: BlobStore) -> object:

@@ -1,9 +1,7 @@
-"""Blobs on their way between clients, the head and the nodes: in chunks, through calls of the head's scheduler.
+"""Transfer of blobs between clients, the head and the nodes: in chunks, through calls of the head's scheduler.
 
-Only the head's port has to be open, and it never has more than a few chunks of a transfer in memory. Small blobs travel
-together, a large one in chunks of which two are on their way at a time. Who sends asks first which blobs are missing.
-
-The scheduler answers with ``{"value": ...}``, or ``{"error": [class name, message, field, hint]}``.
+Only the head's port has to be open, and the head holds a few chunks of a transfer in memory at most. Small blobs travel
+together, a large one in chunks, two of them at a time. The sender asks first which blobs are missing.
 
 Travels to nodes: standard library and ``distributed`` only.
 """
@@ -17,19 +15,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from skyinfra import errors
 from skyinfra.blobs.store import BlobStore, WrongContent
-from skyinfra.errors import NodeFailed, NotSupported, SkyinfraError
-
-MISSING_CALL = "skyinfra_blobs_missing"
-ADD_CALL = "skyinfra_blobs_add"
-WRITE_CALL = "skyinfra_blobs_write"
-FINISH_CALL = "skyinfra_blobs_finish"
-DROP_CALL = "skyinfra_blobs_drop"
-READ_CALL = "skyinfra_blobs_read"
-CHECK_CALL = "skyinfra_blobs_check"
+from skyinfra.errors import SkyinfraError
+from skyinfra.protocol import services
+from skyinfra.protocol.rpc import Peer
 
 CHUNK = 4 * 2**20
 # Chunks of one transfer that are on their way.
@@ -41,26 +32,20 @@ _BESIDE = 256 * 2**10
 # A pickle stream that is the memory which it comes with.
 _NEXT_BUFFER = b"\x80\x05" + pickle.NEXT_BUFFER + pickle.STOP
 
-Answer = dict[str, Any]
+T = TypeVar("T")
 
 
 class BlobsMissing(LookupError):
-    """Blobs are not at the head any more, or never were; ``digests`` are theirs. Who has them sends them again."""
+    """The head does not have the blobs ``digests`` any more, or never had them. Who has them sends them again."""
 
     def __init__(self, digests: Sequence[str]) -> None:
         self.digests = tuple(digests)
         super().__init__(f"{len(self.digests)} blobs are not at the head: {', '.join(self.digests[:3])}")
 
 
-class Head(Protocol):
-    """The calls of the head's scheduler, as `distributed.rpc` offers them."""
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]: ...
-
-
 @dataclass(frozen=True)
 class Blob:
-    """A blob to be sent. chunks: its content, in pieces of at most `CHUNK` bytes, again at every call."""
+    """A blob to send. chunks: gives its content in pieces of at most `CHUNK` bytes, at every call from the start."""
 
     digest: str
     size: int
@@ -69,14 +54,14 @@ class Blob:
 
 @dataclass(frozen=True)
 class Sent:
-    """How much of what was to be there had to be sent."""
+    """How many blobs and bytes were transferred; the others were there already."""
 
     blobs: int = 0
     bytes: int = 0
 
 
 def chunked(pieces: Iterable[bytes | bytearray | memoryview]) -> Iterator[memoryview]:
-    """The bytes of *pieces* one after the other, none of them copied, at most `CHUNK` at once."""
+    """The bytes of *pieces* in order, at most `CHUNK` at once, without a copy."""
     for piece in pieces:
         view = memoryview(piece).cast("B")
         for start in range(0, len(view), CHUNK):
@@ -84,7 +69,7 @@ def chunked(pieces: Iterable[bytes | bytearray | memoryview]) -> Iterator[memory
 
 
 def beside(data: bytes | memoryview) -> Any:
-    """*data*, for a message: large ones travel beside it, from where they lie to where they arrive, without a copy."""
+    """*data* for a message. Large data travels beside the message, from memory to memory without a copy."""
     if len(data) < _BESIDE:
         return data
     # Here, because the process of a rank needs the rest of this module alone.
@@ -98,11 +83,11 @@ def beside(data: bytes | memoryview) -> Any:
 # Sending ------------------------------------------------------------------------------------------------------------
 
 
-async def send(head: Head, blobs: Sequence[Blob]) -> Sent:
-    """Makes sure that *blobs* are at the head.
+async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
+    """Sends those of *blobs* that the head does not have.
 
-    Raises `WrongContent` where one is not what its digest says, `TaskTooLarge` or `StateDirectoryError` where the head
-    cannot keep one, OSError where it does not answer.
+    Raises `WrongContent` where a content does not have its digest, `TaskTooLarge` or `StateDirectoryError` where the
+    head cannot keep a blob, OSError where it does not answer.
     """
     missing = set(await missing_of(head, [blob.digest for blob in blobs]))
     wanted = list({blob.digest: blob for blob in blobs if blob.digest in missing}.values())
@@ -122,26 +107,27 @@ async def send(head: Head, blobs: Sequence[Blob]) -> Sent:
     return Sent(len(wanted), sum(blob.size for blob in wanted))
 
 
-async def missing_of(head: Head, digests: Sequence[str]) -> list[str]:
-    """Those of *digests* that the head has not."""
+async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
+    """Those of *digests* that the head does not have."""
     found: list[str] = []
     for start in range(0, len(digests), _MOST):
-        found += _value(await head.skyinfra_blobs_missing(digests=list(digests[start : start + _MOST])))
+        found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST])))
     return found
 
 
-async def _add(head: Head, batch: list[tuple[str, bytes]]) -> None:
-    _value(await head.skyinfra_blobs_add(blobs=batch))
+async def _add(head: Peer, batch: list[tuple[str, bytes]]) -> None:
+    wrong = await _at_head(services.blobs_add(head, blobs=batch))
+    if wrong is not None:
+        raise WrongContent(wrong)
 
 
-async def _send_large(head: Head, blob: Blob) -> None:
+async def _send_large(head: Peer, blob: Blob) -> None:
     upload = uuid.uuid4().hex
 
     async def write(offset: int, data: bytes | memoryview) -> None:
-        answer = head.skyinfra_blobs_write(
-            upload=upload, digest=blob.digest, size=blob.size, offset=offset, data=beside(data)
-        )
-        _value(await answer)
+        part = beside(data)
+        call = services.blobs_write(head, upload=upload, digest=blob.digest, size=blob.size, offset=offset, data=part)
+        await _at_head(call)
 
     async def parts() -> None:
         async with _Window() as window:
@@ -152,19 +138,25 @@ async def _send_large(head: Head, blob: Blob) -> None:
 
     try:
         await parts()
-        _value(await head.skyinfra_blobs_finish(upload=upload))
+        if not await _at_head(services.blobs_finish(head, upload=upload)):
+            raise WrongContent(blob.digest)
     except (SkyinfraError, WrongContent, asyncio.CancelledError):
-        # The head removes what came; one that is cut off does so after a while.
-        await asyncio.shield(asyncio.gather(_call(head.skyinfra_blobs_drop(upload=upload)), return_exceptions=True))
+        # Where this does not arrive, the head drops the parts after a while.
+        await asyncio.shield(asyncio.gather(services.blobs_drop(head, upload=upload), return_exceptions=True))
         raise
 
 
-async def _call(answer: Awaitable[Any]) -> Any:
-    return await answer
+async def _at_head(answer: Awaitable[T]) -> T:
+    """What the head answers; its errors say that they are about the head."""
+    try:
+        return await answer
+    except SkyinfraError as error:
+        error.field = f"head: {error.field}" if error.field else "head"
+        raise
 
 
 class _Window:
-    """Lets `_WINDOW` coroutines run at once; the first one that fails ends the others at the end of the block."""
+    """Runs at most `_WINDOW` coroutines at once. The first one that fails ends the others at the end of the block."""
 
     def __init__(self) -> None:
         self._running: list[asyncio.Task[None]] = []
@@ -191,8 +183,8 @@ class _Window:
 # Fetching -----------------------------------------------------------------------------------------------------------
 
 
-async def fetch(head: Head, store: BlobStore, wanted: dict[str, int]) -> Sent:
-    """Brings the blobs *wanted*, digest to size, into *store*, where they are not there yet.
+async def fetch(head: Peer, store: BlobStore, wanted: dict[str, int]) -> Sent:
+    """Fetches those of the blobs *wanted*, digest to size, that are not in *store*.
 
     Raises `BlobsMissing`, `StateDirectoryError`, `TaskTooLarge`, OSError where the head does not answer.
     """
@@ -209,8 +201,8 @@ async def fetch(head: Head, store: BlobStore, wanted: dict[str, int]) -> Sent:
     return Sent(len(missing), sum(wanted[digest] for digest in missing))
 
 
-async def fetch_bytes(head: Head, digest: str, size: int) -> memoryview:
-    """One blob, in memory. Raises `BlobsMissing`, OSError where the head does not answer."""
+async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
+    """Fetches one blob into memory. Raises `BlobsMissing`, OSError where the head does not answer."""
     from distributed.protocol.utils import host_array  # as in `beside`
 
     # Not filled with zeros first, as a bytearray is, where numpy is there.
@@ -223,8 +215,8 @@ async def fetch_bytes(head: Head, digest: str, size: int) -> memoryview:
     return content
 
 
-async def fetch_file(head: Head, digest: str, size: int, path: Path) -> None:
-    """One blob, into the new file *path*. Raises `BlobsMissing`, OSError."""
+async def fetch_file(head: Peer, digest: str, size: int, path: Path) -> None:
+    """Fetches one blob into the new file *path*. Raises `BlobsMissing`, OSError."""
     with path.open("xb") as file:
 
         def put(offset: int, data: bytes | memoryview) -> None:
@@ -248,7 +240,7 @@ def _batches(digests: list[str], sizes: dict[str, int]) -> Iterator[list[str]]:
 
 
 def _keep(store: BlobStore, found: dict[str, bytes | memoryview | None]) -> list[str]:
-    """Adds what was *found*; the digests of what was not, or is something else."""
+    """Adds the *found* blobs to *store*; the digests of those that are None or do not have their digest."""
     unusable = []
     for digest, data in found.items():
         try:
@@ -261,14 +253,14 @@ def _keep(store: BlobStore, found: dict[str, bytes | memoryview | None]) -> list
     return unusable
 
 
-async def _lost(head: Head, digests: Sequence[str]) -> BlobsMissing:
-    """The head looks at what it has under these names, and removes what is damaged."""
+async def _lost(head: Peer, digests: Sequence[str]) -> BlobsMissing:
+    """Has the head remove those of *digests* that are damaged; the error to raise."""
     for digest in digests:
-        _value(await head.skyinfra_blobs_check(digest=digest))
+        await _at_head(services.blobs_check(head, digest=digest))
     return BlobsMissing(digests)
 
 
-async def _fetch_large(head: Head, store: BlobStore, digest: str, size: int) -> None:
+async def _fetch_large(head: Peer, store: BlobStore, digest: str, size: int) -> None:
     with store.begin(digest, size) as incoming:
         await _parts(head, digest, size, incoming.write)
         try:
@@ -277,7 +269,7 @@ async def _fetch_large(head: Head, store: BlobStore, digest: str, size: int) -> 
             raise await _lost(head, [digest]) from None
 
 
-async def _parts(head: Head, digest: str, size: int, put: Callable[[int, bytes | memoryview], None]) -> None:
+async def _parts(head: Peer, digest: str, size: int, put: Callable[[int, bytes | memoryview], None]) -> None:
     async def read(offset: int) -> None:
         (data,) = await _read(head, [(digest, offset, min(CHUNK, size - offset))])
         if data is None or len(data) != min(CHUNK, size - offset):
@@ -289,32 +281,5 @@ async def _parts(head: Head, digest: str, size: int, put: Callable[[int, bytes |
             await window.start(read(offset))
 
 
-async def _read(head: Head, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
-    found: list[bytes | memoryview | None] = list(_value(await head.skyinfra_blobs_read(parts=parts)))
-    return found
-
-
-# Answers ------------------------------------------------------------------------------------------------------------
-
-
-def refused(error: SkyinfraError | WrongContent) -> Answer:
-    """The answer that *error* is."""
-    if isinstance(error, WrongContent):
-        return {"error": [WrongContent.__name__, str(error), None, None]}
-    return {"error": [type(error).__name__, error.message, error.field, error.hint]}
-
-
-def _value(answer: Answer | None) -> Any:
-    """What the head answered. Raises what stood in its way."""
-    if answer is None:
-        raise NotSupported(
-            "the head of the fleet keeps no blobs", hint="It is older than this client: deploy it again."
-        )
-    if "error" not in answer:
-        return answer["value"]
-    name, message, field, hint = answer["error"]
-    if name == WrongContent.__name__:
-        raise WrongContent(message)
-    kind = getattr(errors, name, NodeFailed)
-    where = f"head: {field}" if field else "head"
-    raise kind(message, field=where, hint=hint)
+async def _read(head: Peer, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
+    return list(await _at_head(services.blobs_read(head, parts=parts)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import json
 import os
 import platform
 import socket
@@ -31,10 +30,11 @@ from skyinfra.errors import (
     FleetUnreachable,
     InvalidManifest,
     NodeError,
+    SkyinfraError,
     VersionMismatch,
 )
 from skyinfra.first_boot import report
-from skyinfra.protocol import calls
+from skyinfra.protocol import calls, rpc, services
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -232,11 +232,9 @@ class Connection:
     async def look(self) -> Snapshot:
         """The fleet as it is now. Raises OSError where the head does not answer."""
         identity = await within(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
-        # Dask's wire format turns lists into tuples; as JSON they are lists again.
-        described = json.loads(
-            json.dumps([(w["status"], w[STARTUP_KEY]) for w in identity["workers"].values() if STARTUP_KEY in w])
-        )
-        told = json.loads(json.dumps(identity.get(STARTUP_KEY)))
+        workers = identity["workers"].values()
+        described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
+        told = rpc.lists(identity.get(STARTUP_KEY))
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
@@ -245,22 +243,19 @@ class Connection:
         )
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
-        """What *node* answers. Raises `NodeError` where it answers with an error, or not; OSError where the head does
-        not."""
-        call = self._client.scheduler.skyinfra_ask(node=node, question=question, arguments=arguments, wait_s=wait_s)
-        # Dask's wire format turns lists into tuples; as JSON they are lists again.
-        answer = json.loads(json.dumps(await within(call, wait_s + _ANSWER_S)))
-        if answer is None:
-            raise NodeError("the head of the fleet hands no questions on", hint="It is older than this client.")
-        if "error" in answer:
-            kind, text = answer["error"]
-            raise NodeError(text if kind in ("LookupError", "TimeoutError") else f"{kind}: {text}", field=node)
-        return answer["answer"]
+        """The answer of *node*. Raises `NodeError` for its error, or where it does not answer; OSError where the head
+        does not."""
+        scheduler = self._client.scheduler
+        call = services.ask_node(scheduler, node=node, question=question, arguments=arguments, wait_s=wait_s)
+        try:
+            return rpc.lists(await within(call, wait_s + _ANSWER_S))
+        except SkyinfraError as error:
+            text = str(error) if type(error) is NodeError else f"{type(error).__name__}: {error}"
+            raise NodeError(text, field=node) from None
 
     async def running(self) -> dict[str, list[tuple[str, str, float]]]:
         """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
-        found = await within(self._client.scheduler.skyinfra_running(), _ANSWER_S)
-        return found or {}
+        return await within(services.running(self._client.scheduler), _ANSWER_S)
 
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from skyinfra.client.connection import Connection
-from skyinfra.errors import FleetUnreachable, MissingDependency, NotSupported, PortTaken
+from skyinfra.errors import PortTaken, SkyinfraError
+from skyinfra.protocol import services
 
 _WAIT_S = 15.0
 _PART = 256 * 1024
@@ -24,8 +24,8 @@ class Dashboard:
 
     async def start(self, port: int) -> None:
         """Raises `MissingDependency` where the head cannot draw it, `PortTaken`; 0 is any free port."""
-        number = await self._open()
-        await self._connection.client.scheduler.skyinfra_dashboard_close(number=number)
+        scheduler = self._connection.client.scheduler
+        await services.dashboard_close(scheduler, number=await services.dashboard_open(scheduler))
         try:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         except OSError as error:
@@ -41,24 +41,13 @@ class Dashboard:
                 pipe.cancel()
             await asyncio.gather(*self._pipes, return_exceptions=True)
 
-    async def _open(self) -> int:
-        call = getattr(self._connection.client.scheduler, "skyinfra_dashboard_open", None)
-        answer: dict[str, Any] | None = await call() if call is not None else None
-        if answer is None:
-            raise NotSupported("the head of the fleet has no dashboard", hint="It is older than this client.")
-        if "error" in answer:
-            kind, text = answer["error"]
-            known = {"MissingDependency": MissingDependency, "NotSupported": NotSupported}
-            raise known.get(kind, FleetUnreachable)(text)
-        return int(answer["answer"])
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         mine = asyncio.current_task()
         assert mine is not None  # noqa: S101 - a coroutine runs in a task
         self._pipes.add(mine)
         try:
-            with contextlib.suppress(OSError, FleetUnreachable, NotSupported):
-                await self._pipe(await self._open(), reader, writer)
+            with contextlib.suppress(OSError, SkyinfraError):
+                await self._pipe(await services.dashboard_open(self._connection.client.scheduler), reader, writer)
         finally:
             self._pipes.discard(mine)
             writer.close()
@@ -69,12 +58,12 @@ class Dashboard:
 
         async def there() -> None:
             while data := await reader.read(_PART):
-                if not await scheduler.skyinfra_dashboard_send(number=number, data=data):
+                if not await services.dashboard_send(scheduler, number=number, data=data):
                     return
 
         async def back() -> None:
-            while (data := await scheduler.skyinfra_dashboard_receive(number=number, wait_s=_WAIT_S)) is not None:
-                writer.write(bytes(data))
+            while (data := await services.dashboard_receive(scheduler, number=number, wait_s=_WAIT_S)) is not None:
+                writer.write(data)
                 await writer.drain()
 
         copying = [asyncio.ensure_future(there()), asyncio.ensure_future(back())]
@@ -84,4 +73,4 @@ class Dashboard:
             for each in copying:
                 each.cancel()
             await asyncio.gather(*copying, return_exceptions=True)
-            await scheduler.skyinfra_dashboard_close(number=number)
+            await services.dashboard_close(scheduler, number=number)

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyinfra.blobs.transfer import BlobsMissing, Head
+from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.rpc import Peer
 from skyinfra.sync import sync
 from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Included, Synced
@@ -41,12 +42,12 @@ class WithFiles(ABC):
     _files: FilesState
 
     @abstractmethod
-    def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
-        """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
+    def with_head(self, work: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
+        """The result of *work*, which calls the scheduler of the head. Raises `FleetUnreachable`."""
 
     @abstractmethod
     def ask(self, node: str, question: str, *, wait_s: float = 0, **arguments: Any) -> Any:
-        """What the runner of *node* answers."""
+        """The answer of the runner of *node*."""
 
     @abstractmethod
     def node_names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The fleet of a pool: what there is of it, and what its head and its nodes answer."""
+"""The fleet of a pool: its slots and nodes, and the answers of its head and its nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.blobs.transfer import Head
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
@@ -17,6 +16,7 @@ from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.rpc import Peer
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class WithFleet:
     _dashboards: list[Dashboard]
     _ended: threading.Event
 
-    # What is there --------------------------------------------------------------------------------------------------
+    # Slots, nodes, tasks ---------------------------------------------------------------------------------------------
 
     def slots(self) -> list[InstanceInfo]:
         """The slots that are there now, in slot order: by node as in the manifest, then by index.
@@ -92,10 +92,10 @@ class WithFleet:
         self._dashboards.append(dashboard)
         return dashboard.url
 
-    # What it answers ------------------------------------------------------------------------------------------------
+    # Answers ------------------------------------------------------------------------------------------------
 
     def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
-        """What the runner of *node* answers, by way of the head; see `skyinfra.protocol.questions`.
+        """The answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
 
         Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
         """
@@ -105,8 +105,8 @@ class WithFleet:
         except OSError as error:
             raise self._silent(error) from None
 
-    def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
-        """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
+    def with_head(self, work: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
+        """The result of *work*, which calls the scheduler of the head. Raises `FleetUnreachable`."""
         self._check_open()
         try:
             return self._loop.run(work(self._dispatcher.connection.client.scheduler))
@@ -129,7 +129,7 @@ class WithFleet:
             future.cancel()
 
     def in_loop_soon(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts what `in_loop` waits for; cancelling the future cancels it."""
+        """Starts *coroutine* as `in_loop` does, without waiting; cancelling the future cancels it."""
         if self._ended.is_set():
             coroutine.close()
         self._check_open()

@@ -13,17 +13,17 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from skyinfra.client import choice, gang_failures
 from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
-from skyinfra.protocol import gang
+from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
+from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish, Work
+from skyinfra.protocol.gang import Framework, GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.tasks import pickling
 from skyinfra.tasks.pickling import Shipment
@@ -211,7 +211,15 @@ class Gangs:
                 else:
                     lacking_since = None
                 known.update({slot.slot: slot for slot in now.slots})
-                state = await self._ask(gang.ASK_CALL, wait_s=_POLL_S, **wish.to_json())
+                call = services.gang_ask(
+                    self._connection.client.scheduler,
+                    gang=identity,
+                    client=wish.client,
+                    nodes=wish.nodes,
+                    candidates=wish.candidates,
+                    wait_s=_POLL_S,
+                )
+                state = await within(call, _POLL_S + _ANSWER_S)
                 if state["phase"] == "granted":
                     return wish, [known[name] for name in state["slots"]]
                 if state["phase"] != "unknown":
@@ -274,7 +282,7 @@ class Gangs:
         seen = "granted"
         while True:
             try:
-                state = await self._ask(gang.STATE_CALL, gang=identity, seen=seen, wait_s=_WAIT_S)
+                state = await self._state(identity, seen, _WAIT_S)
             except OSError:
                 await self._connection.ready()
                 continue
@@ -284,12 +292,12 @@ class Gangs:
             elif state["phase"] != "granted":
                 if state["first"] is None:
                     raise _ForgottenError
-                return int(state["first"]), not state["died"]
+                return state["first"], not state["died"]
 
     async def _why_not(self, identity: str, launch: Launch) -> str:
         text = f"{launch.work.name} has not started within {launch.start_within:g} s"
         with contextlib.suppress(OSError):
-            state = await self._ask(gang.STATE_CALL, gang=identity, seen="", wait_s=0)
+            state = await self._state(identity, "", 0)
             if state["phase"] == "granted":
                 return f"{text}: other tasks run on {', '.join(state['missing'])}"
             if state["phase"] == "waiting":
@@ -307,16 +315,12 @@ class Gangs:
         # A head that is gone has no gangs.
         with contextlib.suppress(OSError):
             if self._connection.alive:
-                call = self._connection.client.scheduler.skyinfra_gang_release(gang=identity)
-                await within(call, _ANSWER_S)
+                await within(services.gang_release(self._connection.client.scheduler, gang=identity), _ANSWER_S)
 
-    async def _ask(self, call: str, *, wait_s: float, **arguments: Any) -> dict[str, Any]:
-        """What the head answers. Raises OSError where it does not, `NodeError` where it is older than this client."""
-        asked = getattr(self._connection.client.scheduler, call)(**arguments, wait_s=wait_s)
-        state: dict[str, Any] | None = await within(asked, wait_s + _ANSWER_S)
-        if state is None:
-            raise NodeError("the head of the fleet starts no gangs", hint="It is older than this client.")
-        return state
+    async def _state(self, identity: str, seen: str, wait_s: float) -> GangState:
+        """The state of the gang, as soon as its phase is another than *seen*. Raises OSError."""
+        call = services.gang_state(self._connection.client.scheduler, gang=identity, seen=seen, wait_s=wait_s)
+        return await within(call, wait_s + _ANSWER_S)
 
 
 def _places(launch: Launch, wish: Wish, slots: list[InstanceInfo], start: int) -> list[Rank]:

@@ -13,14 +13,15 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from skyinfra.client.connection import Connection
 from skyinfra.engine.waiting import within
 from skyinfra.errors import JobCancelled, NotSupported, SlotLost
-from skyinfra.protocol import jobs, questions
+from skyinfra.protocol import jobs, questions, services
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
+from skyinfra.protocol.rpc import Call
 from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Task
 from skyinfra.worker import scripts
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from skyinfra.client.pool import Pool
     from skyinfra.client.snapshot import Target
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # One question to the head may take that long.
@@ -106,7 +108,7 @@ class Job(Generic[T]):
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
-        return bool(self._pool.in_loop(Line(self._pool.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
+        return self._pool.in_loop(Line(self._pool.connection).ask(services.job_cancel, _CANCEL_S, job=self.id))
 
     def logs(self, lines: int = 1000) -> str:
         """The last *lines* that the task has printed, programs that it runs included; empty where it printed nothing.
@@ -122,7 +124,7 @@ class Job(Generic[T]):
 
     def forget(self) -> None:
         """Has the head forget the job and its result. Raises `InvalidField` where it has not ended."""
-        self._pool.in_loop(Line(self._pool.connection).ask(jobs.FORGET_CALL, job=self.id))
+        self._pool.in_loop(Line(self._pool.connection).ask(services.job_forget, job=self.id))
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self._task}>"
@@ -134,17 +136,17 @@ class Line:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def ask(self, call: str, longest_s: float = 0.0, /, **arguments: Any) -> Any:
-        """What the head answers within *longest_s* and some seconds, asked again while it restarts.
+    async def ask(self, call: Call[P, T], longest_s: float = 0.0, /, *_: P.args, **arguments: P.kwargs) -> T:
+        """The answer of the head within *longest_s* and some seconds; asks again while the head restarts.
 
-        Raises the error that the answer is, or `FleetUnreachable`.
+        Raises the error of the answer, or `FleetUnreachable`.
         """
         lost: float | None = None
         while True:
             await self._connection.ready()
             try:
-                asked = getattr(self._connection.client.scheduler, call)(**arguments)
-                return jobs.answered(await within(asked, longest_s + _ANSWER_S))
+                asked = call(self._connection.client.scheduler, *_, **arguments)
+                return await within(asked, longest_s + _ANSWER_S)
             except OSError:
                 now = time.monotonic()
                 lost = now if lost is None else lost
@@ -157,19 +159,19 @@ class Line:
         arrived = 0
         while arrived < len(call):
             part = call[arrived : arrived + jobs.PART]
-            arrived = await self.ask(jobs.PART_CALL, job=wanted.id, offset=arrived, data=part)
-        return JobInfo.read(await self.ask(jobs.SUBMIT_CALL, submission=wanted.to_json()))
+            arrived = await self.ask(services.job_part, job=wanted.id, offset=arrived, data=part)
+        return await self.ask(services.job_submit, submission=wanted)
 
     async def kept(self) -> list[JobInfo]:
         """The jobs that the head keeps, in the order of their submission."""
-        return [JobInfo.read(each) for each in await self.ask(jobs.LIST_CALL)]
+        return await self.ask(services.job_list)
 
     async def wait(self, job: str, timeout: float | None) -> JobInfo:
         """The job, once it has ended or after *timeout* seconds; None is for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_S if deadline is None else min(_WAIT_S, max(0.0, deadline - time.monotonic()))
-            info = JobInfo.read(await self.ask(jobs.WAIT_CALL, left, job=job, wait_s=left))
+            info = await self.ask(services.job_wait, left, job=job, wait_s=left)
             if info.over or (deadline is not None and time.monotonic() >= deadline):
                 return info
             # A head that is about to leave answers at once.
@@ -180,9 +182,8 @@ class Line:
         data = bytearray()
         size = 1
         while len(data) < size:
-            part = await self.ask(jobs.OUTCOME_CALL, job=job, offset=len(data), length=jobs.PART)
-            data += part["data"]
-            size = part["size"]
+            part, size = await self.ask(services.job_outcome, job=job, offset=len(data), length=jobs.PART)
+            data += part
         return bytes(data)
 
 

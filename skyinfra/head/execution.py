@@ -12,8 +12,8 @@ from distributed.core import Status
 from distributed.security import Security
 
 from skyinfra.engine.waiting import within
-from skyinfra.errors import TaskAttemptsExceeded, TaskInputsLost
-from skyinfra.head.relay import Desk
+from skyinfra.errors import SkyinfraError, TaskAttemptsExceeded, TaskInputsLost
+from skyinfra.head.relay import Relay
 from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.worker import cancellation, execute
@@ -37,9 +37,9 @@ class Execution:
     Its own client of Dask is made for the first call: most fleets have no jobs.
     """
 
-    def __init__(self, scheduler: FleetScheduler, desk: Desk, security: Security) -> None:
+    def __init__(self, scheduler: FleetScheduler, relay: Relay, security: Security) -> None:
         self._scheduler = scheduler
-        self._desk = desk
+        self._relay = relay
         self._security = security
         self._client: Any = None
         self._futures: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Execution:
         client, future = self._client, self._futures.get(key)
         if future is None or client.status != "running":
             return
-        with contextlib.suppress(OSError, FutureCancelledError):
+        with contextlib.suppress(OSError, FutureCancelledError, SkyinfraError):
             await client.cancel([future], force=True)
             if worker is not None:
                 await self._stop_on(client, worker.address, str(worker.name), key)
@@ -99,7 +99,7 @@ class Execution:
             await within(stop, _LISTENS_S)
         except TimeoutError:
             node = slot.rpartition("/")[0]
-            await self._desk.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
+            await self._relay.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
 
     async def close(self) -> None:
         """Leaves the scheduler; what still runs is forgotten."""

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, SkyinfraError, StateDirectoryError, did_you_mean
+from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirectoryError, did_you_mean
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
 from skyinfra.head.queue import Job, Queue, View
-from skyinfra.protocol import jobs
+from skyinfra.protocol import jobs, services
 from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.rpc import Handlers
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -36,11 +34,9 @@ _WRITTEN_S = 5.0
 # How many characters of an id are enough.
 _PREFIX = 6
 
-Answer = dict[str, Any]
-
 
 class Jobs:
-    """The jobs of *journal*; `load` them first. handlers: what a scheduler answers, by the names of the calls."""
+    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs."""
 
     def __init__(self, journal: Journal, *, kept_jobs: int = KEPT_JOBS, kept_bytes: int = KEPT_BYTES) -> None:
         self._journal = journal
@@ -50,15 +46,17 @@ class Jobs:
         self._number = 0
         self._adding = asyncio.Lock()
         self._leaving = asyncio.Event()
-        self.handlers: dict[str, Callable[..., Awaitable[Answer]]] = {
-            jobs.PART_CALL: _answering(self._take_part),
-            jobs.SUBMIT_CALL: _answering(self._submit),
-            jobs.LIST_CALL: _answering(self._list),
-            jobs.WAIT_CALL: _answering(self._wait),
-            jobs.OUTCOME_CALL: _answering(self._outcome),
-            jobs.CANCEL_CALL: _answering(self._cancel),
-            jobs.FORGET_CALL: _answering(self._forget),
-        }
+        self.handlers: Handlers = dict(
+            [
+                services.job_part.by(self._take_part),
+                services.job_submit.by(self._submit),
+                services.job_list.by(self._list),
+                services.job_wait.by(self._wait),
+                services.job_outcome.by(self._outcome),
+                services.job_cancel.by(self._cancel),
+                services.job_forget.by(self._forget),
+            ]
+        )
 
     async def load(self) -> None:
         """Reads the journal. Those that had not ended wait for their turn again."""
@@ -96,34 +94,32 @@ class Jobs:
     async def _take_part(self, job: str, offset: int, data: bytes) -> int:
         return await asyncio.to_thread(self._journal.stage, job, offset, data)
 
-    async def _submit(self, submission: object) -> dict[str, Any]:
-        # Dask's wire format turns lists into tuples; as JSON they are lists again.
-        wanted = Submission.read(json.loads(json.dumps(submission)))
+    async def _submit(self, submission: Submission) -> JobInfo:
         async with self._adding:
-            known = self._jobs.get(wanted.id)
+            known = self._jobs.get(submission.id)
             if known is not None:  # the answer to it was lost
-                return self._info(known).to_json()
-            before = self._named(wanted.name)
-            if before is not None and not (wanted.replace and before.info.over):
+                return self._info(known)
+            before = self._named(submission.name)
+            if before is not None and not (submission.replace and before.info.over):
                 raise _taken(before.info)
             if sum(not job.info.over for job in self._jobs.values()) >= _MOST:
                 raise StateDirectoryError(
                     f"{_MOST} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
                 )
-            record = Record.of(wanted, now=time.time())
-            await asyncio.to_thread(self._journal.add, record, wanted.size)
+            record = Record.of(submission, now=time.time())
+            await asyncio.to_thread(self._journal.add, record, submission.size)
             added = self._keep(record)
             if before is not None:
                 with contextlib.suppress(StateDirectoryError):  # the later one is found by the name
                     await self._remove(before)
         self._queue.wake()
-        return self._info(added).to_json()
+        return self._info(added)
 
-    async def _list(self) -> list[dict[str, Any]]:
+    async def _list(self) -> list[JobInfo]:
         view = self._queue.view()
-        return [self._info(job, view).to_json() for job in self._jobs.values()]
+        return [self._info(job, view) for job in self._jobs.values()]
 
-    async def _wait(self, job: str, wait_s: float) -> dict[str, Any]:
+    async def _wait(self, job: str, wait_s: float) -> JobInfo:
         found = self._find(job)
         if wait_s > 0 and not found.info.over:
             waiting = [asyncio.create_task(event.wait()) for event in (found.ended, self._leaving)]
@@ -133,12 +129,11 @@ class Jobs:
             finally:
                 for each in waiting:
                     each.cancel()
-        return self._info(found).to_json()
+        return self._info(found)
 
-    async def _outcome(self, job: str, offset: int, length: int) -> dict[str, Any]:
+    async def _outcome(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
         identity = self._find(job).info.id
-        data, size = await asyncio.to_thread(self._journal.outcome, identity, offset, min(length, jobs.PART))
-        return {"data": data, "size": size}
+        return await asyncio.to_thread(self._journal.outcome, identity, offset, min(length, jobs.PART))
 
     async def _cancel(self, job: str) -> bool:
         found = self._find(job)
@@ -218,18 +213,6 @@ class Jobs:
         if self._jobs.get(job.info.id) is job:
             await asyncio.to_thread(self._journal.forget, job.info.id)
             self._jobs.pop(job.info.id, None)
-
-
-def _answering(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Answer]]:
-    """The same call, whose errors are answers."""
-
-    async def answer(**arguments: Any) -> Answer:
-        try:
-            return {"answer": await call(**arguments)}
-        except SkyinfraError as error:
-            return jobs.refusal(error)
-
-    return answer
 
 
 def _when(job: Job) -> tuple[float, int]:

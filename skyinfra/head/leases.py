@@ -1,4 +1,4 @@
-"""Which gang has which slots. Kept by the scheduler of the head; everything here runs in its loop.
+"""Leases: the slots that each gang has. Everything here runs in the event loop of the scheduler.
 
 Gangs get their slots in the order in which they asked, all of them at once: no two gangs ever hold a part of what both
 need. One that waits keeps later ones from all that it may have; what it may not have is theirs.
@@ -10,17 +10,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from skyinfra.protocol.gang import Phase, Wish
+from skyinfra.protocol import services
+from skyinfra.protocol.gang import Candidates, GangState, Phase, Wish
+from skyinfra.protocol.rpc import Handlers
 
-# An answer that nobody waits for any more is given up after that long.
+# A call is answered after that long at the latest.
 _LONGEST_WAIT_S = 60.0
-# A gang is over that long after the first failure was heard of: one that came before it may be on its way.
+# A gang is over that long after the first report of a failure: the report of an earlier failure may be on its way.
 SETTLE_S = 0.1
-
-State = dict[str, Any]
-Candidates = tuple[tuple[str, tuple[str, ...], int], ...]
 
 
 @dataclass
@@ -47,9 +45,9 @@ class _Gang:
             return "waiting"
         return "started" if len(self.arrived) == len(self.slots) else "granted"
 
-    def state(self) -> State:
+    def state(self) -> GangState:
         first = min(self.failures) if self.failures else None
-        members = [list(self.arrived[rank][1:]) for rank in sorted(self.arrived)] if self.phase == "started" else []
+        members = [self.arrived[rank][1:] for rank in sorted(self.arrived)] if self.phase == "started" else []
         return {
             "phase": self.phase,
             "slots": list(self.slots),
@@ -63,7 +61,7 @@ class _Gang:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def leaves(self, seen: str, wait_s: float) -> State:
+    async def leaves(self, seen: str, wait_s: float) -> GangState:
         """Its state, as soon as that is another than *seen*."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, _LONGEST_WAIT_S)):
@@ -72,7 +70,7 @@ class _Gang:
         return self.state()
 
 
-_UNKNOWN: State = {"phase": "unknown", "slots": [], "members": [], "missing": [], "first": None, "died": False}
+_UNKNOWN: GangState = {"phase": "unknown", "slots": [], "members": [], "missing": [], "first": None, "died": False}
 
 
 class Leases:
@@ -87,22 +85,30 @@ class Leases:
         self._is_client = is_client
         # In the order in which they asked.
         self._gangs: dict[str, _Gang] = {}
+        self.handlers: Handlers = dict(
+            [
+                services.gang_ask.by(self.ask),
+                services.gang_join.by(self.join),
+                services.gang_state.by(self.state),
+                services.gang_report.by(self.report),
+                services.gang_release.by(self.release),
+            ]
+        )
 
-    async def ask(self, gang: str, client: str, nodes: int, candidates: list[Any], wait_s: float) -> State:
+    async def ask(self, gang: str, client: str, nodes: int, candidates: Candidates, wait_s: float) -> GangState:
         """Asks for slots, or goes on waiting for them; the state of the *gang* once it has them, or after *wait_s*.
 
         The place in the queue is that of the first call; *candidates* may be others each time.
         """
         if not self._is_client(client):
             return _UNKNOWN
-        taken = tuple((str(node), tuple(map(str, slots)), int(count)) for node, slots, count in candidates)
-        wish = Wish(gang, client, nodes, taken)
+        wish = Wish(gang, client, nodes, candidates)
         found = self._gangs.setdefault(gang, _Gang(wish))
         found.wish = wish
         self.grant()
         return await found.leaves("waiting", wait_s)
 
-    async def join(self, gang: str, rank: int, worker: str, address: str, port: int, wait_s: float) -> State:
+    async def join(self, gang: str, rank: int, worker: str, address: str, port: int, wait_s: float) -> GangState:
         """The *rank* has its slot, on *worker*; the state of the gang once all have, or after *wait_s* seconds."""
         found = self._gangs.get(gang)
         if found is None:
@@ -117,7 +123,7 @@ class Leases:
                 found.wake()
         return await found.leaves("granted", wait_s)
 
-    async def state(self, gang: str, seen: str, wait_s: float) -> State:
+    async def state(self, gang: str, seen: str, wait_s: float) -> GangState:
         """The state of the *gang*, as soon as its phase is another than *seen*, or after *wait_s* seconds."""
         found = self._gangs.get(gang)
         return _UNKNOWN if found is None else await found.leaves(seen, wait_s)

@@ -1,4 +1,7 @@
-"""The head's desk: takes the questions of clients, and hands them to the nodes that they are for."""
+"""Relay of the head: hands the questions of clients to the nodes, and the answers back.
+
+A node is reached through the connection that it has made: its runner waits for questions with `take_questions`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.engine.waiting import within
-from skyinfra.protocol.questions import Answer, refused
+from skyinfra.errors import NodeError
+from skyinfra.protocol import rpc, services
+from skyinfra.protocol.rpc import Envelope, Handlers
 
-# A node that waits for questions is answered after that long where there is none.
+# A node that waits for questions gets an empty answer after that long.
 _LONGEST_WAIT_S = 60.0
 # A node that has not asked for questions for that long is gone.
 _GONE_S = 90.0
-# For that long after a head has started, nodes come to it: they try again every second, and a connection may take some.
+# Nodes connect to a head that has started within that long: they try every second.
 _COMING_S = 20.0
-# Questions that wait for one node; what is asked beyond that is refused.
+# Questions that may wait for one node.
 _MOST = 100
 
-Respond = Callable[[str, dict[str, Any]], Answer]
+# Answers a question with arguments; blocks meanwhile.
+Respond = Callable[[str, dict[str, Any]], object]
 Question = tuple[int, str, dict[str, Any]]
 
 
@@ -40,8 +46,8 @@ class _Line:
             self.waiter.set_result(None)
 
 
-class Desk:
-    """Questions for nodes by name. *respond*: answers those for the node *own*, the head itself, in a thread."""
+class Relay:
+    """Questions for nodes, by their names. *respond*: answers those for the head itself, which is the node *own*."""
 
     def __init__(self, own: str, respond: Respond) -> None:
         self._own = own
@@ -50,36 +56,44 @@ class Desk:
         self._came = asyncio.Event()
         self._numbers = itertools.count()
         self._lines: dict[str, _Line] = {}
-        self._answers: dict[int, tuple[str, asyncio.Future[Answer]]] = {}
+        self._answers: dict[int, tuple[str, asyncio.Future[Envelope]]] = {}
+        self.handlers: Handlers = dict(
+            [
+                services.ask_node.by(self.ask),
+                services.take_questions.by(self.questions),
+                services.answer_question.by(self.answer),
+            ]
+        )
 
-    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Answer:
-        """The answer of *node*, or why there is none within *wait_s* seconds."""
+    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """The answer of *node*. Raises its error, or `NodeError` where there is no answer within *wait_s* seconds."""
         if node == self._own:
-            return await answered(self._respond, question, arguments)
+            return rpc.opened(await answered(self._respond, question, arguments), question)
         until = time.monotonic() + min(wait_s, _LONGEST_WAIT_S)
         line = await self._line(node, until)
         if line is None:
             there = ", ".join(sorted([self._own, *filter(self._there, self._lines)]))
-            return refused(LookupError(f"node {node} is not connected to the head; these are: {there}"))
+            raise NodeError(f"node {node} is not connected to the head; these are: {there}")
         if len(line.pending) >= _MOST:
-            return refused(LookupError(f"node {node} does not take its questions"))
+            raise NodeError(f"node {node} does not take its questions")
         number = next(self._numbers)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
         self._answers[number] = node, answer
         line.pending.append((number, question, arguments))
         line.wake()
         try:
-            return await within(answer, max(0.0, until - time.monotonic()))
+            envelope = await within(answer, max(0.0, until - time.monotonic()))
         except TimeoutError:
-            return refused(TimeoutError(f"node {node} did not answer within {wait_s:g} s"))
+            raise NodeError(f"node {node} did not answer within {wait_s:g} s") from None
         finally:
             del self._answers[number]
+        return rpc.opened(envelope, question)
 
     def _there(self, node: str) -> bool:
         return node in self._lines and time.monotonic() - self._lines[node].seen <= _GONE_S
 
     async def _line(self, node: str, until: float) -> _Line | None:
-        """The line of *node*. One that is not there may be on its way to a head that has just started."""
+        """The line of *node*; None where it does not connect. Waits for it where the head has just started."""
         until = min(until, self._since + _COMING_S)
         while not self._there(node):
             left = until - time.monotonic()
@@ -90,9 +104,9 @@ class Desk:
         return self._lines[node]
 
     async def questions(self, node: str, wait_s: float) -> list[Question]:
-        """What *node* is asked: at once where something is, else within *wait_s* seconds."""
+        """The questions for *node*, as soon as there are some; none after *wait_s* seconds."""
         line = self._lines.setdefault(node, _Line())
-        # Whoever waited before was on a connection that the node has given up.
+        # An earlier call of the node was on a connection that it has given up.
         line.wake()
         line.seen = time.monotonic()
         came, self._came = self._came, asyncio.Event()
@@ -104,19 +118,16 @@ class Desk:
             return []
         found = list(line.pending)
         line.pending.clear()
-        # Who asked may have gone away meanwhile.
+        # A client may have gone away meanwhile.
         return [each for each in found if each[0] in self._answers]
 
-    def answer(self, node: str, number: int, answer: Answer) -> None:
-        """Takes the answer of *node* to the question *number*; one that nobody waits for any more is dropped."""
+    def answer(self, node: str, number: int, answer: Envelope) -> None:
+        """Takes the answer of *node* to the question *number*; drops it where nobody waits for it any more."""
         asked, future = self._answers.get(number, ("", None))
         if asked == node and future is not None and not future.done():
             future.set_result(answer)
 
 
-async def answered(respond: Respond, question: str, arguments: dict[str, Any]) -> Answer:
-    """What *respond* answers, in a thread of its own; what it raises is an answer too."""
-    try:
-        return await asyncio.to_thread(respond, question, arguments)
-    except Exception as error:  # noqa: BLE001 - it is told to who asked; the runner goes on
-        return refused(error)
+async def answered(respond: Respond, question: str, arguments: dict[str, Any]) -> Envelope:
+    """The answer of *respond*, in a thread of its own; every error of it is an answer too, and the runner goes on."""
+    return await rpc.answered(asyncio.to_thread(respond, question, arguments), Exception)

@@ -1,4 +1,4 @@
-"""The scheduler of the head: Dask's, which also knows the layout of the fleet and which slots there are to be."""
+"""The scheduler of the head: Dask's, with the layout of the fleet and the slots that there are to be."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from distributed.metrics import time as clock
 from distributed.spans import SpansSchedulerExtension
 
 from skyinfra.engine.waiting import within
-from skyinfra.head.blobs import HeadBlobs
-from skyinfra.head.jobs import Jobs
 from skyinfra.head.leases import Leases
-from skyinfra.head.relay import Desk
 from skyinfra.head.tunnel import Tunnel
-from skyinfra.protocol import calls, fleet, gang, questions
+from skyinfra.protocol import calls, fleet, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
 
-# An answer that nobody waits for any more is given up after that long.
+# A call is answered after that long at the latest.
 _LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
@@ -39,10 +37,9 @@ _FIFO_S = 0.1
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
-    """A scheduler that hands *layout* to the nodes that ask, and tells clients what the fleet is to have.
+    """A scheduler that gives nodes the *layout* of the fleet, and clients the slots that the fleet is to have.
 
-    *desk*: through which clients ask nodes. *blobs*: what it keeps for clients and nodes. *jobs*: those that clients
-    leave here.
+    *handlers*: answer the calls of `skyinfra.protocol.services` that the scheduler does not answer itself.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
@@ -51,63 +48,50 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self,
         *,
         layout: FleetLayout,
-        desk: Desk | None = None,
-        blobs: HeadBlobs | None = None,
-        jobs: Jobs | None = None,
+        handlers: Handlers | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
         self.extensions["spans"] = _NoSpans(self)
-        if blobs is not None:
-            self.handlers.update(blobs.handlers)
-        if desk is not None:
-            self.handlers[questions.ASK_CALL] = desk.ask
-            self.handlers[questions.QUESTIONS_CALL] = desk.questions
-            self.handlers[questions.ANSWER_CALL] = desk.answer
-        if jobs is not None:
-            self.handlers.update(jobs.handlers)
-        self._tunnel = Tunnel(self)
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
-        self.handlers[fleet.LAYOUT_CALL] = self._hand_on
-        self.handlers[fleet.SLOTS_CALL] = self.promise
-        self.handlers[fleet.LEAVE_CALL] = self.leave
-        self.handlers[fleet.RUNNING_CALL] = self.tasks_on_slots
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
         leases = Leases(self._slots_in_service, self.clients.__contains__)
-        self.handlers[gang.ASK_CALL] = leases.ask
-        self.handlers[gang.JOIN_CALL] = leases.join
-        self.handlers[gang.STATE_CALL] = leases.state
-        self.handlers[gang.REPORT_CALL] = leases.report
-        self.handlers[gang.RELEASE_CALL] = leases.release
+        own = dict(
+            [
+                services.layout.by(self._hand_on),
+                services.promise.by(self.promise),
+                services.leave.by(self.leave),
+                services.running.by(self.tasks_on_slots),
+            ]
+        )
+        self.handlers.update({**own, **leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
         self.add_plugin(_Departures(leases))
 
     def offer(self, layout: FleetLayout) -> None:
-        """Hands *layout* on from now on; whoever waits for another one gets it at once."""
+        """Gives nodes *layout* from now on, those that wait for another one at once."""
         if layout != self._offered:
             self._offered = layout
             self._wake()
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
-        """Takes the names of the slots that *node* is to have; one that has some does not leave."""
+        """Notes the names of the slots that *node* is to have; a node with slots does not leave."""
         self._promised[node] = tuple(slots)
         self._boot_failures.pop(node, None)
         if slots:
             self._leaving.pop(node, None)
 
     def fail(self, node: str, failure: NodeFailure) -> None:
-        """Takes that *node* could not be set up."""
+        """Notes that *node* could not be set up."""
         self._boot_failures[node] = failure
 
     def leave(self, node: str, why: str, if_others: bool = False) -> bool:
-        """Takes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays.
-
-        False where it is to stay for that. Who asks first may go: the answer to the next one knows of it.
-        """
+        """Notes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays;
+        False where there is none. The first of two nodes may leave."""
         in_service = (str(w.name).rpartition("/")[0] for w in self.workers.values() if w.status == Status.running)
         if if_others and not any(each != node and each not in self._leaving for each in in_service):
             return False
@@ -115,8 +99,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return True
 
     def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
-        """The tasks that run on each slot, by its name: key, name, and for how many seconds, as the worker reported
-        last, which it does every second or so."""
+        """Key, name and seconds of the tasks that run on each slot, by its name, as of the last report of the worker,
+        which is about a second old."""
         return {
             str(worker.name): [
                 (key := _key(task), key.rpartition("-")[0], float(seconds))
@@ -127,26 +111,26 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         }
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
-        """What Dask says about itself and its workers, with the `FleetState`."""
+        """Dask's description of itself and its workers, with the `FleetState`."""
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
         state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
-        """Talks with a worker for as long as it is there."""
+        """Serves a worker for as long as it is connected."""
         self.stream_comms[worker].interval = _SEND_INTERVAL_S
         await super().handle_worker(comm, worker)
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
-        """Takes the messages of a worker or a client for as long as it is there."""
+        """Takes the messages of a worker or a client for as long as it is connected."""
         client = (extra or {}).get("client")
         if client in self.client_comms:
             self.client_comms[client].interval = _SEND_INTERVAL_S
         await super().handle_stream(comm, extra)
 
     def subscribe_topic(self, topic: str, client: str) -> None:
-        """Lets a client hear what is told of *topic*; one of ours hears first that `take_task` is there."""
+        """Sends a client the events of *topic*; to our clients, first that `take_task` is there."""
         super().subscribe_topic(topic, client)
         if topic.startswith(calls.TOPIC) and _takes_tasks():
             self.log_event(topic, [calls.TAKES_TASKS, "", None])
@@ -160,7 +144,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._create_taskstate_from_graph(**_graph(now, client, task, {"resources": resources}))
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
-        """Hands what a worker has to tell on to those who listen; what nobody listens to is dropped."""
+        """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
         if not (isinstance(topic, str) and topic.startswith(calls.TOPIC) and not self._listeners(topic)):
             super().log_worker_event(worker, topic, msg)
 
@@ -176,7 +160,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return topic in self._broker._topics and bool(self._broker._topics[topic].subscribers)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
-        """Ends the scheduler; whoever waits for a layout gets the present one."""
+        """Ends the scheduler; nodes that wait for a layout get the present one."""
         self._wake()
         await super().close(*arguments, **keywords)
 
@@ -186,19 +170,19 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return {str(worker.name): bool(worker.processing) for worker in running}
 
     def _draining(self) -> dict[str, tuple[str, ...]]:
-        """The runners pause the workers of the slots that go; what those still process they have started."""
+        """The tasks that still run on slots that go out of service: their runners have paused the workers."""
         return {
             str(worker.name): tuple(sorted(key.rpartition("-")[0] for key in map(_key, worker.processing)))
             for worker in self.workers.values()
             if worker.status == Status.paused
         }
 
-    async def _hand_on(self, seen: str | None = None, wait_s: float = 0.0) -> dict[str, object]:
-        """The layout, at once where its digest is not *seen*, else when it changes or after *wait_s* seconds."""
+    async def _hand_on(self, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout:
+        """The layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
         if self._offered.digest == seen and self.status == Status.running:
             with contextlib.suppress(TimeoutError):
                 await within(self._changed.wait(), min(wait_s, _LONGEST_WAIT_S))
-        return self._offered.to_json()
+        return self._offered
 
     def _wake(self) -> None:
         self._changed.set()
@@ -206,7 +190,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
 
 def _graph(now: float, client: str, task: Task, annotations: dict[str, object]) -> dict[str, object]:
-    """What Dask makes the state of a task from, as `update_graph` does."""
+    """The arguments from which Dask makes the state of a task, as in `update_graph`."""
     return {
         "start": now,
         "dsk": {task.key: task},
@@ -224,7 +208,7 @@ def _graph(now: float, client: str, task: Task, annotations: dict[str, object]) 
 
 @functools.cache
 def _takes_tasks() -> bool:
-    """Whether this Dask has what `take_task` uses, which is no public part of it."""
+    """Whether this version of Dask has the private method that `take_task` uses."""
     try:
         create = inspect.signature(Scheduler._create_taskstate_from_graph)
         create.bind(None, **_graph(0.0, "", Task("", int), {}))
@@ -234,14 +218,14 @@ def _takes_tasks() -> bool:
 
 
 class _NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
-    """Dask's record of what ran together, for its dashboard: it never forgets a task, and nobody reads it."""
+    """Replaces Dask's record of tasks that ran together: it never forgets a task, and nobody reads it."""
 
     def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
-        """Takes note of nothing."""
+        """Records nothing."""
         return {}
 
     def heartbeat(self, *_: object) -> None:
-        """Takes note of nothing: a worker may tell of its spans all the same."""
+        """Records nothing."""
 
 
 class _Departures(SchedulerPlugin):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from skyinfra.blobs.store import BlobStore
 from skyinfra.errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.jobs import Jobs
-from skyinfra.head.relay import Desk
+from skyinfra.head.relay import Relay
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import FleetLayout
@@ -41,25 +41,26 @@ async def start(
     directory: NodeDirectory,
     security: Security,
     layout: FleetLayout,
-    desk: Desk | None = None,
+    relay: Relay | None = None,
     jobs: Jobs | None = None,
 ) -> FleetScheduler:
     """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-    *layout*: what it hands on; *desk*: through which clients ask nodes; *jobs*: those that it takes from them. Writes
+    *layout*: that of the fleet. *relay*, *jobs*: answer their calls of `skyinfra.protocol.services`. Writes
     ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
     endpoint = Endpoint(declared.address, port)
+    handlers = HeadBlobs(BlobStore(directory.path / store.FOLDER)).handlers
+    for part in (relay, jobs):
+        handlers |= part.handlers if part is not None else {}
     choose = f"remove {directory.scheduler_file} to have another chosen" if kept else "declare another port"
     try:
         _check_free(endpoint)
         scheduler: FleetScheduler = await FleetScheduler(
             layout=layout,
-            desk=desk,
-            blobs=HeadBlobs(BlobStore(directory.path / store.FOLDER)),
-            jobs=jobs,
+            handlers=handlers,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,

@@ -1,7 +1,6 @@
-"""The dashboard of the scheduler, through the connections that clients have: no port of it is open to anybody else.
+"""Tunnel from clients to the dashboard of the scheduler, which listens on the loopback of the head alone.
 
-Dask's dashboard is begun when somebody asks for it, on the loopback of the head. A client's browser reaches it by four
-calls of the scheduler: each connection of the browser is one here.
+Dask's dashboard starts with the first call of a client. Each connection of a browser is one here.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 from distributed import Scheduler
 
 from skyinfra.engine.waiting import within
-from skyinfra.errors import MissingDependency, NotSupported
-from skyinfra.protocol import dashboard
-from skyinfra.protocol.questions import Answer, refused
+from skyinfra.errors import FleetUnreachable, MissingDependency, NotSupported
+from skyinfra.protocol import services
+from skyinfra.protocol.rpc import Handlers
 
 _PART = 256 * 1024
 # A browser has some connections; a program that opens more has gone wrong.
@@ -43,24 +42,28 @@ class Tunnel:
         self._lines: dict[int, _Line] = {}
         self._numbers = itertools.count(1)
         self._begun = False
-        scheduler.handlers[dashboard.OPEN_CALL] = self.open
-        scheduler.handlers[dashboard.RECEIVE_CALL] = self.receive
-        scheduler.handlers[dashboard.SEND_CALL] = self.send
-        scheduler.handlers[dashboard.CLOSE_CALL] = self.close
+        self.handlers: Handlers = dict(
+            [
+                services.dashboard_open.by(self.open),
+                services.dashboard_receive.by(self.receive),
+                services.dashboard_send.by(self.send),
+                services.dashboard_close.by(self.close),
+            ]
+        )
 
-    async def open(self) -> Answer:
-        """A new connection: its number."""
+    async def open(self) -> int:
+        """Opens a connection; its number. Raises `MissingDependency`, `NotSupported`, `FleetUnreachable`."""
         self._forget()
+        self._begin()
+        if len(self._lines) >= _MOST:
+            raise NotSupported(f"the dashboard has {_MOST} connections already", hint="Close other windows of it.")
         try:
-            self._begin()
-            if len(self._lines) >= _MOST:
-                raise NotSupported(f"the dashboard has {_MOST} connections already", hint="Close other windows of it.")
             reader, writer = await asyncio.open_connection("127.0.0.1", self._scheduler.http_server.port)
-        except (MissingDependency, NotSupported, OSError) as error:
-            return refused(error)
+        except OSError as error:
+            raise FleetUnreachable(str(error)) from None
         number = next(self._numbers)
         self._lines[number] = _Line(reader, writer, time.monotonic())
-        return {"answer": number}
+        return number
 
     async def receive(self, number: int, wait_s: float) -> bytes | None:
         """What came on the connection *number*: nothing after *wait_s* seconds; None where it has ended."""
@@ -92,7 +95,7 @@ class Tunnel:
         return True
 
     def close(self, number: int) -> None:
-        """Ends the connection *number*."""
+        """Closes the connection *number*."""
         line = self._lines.pop(number, None)
         if line is not None:
             line.writer.close()

@@ -1,8 +1,7 @@
-"""What the head knows of the whole fleet: the layout that every node is to have, and which slots there are to be.
+"""State of the whole fleet at the head: the layout that every node is to have, and the slots that there are to be.
 
-The layout of the head is the layout of the fleet. The head's scheduler answers three calls of the other nodes' runners:
-`LAYOUT_CALL` gives them the layout, `SLOTS_CALL` takes the names of the slots that they are to have, `LEAVE_CALL` that
-they leave. A client finds `FleetState` in the scheduler's identity, under `instance.STARTUP_KEY`.
+The layout of the head is the layout of the fleet. A client finds `FleetState` in the scheduler's identity, under
+`instance.STARTUP_KEY`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,6 @@ from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import PlacedPartition
 
 VERSION = 1
-
-LAYOUT_CALL = "skyinfra_layout"
-SLOTS_CALL = "skyinfra_slots"
-LEAVE_CALL = "skyinfra_leave"
-# A client's: the tasks that run, by slot, each as (key, name, seconds).
-RUNNING_CALL = "skyinfra_running"
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class FleetLayout:
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
 
     @classmethod
-    def read(cls, value: object, *, source: str) -> FleetLayout:
+    def read(cls, value: object, *, source: str = "the head's layout") -> FleetLayout:
         """A layout from parsed JSON. Raises `InvalidNodeConfig` with the path of the field."""
         hint = f"This runner reads version {VERSION}."
         _schema.check_version(value, VERSION, path=source, error=InvalidNodeConfig, hint=hint)
@@ -68,7 +61,7 @@ class NodeFailure:
 
     @classmethod
     def of(cls, told: dict[str, object]) -> NodeFailure:
-        """From what a node tells, see `skyinfra.first_boot.report`; what it leaves out is empty."""
+        """From the report of a node, see `skyinfra.first_boot.report`; missing parts are empty."""
         lines = told.get("lines")
         shown = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
         return cls(str(told.get("step", "")), str(told.get("error", "")), shown)
@@ -76,11 +69,11 @@ class NodeFailure:
 
 @dataclass(frozen=True)
 class FleetState:
-    """What the head tells clients, beside which slots are registered.
+    """What the head tells clients besides the slots that are registered.
 
-    ``slots``: the names of the slots that each node is to have, by node, for the nodes that have said so.
-    ``draining``: the slots that are going, with the names of the tasks that still run there.
-    ``failed``: the nodes that have said that they could not be set up, until they say which slots they are to have.
+    ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.
+    ``draining``: the slots that go out of service, with the names of the tasks that still run there.
+    ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
     ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
     """
 

@@ -1,9 +1,10 @@
 """Gangs: the ranks of one program, which start together on a slot each and end together.
 
-A client asks the head for slots (`ASK_CALL`); the head grants all of them or none, in the order in which gangs asked.
-The client sends each rank as a task to its slot. The node's part (`skyinfra.worker.ranks`) tells the head when the
-rank has its slot (`JOIN_CALL`); once all have, every rank starts. It says too how the rank ended (`REPORT_CALL`); the
-first failure ends the gang, of which all hear who wait with `STATE_CALL`. `RELEASE_CALL` is the client's last word.
+A client asks the head for slots (`gang_ask` of `skyinfra.protocol.services`); the head grants all of them or none, in
+the order in which gangs asked. The client sends each rank as a task to its slot. The node (`skyinfra.worker.ranks`)
+tells the head that the rank has its slot (`gang_join`); once all ranks have, every rank starts. The node reports how
+the rank ended (`gang_report`). The first failure ends the gang: calls of `gang_state` return then. The client releases
+the slots last (`gang_release`).
 
 Travels to nodes: standard library only.
 """
@@ -13,16 +14,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypedDict
 
 from skyinfra.errors import InvalidNodeConfig, NotInTask
 from skyinfra.protocol import _schema
-
-ASK_CALL = "skyinfra_gang_ask"
-JOIN_CALL = "skyinfra_gang_join"
-REPORT_CALL = "skyinfra_gang_report"
-STATE_CALL = "skyinfra_gang_state"
-RELEASE_CALL = "skyinfra_gang_release"
 
 # The variable in which a rank finds its `Gang`, as JSON.
 VARIABLE = "SKYINFRA_GANG"
@@ -30,6 +25,24 @@ VARIABLE = "SKYINFRA_GANG"
 Framework = Literal["torch", "jax", "none"]
 # Waiting: for slots. Granted: it has slots, not all ranks have arrived. Unknown: the head has no such gang any more.
 Phase = Literal["waiting", "granted", "started", "over", "unknown"]
+# (node, slots, how many of them), in order of preference.
+Candidates = tuple[tuple[str, tuple[str, ...], int], ...]
+
+
+class GangState(TypedDict):
+    """A gang as the head knows it.
+
+    members: address and port of each rank, once the gang has started. missing: the slots whose ranks have not arrived.
+    first: the rank that failed first; died: its process died without a report.
+    """
+
+    phase: Phase
+    slots: list[str]
+    members: list[tuple[str, int]]
+    missing: list[str]
+    first: int | None
+    died: bool
+
 
 # Variables that a framework needs besides those of the gang; the image and the call may say otherwise.
 DEFAULTS: dict[Framework, dict[str, str]] = {
@@ -80,24 +93,18 @@ def gang() -> Gang:
 class Wish:
     """The slots that a gang may have: on *nodes* of the nodes, on each as many of its slots as is said.
 
-    gang: unique. client: Dask's name of the client; the gang ends with its connection. candidates: (node, slots, how
-    many of them) in order of preference.
+    gang: unique. client: Dask's name of the client; the gang ends with its connection.
     """
 
     gang: str
     client: str
     nodes: int
-    candidates: tuple[tuple[str, tuple[str, ...], int], ...]
+    candidates: Candidates
 
     @property
     def size(self) -> int:
         """How many slots that are, on the nodes that are preferred."""
         return sum(count for _, _, count in self.candidates[: self.nodes])
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        candidates = [[node, list(slots), count] for node, slots, count in self.candidates]
-        return {"gang": self.gang, "client": self.client, "nodes": self.nodes, "candidates": candidates}
 
 
 @dataclass(frozen=True)

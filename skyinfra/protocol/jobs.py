@@ -1,16 +1,4 @@
-"""Jobs: tasks that the head keeps on its disk, and runs without the client that submitted them.
-
-The scheduler of the head answers these calls of clients. What is a ``job`` there is its name, its id, or how the id
-begins. An answer is a JSON object, in which bytes may stand: ``{"answer": ...}``, or ``{"error": {...}}``, see
-`refusal`. A call may be made again after its answer was lost, and does nothing more then.
-
-    PART_CALL     takes a part of a pickled call, ahead of its submission
-    SUBMIT_CALL   takes a `Submission`; the `JobInfo`
-    LIST_CALL     the `JobInfo` of every job that is kept, in the order of submission
-    WAIT_CALL     the `JobInfo`, once the job has ended or after some seconds
-    OUTCOME_CALL  a part of the pickled `calls.Outcome` of a job that has ended
-    CANCEL_CALL   takes a job back; whether it had not ended
-    FORGET_CALL   forgets a job that has ended
+"""Jobs: tasks that the head keeps on its disk and runs without the client that submitted them.
 
 Travels to nodes: standard library and ``distributed`` only.
 """
@@ -21,20 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from skyinfra import errors
-from skyinfra.errors import InvalidField, NodeError, NotSupported, SkyinfraError, TaskTooLarge
+from skyinfra.errors import InvalidField, NodeError, TaskTooLarge
 from skyinfra.protocol import _schema
 from skyinfra.protocol.calls import Header
 
 VERSION = 1
-
-PART_CALL = "skyinfra_job_part"
-SUBMIT_CALL = "skyinfra_job_submit"
-LIST_CALL = "skyinfra_jobs"
-WAIT_CALL = "skyinfra_job_wait"
-OUTCOME_CALL = "skyinfra_job_outcome"
-CANCEL_CALL = "skyinfra_job_cancel"
-FORGET_CALL = "skyinfra_job_forget"
 
 # Bytes of a pickled call, and of a pickled outcome: the head holds those of the jobs that run in its memory.
 LARGEST = 256 * 2**20
@@ -55,9 +34,9 @@ class JobInfo:
     """A job, as the head knows it.
 
     name: unique among the jobs that the head keeps. id: unique for ever. task: name of the function, or of the script's
-    file. submitter: ``USER@HOST``. priority: higher ones run first. submitted, started, ended: UNIX seconds, None for
-    what has not been yet; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where
-    it runs, or ran last. problem: why it failed, or waits, in one line.
+    file. submitter: ``USER@HOST``. priority: higher ones run first. submitted, started, ended: UNIX seconds, None
+    before that; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where it runs, or
+    ran last. problem: why it failed, or waits, in one line.
     """
 
     name: str
@@ -172,22 +151,3 @@ def too_large(size: int) -> TaskTooLarge:
         f"{size / 2**20:.0f} MiB are more than the head keeps of a job, which is {LARGEST // 2**20} MiB",
         hint="Let the task read and write large data in files, and give it their paths.",
     )
-
-
-def refusal(error: SkyinfraError) -> dict[str, Any]:
-    """The answer that *error* is."""
-    given = error.given if isinstance(error.given, str | int | float) else None
-    told = {"class": type(error).__name__, "message": error.message, "field": error.field, "hint": error.hint}
-    return {"error": {**told, "given": given}}
-
-
-def answered(answer: object) -> Any:
-    """What an answer holds. Raises the error that it is; `NotSupported` where the head does not know the call."""
-    if not isinstance(answer, dict):
-        raise NotSupported("the head of the fleet keeps no jobs", hint="It is older than this client: deploy it again.")
-    if "error" not in answer:
-        return answer["answer"]
-    told = dict(answer["error"])
-    kind = told.pop("class")
-    known = getattr(errors, kind) if kind in errors.__all__ else NodeError
-    raise known(told["message"], field=told["field"], given=told["given"], hint=told["hint"])

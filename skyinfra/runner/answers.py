@@ -1,4 +1,4 @@
-"""What a node answers to the questions of clients, see `skyinfra.protocol.questions`."""
+"""Answers of a node to the questions of clients, see `skyinfra.protocol.questions`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from skyinfra.errors import NotSupported
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import questions
-from skyinfra.protocol.questions import Answer
 from skyinfra.runner import logs
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
@@ -35,8 +34,8 @@ class Answers:
             questions.GET: lambda path: self._files.get(path),
         }
 
-    def __call__(self, question: str, arguments: dict[str, Any]) -> Answer:
-        """The answer; blocks until it is there. Raises what stands in its way."""
+    def __call__(self, question: str, arguments: dict[str, Any]) -> object:
+        """The answer; blocks until it is there. Raises the error of the question."""
         known = self._known.get(question)
         if known is None:
             raise NotSupported(
@@ -44,7 +43,7 @@ class Answers:
                 given=question,
                 hint="It is older than the client: deploy the fleet again.",
             )
-        return {"answer": known(**arguments)}
+        return known(**arguments)
 
     def _doctor(self) -> object:
         from skyinfra.doctor.examine import examine

@@ -19,13 +19,14 @@ import distributed
 
 from skyinfra.blobs import store, transfer
 from skyinfra.blobs.store import BlobStore, digest_of
-from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, Head
+from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing
 from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
 from skyinfra.engine.credentials import Credentials
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
 from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
+from skyinfra.protocol.rpc import Peer
 from skyinfra.worker import views
 
 # A client is told after that long that it has to ask again.
@@ -122,7 +123,7 @@ class Files:
         elif start.is_file():
             yield start
 
-    def _with_head(self, work: Callable[[Head], Any]) -> None:
+    def _with_head(self, work: Callable[[Peer], Any]) -> None:
         node = Node.load(self._config)
         declared = node.config.scheduler
         if node.config.head:

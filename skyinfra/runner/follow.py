@@ -1,4 +1,4 @@
-"""How a node that is not the head follows it: learns the fleet's layout, and says which slots it is to have."""
+"""The connection of a node to the head: gets the layout of the fleet, tells the slots of the node, takes questions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import distributed
 from distributed.security import Security
 
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidNodeConfig
+from skyinfra.errors import InvalidNodeConfig, NotSupported
 from skyinfra.head.relay import Respond, answered
+from skyinfra.protocol import services
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.rpc import Peer
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
 _WAIT_S = 30.0
@@ -21,19 +23,19 @@ _ANSWER_S = 15.0
 _RETRY_S = 1.0
 
 
-async def ask(head: Endpoint, security: Security) -> FleetLayout | None:
-    """The layout that the *head* wants now; None where it says nothing about layouts.
+async def ask(head: Endpoint, security: Security) -> FleetLayout:
+    """The layout that the *head* wants now.
 
     Raises OSError where it does not answer, `InvalidNodeConfig` where its answer cannot be read.
     """
     async with _rpc(head, security) as scheduler:
-        return _read(await within(scheduler.skyinfra_layout(), _ANSWER_S))
+        return await within(services.layout(scheduler), _ANSWER_S)
 
 
 async def may_leave(head: Endpoint, security: Security, name: str, why: str) -> bool:
     """Whether the node *name* may leave: another one has slots in service. Raises OSError where *head* is silent."""
     async with _rpc(head, security) as scheduler:
-        return bool(await within(scheduler.skyinfra_leave(node=name, why=why, if_others=True), _ANSWER_S))
+        return await within(services.leave(scheduler, node=name, why=why, if_others=True), _ANSWER_S)
 
 
 class Follower:
@@ -90,63 +92,44 @@ class Follower:
                     group.create_task(self._listen(scheduler))
                     group.create_task(self._report(scheduler))
                     group.create_task(self._take_questions(scheduler, group))
-            except* OSError:
-                # The head is gone or silent. Another one at its place knows nothing of this node.
+            except* (OSError, NotSupported):
+                # The head is gone, silent, or of another version. Another one at its place knows nothing of this node.
                 self._news.set()
             self.layout = None
             await asyncio.sleep(_RETRY_S)
 
-    async def _listen(self, scheduler: Any) -> None:
+    async def _listen(self, scheduler: Peer) -> None:
         while True:
             seen = self.layout.digest if self.layout is not None else None
-            answer = scheduler.skyinfra_layout(seen=seen, wait_s=_WAIT_S)
             try:
-                layout = _read(await within(answer, _WAIT_S + _ANSWER_S))
+                layout = await within(services.layout(scheduler, seen=seen, wait_s=_WAIT_S), _WAIT_S + _ANSWER_S)
             except InvalidNodeConfig as refused:
                 self._on_refusal(refused)
-                layout = None
-            if layout is None:
                 await asyncio.sleep(_WAIT_S)
-            elif layout.digest != seen:
+                continue
+            if layout.digest != seen:
                 self.layout = layout
                 self._on_layout(layout)
 
-    async def _take_questions(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
+    async def _take_questions(self, scheduler: Peer, group: asyncio.TaskGroup) -> None:
         while True:
-            asked = scheduler.skyinfra_questions(node=self._name, wait_s=_WAIT_S)
-            found = await within(asked, _WAIT_S + _ANSWER_S)
-            if found is None:  # an older head
-                await asyncio.sleep(_WAIT_S)
-            for number, question, arguments in found or ():
+            asked = services.take_questions(scheduler, node=self._name, wait_s=_WAIT_S)
+            for number, question, arguments in await within(asked, _WAIT_S + _ANSWER_S):
                 group.create_task(self._answer(scheduler, number, question, arguments))
 
-    async def _answer(self, scheduler: Any, number: int, question: str, arguments: dict[str, Any]) -> None:
+    async def _answer(self, scheduler: Peer, number: int, question: str, arguments: dict[str, Any]) -> None:
         answer = await answered(self._respond, question, arguments)
-        await within(scheduler.skyinfra_answer(node=self._name, number=number, answer=answer), _ANSWER_S)
+        await within(services.answer_question(scheduler, node=self._name, number=number, answer=answer), _ANSWER_S)
 
-    async def _report(self, scheduler: Any) -> None:
+    async def _report(self, scheduler: Peer) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             if self._promised is not None:
-                await within(scheduler.skyinfra_slots(node=self._name, slots=self._promised), _ANSWER_S)
+                await within(services.promise(scheduler, node=self._name, slots=self._promised), _ANSWER_S)
             if self._leaving is not None:
-                await within(scheduler.skyinfra_leave(node=self._name, why=self._leaving), _ANSWER_S)
+                await within(services.leave(scheduler, node=self._name, why=self._leaving), _ANSWER_S)
 
 
 def _rpc(head: Endpoint, security: Security) -> Any:
     return distributed.rpc(str(head), connection_args=security.get_connection_args("worker"), timeout=_ANSWER_S)
-
-
-def _read(answer: object) -> FleetLayout | None:
-    """A scheduler that has no such call, because its runner is older, answers with None."""
-    return FleetLayout.read(_lists(answer), source="the head's layout") if answer is not None else None
-
-
-def _lists(value: object) -> object:
-    """Dask's wire format turns lists into tuples; the documents have lists."""
-    if isinstance(value, tuple | list):
-        return [_lists(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return value

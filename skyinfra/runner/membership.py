@@ -10,12 +10,12 @@ from distributed.core import Status as DaskStatus
 from distributed.security import Security
 
 from skyinfra.engine.credentials import Credentials
-from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, SkyinfraError
+from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, NotSupported, SkyinfraError
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
-from skyinfra.head.relay import Desk, Respond
+from skyinfra.head.relay import Relay, Respond
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
@@ -116,7 +116,7 @@ class Membership:
         security = Credentials.derive(node.secret, role="worker", name=node.name).security()
         try:
             return await follow.may_leave(start.parse(node.config.scheduler), security, node.name, why)
-        except OSError:
+        except (OSError, NotSupported):
             return False
 
     def check(self) -> None:
@@ -142,7 +142,7 @@ class Membership:
             return False
         try:
             wanted = await follow.ask(start.parse(node.config.scheduler), security)
-        except OSError:  # as the head comes and goes; it is asked again
+        except (OSError, NotSupported):  # as the head comes and goes; it is asked again
             return False
         except InvalidNodeConfig as refused:
             self._refuse(refused)
@@ -155,14 +155,14 @@ class Membership:
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
-            desk = Desk(node.name, self._respond)
+            relay = Relay(node.name, self._respond)
             jobs = await self._own_jobs()
             self._scheduler = await start.start(
-                declared, directory=self._directory, security=security, layout=layout, desk=desk, jobs=jobs
+                declared, directory=self._directory, security=security, layout=layout, relay=relay, jobs=jobs
             )
             self._scheduler_made_from = made_from
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
-            jobs.start(Execution(self._scheduler, desk, client))
+            jobs.start(Execution(self._scheduler, relay, client))
             if node.config.provider != "local":
                 # A local node has no first boot.
                 self._reports = BootReports(declared, node.secret, self._scheduler.fail)

@@ -17,6 +17,7 @@ from distributed.core import Status, rpc
 
 from skyinfra.engine.waiting import within
 from skyinfra.head import start
+from skyinfra.protocol import services
 from skyinfra.protocol.instance import InstanceInfo
 
 logger = logging.getLogger("skyinfra.runner")
@@ -143,8 +144,7 @@ class SlotSupervisor:
             # Not the Nanny's own connections: when the worker dies, it would close them under this call and log that.
             arguments = nanny.security.get_connection_args("worker")
             self._line = rpc(nanny.worker_address, connection_args=arguments, timeout=_ANSWER_S)
-        answer: dict[str, Any] = await within(self._line.skyinfra_drain(on=on), _ANSWER_S)
-        return answer
+        return await within(services.drain(self._line, on=on), _ANSWER_S)
 
     def check(self) -> None:
         """Raises what ended the supervision, which only an error of the runner itself does."""

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from skyinfra.blobs import transfer
 from skyinfra.blobs.store import WrongContent, digest_of
-from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, Head, Sent
+from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, Sent
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import InvalidField, InvalidInclude, TaskInputsLost, TaskTooLarge
 from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.rpc import Peer
 from skyinfra.sync.includes import Includes, Scan
 from skyinfra.worker import views
 
@@ -93,7 +94,7 @@ def _read(path: Path) -> Iterator[bytes]:
         return
 
 
-async def sync(head: Head, includes: Includes) -> tuple[Included, Synced]:
+async def sync(head: Peer, includes: Includes) -> tuple[Included, Synced]:
     """Brings what is included to the head, where it is not there yet. Raises `InvalidInclude` and what sending
     does."""
     included, sent = await _send(head, includes)
@@ -102,7 +103,7 @@ async def sync(head: Head, includes: Includes) -> tuple[Included, Synced]:
     return included, Synced(tree.name, len(tree.files), tree.size, sent.blobs, sent.bytes)
 
 
-async def _send(head: Head, includes: Includes) -> tuple[Included, Sent]:
+async def _send(head: Peer, includes: Includes) -> tuple[Included, Sent]:
     for _ in range(_ATTEMPTS):
         included = Included(includes.scan())
         try:
@@ -118,7 +119,7 @@ async def _send(head: Head, includes: Includes) -> tuple[Included, Sent]:
 # What tasks need ----------------------------------------------------------------------------------------------------
 
 
-async def bring(head: Head, shipment: Shipment, *, files: bool) -> None:
+async def bring(head: Peer, shipment: Shipment, *, files: bool) -> None:
     """Makes sure that what *shipment* needs besides its message is at the head. *files*: those that were synced too.
 
     Raises `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`, OSError where the head does not answer.
@@ -138,7 +139,7 @@ async def bring(head: Head, shipment: Shipment, *, files: bool) -> None:
         ) from None
 
 
-async def fetched(head: Head, outcome: Outcome) -> Outcome:
+async def fetched(head: Peer, outcome: Outcome) -> Outcome:
     """*outcome* with its large result, if it has one; with ``missing`` where that is gone. Raises OSError."""
     if not outcome.parts:
         return outcome
@@ -152,7 +153,7 @@ async def fetched(head: Head, outcome: Outcome) -> Outcome:
 # Files of the nodes -------------------------------------------------------------------------------------------------
 
 
-async def send_files(head: Head, path: Path, remote: str, secret: str) -> str:
+async def send_files(head: Peer, path: Path, remote: str, secret: str) -> str:
     """Brings a file or folder to the head, as *remote* below the folder of each node; the name of its tree."""
     includes = Includes(path.parent, secret, limited=False)
     includes.add([path])
@@ -166,7 +167,7 @@ async def send_files(head: Head, path: Path, remote: str, secret: str) -> str:
     return tree.name
 
 
-async def fetch_files(head: Head, name: str, remote: str, path: Path) -> None:
+async def fetch_files(head: Peer, name: str, remote: str, path: Path) -> None:
     """Writes the tree *name*, which a node has sent, with its *remote* as *path*. Raises OSError, `BlobsMissing`."""
     digest, size = parse_name(name)
     tree = Tree.loads(bytes(await transfer.fetch_bytes(head, digest, size)))

@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from skyinfra.blobs import payload, unpicklable
-from skyinfra.blobs.payload import Cargo
+from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.failures import Failure
@@ -90,7 +90,7 @@ def dump_call(task: Task[Any], included: Included | None = None) -> bytes:
     return _pack_call(task, included, whole=True).joined()
 
 
-def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Cargo:
+def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Payload:
     with _by_value(included):
         try:
             return _pack((task.function, task.args, dict(task.kwargs)), included, whole=whole)
@@ -122,7 +122,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _pack(value: object, included: Included | None, *, whole: bool = False) -> Cargo:
+def _pack(value: object, included: Included | None, *, whole: bool = False) -> Payload:
     if included is None:
         return payload.pack(value, whole=whole)
     return payload.pack(value, functools.partial(_Pickler, included=included), whole=whole)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from skyinfra.blobs import payload, unpicklable
-from skyinfra.blobs.payload import Cargo
+from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
@@ -160,7 +160,7 @@ def _keep_result(task: Header, result: object, start: float) -> Outcome:
     return Outcome(parts=packed.parts, seconds=time.perf_counter() - start)
 
 
-def _pack_result(task: Header, result: object, *, whole: bool) -> Cargo:
+def _pack_result(task: Header, result: object, *, whole: bool) -> Payload:
     try:
         return payload.pack(result, whole=whole)
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 from skyinfra.blobs import store as blobs
 from skyinfra.blobs import transfer
-from skyinfra.blobs.payload import Cargo, unpack
+from skyinfra.blobs.payload import Payload, unpack
 from skyinfra.blobs.store import BlobStore
-from skyinfra.blobs.transfer import BlobsMissing, Head
+from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import StateDirectoryError
 from skyinfra.protocol.calls import Part
 from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.protocol.rpc import Peer
 from skyinfra.worker.views import Views
 
 T = TypeVar("T")
@@ -83,10 +84,10 @@ def load(parts: Sequence[Part]) -> object:
     return _repeatedly({part.digest: part.size for part in parts}, lambda: unpack(parts, _store()))
 
 
-def keep(cargo: Cargo) -> None:
+def keep(payload: Payload) -> None:
     """Sends a large result to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`."""
-    parcels = cargo.blobs()
-    _patiently(lambda head: transfer.send(head, parcels), cargo.parts)
+    parcels = payload.blobs()
+    _patiently(lambda head: transfer.send(head, parcels), payload.parts)
 
 
 def fetch(wanted: dict[str, int]) -> None:
@@ -111,7 +112,7 @@ def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
     raise AssertionError  # the last attempt has returned or raised
 
 
-def _patiently(start: Callable[[Head], Coroutine[Any, Any, T]], parts: Sequence[Part]) -> T:
+def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], parts: Sequence[Part]) -> T:
     """The result of what *start* gives, again while the head is away."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -123,7 +124,7 @@ def _patiently(start: Callable[[Head], Coroutine[Any, Any, T]], parts: Sequence[
             time.sleep(_RETRY_S)
 
 
-def _with_head(start: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
+def _with_head(start: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
     """Runs what *start* gives in the worker's event loop; an interrupt of the task ends it."""
     # Here, because the process of a rank needs none of this, and would wait for the import.
     from distributed import get_worker

@@ -21,6 +21,7 @@ from distributed.security import Security
 from distributed.worker_state_machine import READY, CancelComputeEvent
 
 from skyinfra.engine import settings
+from skyinfra.protocol import services
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
 
@@ -32,8 +33,6 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # 0 is a process of no special kind, 1000 the one that ends first whatever it takes: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
-# What its node's runner calls to take a worker out of service: `SlotWorker.drain`.
-DRAIN_CALL = "skyinfra_drain"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -55,7 +54,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
-        self.handlers[DRAIN_CALL] = self.drain
+        self.handlers.update([services.drain.by(self.drain)])
 
     async def get_startup_information(self) -> dict[str, Any]:
         """What travels with the registration."""

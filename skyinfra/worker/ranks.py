@@ -24,8 +24,8 @@ from typing import Any
 from distributed import get_worker
 from distributed.comm import get_address_host
 
-from skyinfra.protocol import calls, failures, gang
-from skyinfra.protocol.gang import Rank, RankEnd, Work
+from skyinfra.protocol import calls, failures, gang, services
+from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
 
 # A thread that waits for the head can be stopped that often, in seconds.
@@ -53,7 +53,7 @@ def run(place: Rank, work: Work) -> RankEnd:
 
 
 class _Head:
-    """The head, as it is asked from the thread of a task."""
+    """Calls of the head from the thread of a task."""
 
     def __init__(self, worker: Any, place: Rank) -> None:
         self.worker = worker
@@ -75,44 +75,41 @@ class _Head:
         finally:
             future.cancel()
 
-    def join(self, port: int) -> dict[str, Any]:
-        """Says that this rank has its slot, and waits for the others; the state of the gang then."""
+    def join(self, port: int) -> GangState:
+        """Tells the head that this rank has its slot, and waits for the others; the state of the gang then."""
         while True:
             # A worker whose head is gone for good ends, and this task with it.
             with contextlib.suppress(OSError):
-                state: dict[str, Any] = self.wait(self._join(port))
+                call = services.gang_join(
+                    self.worker.scheduler,
+                    gang=self._place.gang,
+                    rank=self._place.rank,
+                    worker=self.worker.address,
+                    address=self.address,
+                    port=port,
+                    wait_s=_WAIT_S,
+                )
+                state: GangState = self.wait(call)
                 if state["phase"] != "granted":
                     return state
                 continue
             time.sleep(_STOPPED_S)
 
-    async def _join(self, port: int) -> Any:
-        return await self.worker.scheduler.skyinfra_gang_join(
-            gang=self._place.gang,
-            rank=self._place.rank,
-            worker=self.worker.address,
-            address=self.address,
-            port=port,
-            wait_s=_WAIT_S,
-        )
-
     async def over(self) -> int | None:
-        """Waits until the gang is over; which rank failed first. None where none did, or the head is gone."""
+        """Waits until the gang is over; the rank that failed first. None where none did, or the head is gone."""
+        scheduler = self.worker.scheduler
         with contextlib.suppress(OSError):
             while True:
-                state = await self.worker.scheduler.skyinfra_gang_state(
-                    gang=self._place.gang, seen="started", wait_s=_WAIT_S
-                )
+                state = await services.gang_state(scheduler, gang=self._place.gang, seen="started", wait_s=_WAIT_S)
                 if state["phase"] != "started":
-                    return None if state["first"] is None else int(state["first"])
+                    return state["first"]
         return None
 
     async def report(self, *, age: float = 0.0, died: bool = False, ok: bool = False) -> None:
-        """Says how this rank ended, *age* seconds ago. A head that is gone has no gang any more."""
+        """Reports how this rank ended, *age* seconds ago. A head that is gone has no gang any more."""
+        gang, rank = self._place.gang, self._place.rank
         with contextlib.suppress(OSError):
-            await self.worker.scheduler.skyinfra_gang_report(
-                gang=self._place.gang, rank=self._place.rank, age=age, died=died, ok=ok
-            )
+            await services.gang_report(self.worker.scheduler, gang=gang, rank=rank, age=age, died=died, ok=ok)
 
 
 class _Process:

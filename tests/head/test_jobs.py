@@ -9,21 +9,25 @@ import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_samples import CALL, OUTCOME, wanted
+from local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.head import queue
 from skyinfra.head.fair_share import Candidate, Turns
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
-from skyinfra.protocol import failures, jobs
+from skyinfra.protocol import failures, jobs, services
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.rpc import Call
+
+T = TypeVar("T")
 
 # Turns --------------------------------------------------------------------------------------------------------------
 
@@ -106,16 +110,16 @@ class Head:
         folder.mkdir(exist_ok=True)
         self.jobs = Jobs(Journal(folder / "jobs"), **limits)
 
-    async def ask(self, call: str, **arguments: Any) -> Any:
-        return jobs.answered(await self.jobs.handlers[call](**arguments))
+    async def ask(self, call: Call[..., T], **arguments: Any) -> T:
+        return await call(LocalPeer(self.jobs.handlers), **arguments)
 
     async def submit(self, name: str, *, identity: str | None = None, **fields: Any) -> JobInfo:
         submission = wanted(name, identity or os.urandom(16).hex(), **fields)
-        await self.ask(jobs.PART_CALL, job=submission.id, offset=0, data=CALL)
-        return JobInfo.read(await self.ask(jobs.SUBMIT_CALL, submission=submission.to_json()))
+        await self.ask(services.job_part, job=submission.id, offset=0, data=CALL)
+        return await self.ask(services.job_submit, submission=submission)
 
     async def info(self, name: str, wait_s: float = 0) -> JobInfo:
-        return JobInfo.read(await self.ask(jobs.WAIT_CALL, job=name, wait_s=wait_s))
+        return await self.ask(services.job_wait, job=name, wait_s=wait_s)
 
 
 def on_head(
@@ -152,7 +156,7 @@ def test_no_more_run_than_there_are_slots_and_submitters_take_turns(tmp_path: Pa
             await until(lambda name=name: fleet.started[-1] == name)
             fleet.end(name)
             assert (await head.info(name, 10)).state == "done"
-        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["first", "a1", "a2", "b1", "late", "now"]
+        assert [job.name for job in await head.ask(services.job_list)] == ["first", "a1", "a2", "b1", "late", "now"]
 
     on_head(tmp_path, test)
 
@@ -185,8 +189,8 @@ def test_jobs_outlive_the_head_and_those_that_ended_do_not_run_again(tmp_path: P
         await until(lambda: fleet.started == ["lost", "waits"])
         fleet.end("waits")
         assert [(await head.info(name, 10)).attempts for name in ("done", "lost", "waits")] == [1, 2, 1]
-        part = await head.ask(jobs.OUTCOME_CALL, job="lost", offset=0, length=10_000)
-        assert pickle.loads(part["data"]) == OUTCOME
+        part, _ = await head.ask(services.job_outcome, job="lost", offset=0, length=10_000)
+        assert pickle.loads(part) == OUTCOME
 
     on_head(tmp_path, first)
     on_head(tmp_path, second)
@@ -234,15 +238,15 @@ def test_names_are_taken_until_they_are_given_free(tmp_path: Path) -> None:
         with pytest.raises(sky.JobNameTaken, match="is done"):
             await head.submit("nightly")
         second = await head.submit("nightly", replace=True)
-        assert [job["id"] for job in await head.ask(jobs.LIST_CALL)] == [second.id]
+        assert [job.id for job in await head.ask(services.job_list)] == [second.id]
         assert (await head.info(second.id[:6])).name == "nightly"
         with pytest.raises(sky.JobNotFound, match=r"given: 'nightl'.*\nDid you mean nightly"):
             await head.info("nightl")
         with pytest.raises(sky.InvalidField, match="Cancel it first"):
-            await head.ask(jobs.FORGET_CALL, job="nightly")
-        assert await head.ask(jobs.CANCEL_CALL, job="nightly")
-        await head.ask(jobs.FORGET_CALL, job="nightly")
-        assert await head.ask(jobs.LIST_CALL) == []
+            await head.ask(services.job_forget, job="nightly")
+        assert await head.ask(services.job_cancel, job="nightly")
+        await head.ask(services.job_forget, job="nightly")
+        assert await head.ask(services.job_list) == []
 
     on_head(tmp_path, test)
 
@@ -252,8 +256,8 @@ def test_cancelled_jobs_never_start_or_are_stopped(tmp_path: Path) -> None:
         for name in ("runs", "waits", "last"):
             await head.submit(name)
         await until(lambda: fleet.started == ["runs"])
-        assert await head.ask(jobs.CANCEL_CALL, job="waits")
-        assert await head.ask(jobs.CANCEL_CALL, job="runs")
+        assert await head.ask(services.job_cancel, job="waits")
+        assert await head.ask(services.job_cancel, job="runs")
         assert len(fleet.stopped) == 1
         await until(lambda: fleet.started == ["runs", "last"])
         fleet.end("last")
@@ -262,7 +266,7 @@ def test_cancelled_jobs_never_start_or_are_stopped(tmp_path: Path) -> None:
             "cancelled",
             "done",
         ]
-        assert not await head.ask(jobs.CANCEL_CALL, job="last")
+        assert not await head.ask(services.job_cancel, job="last")
 
     on_head(tmp_path, test)
     on_head(tmp_path, lambda head, fleet: _nothing_starts(fleet))
@@ -328,7 +332,7 @@ def test_the_oldest_that_ended_go(tmp_path: Path) -> None:
             await until(lambda number=number: fleet.started[-1:] == [f"job{number}"])
             fleet.end(f"job{number}")
             await head.info(f"job{number}", 10)
-        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["waits", "job3", "job4"]
+        assert [job.name for job in await head.ask(services.job_list)] == ["waits", "job3", "job4"]
 
     on_head(tmp_path / "count", test, kept_jobs=2)
     size = sum(
@@ -356,13 +360,13 @@ def test_a_full_disk_refuses_and_keeps_what_there_is(tmp_path: Path, monkeypatch
         with pytest.raises(sky.StateDirectoryError, match="No space left"):
             await head.submit("refused")
         with pytest.raises(sky.StateDirectoryError, match="No space left"):
-            await head.ask(jobs.CANCEL_CALL, job="runs")
+            await head.ask(services.job_cancel, job="runs")
         fleet.end("runs")
         assert (await head.info("runs", 0.2)).state != "done"
         full[0] = False
         assert (await head.info("runs", 10)).state == "done"
         assert fleet.started == ["runs"]
-        assert [job["name"] for job in await head.ask(jobs.LIST_CALL)] == ["runs"]
+        assert [job.name for job in await head.ask(services.job_list)] == ["runs"]
 
     on_head(tmp_path, test)
 
@@ -385,12 +389,12 @@ def test_a_submission_that_makes_no_sense_is_refused_with_its_field(tmp_path: Pa
     async def test(head: Head, fleet: Slots) -> None:
         submission = {**wanted().to_json(), field: value}
         with pytest.raises(sky.InvalidField) as caught:
-            await head.ask(jobs.SUBMIT_CALL, submission=submission)
+            await head.ask(services.job_submit, submission=submission)
         assert (caught.value.field or "").endswith(field)
 
     on_head(tmp_path, test)
 
 
-def test_a_head_that_is_older_than_the_client_is_named() -> None:
-    with pytest.raises(sky.NotSupported, match="keeps no jobs"):
-        jobs.answered(None)
+def test_a_head_that_keeps_no_jobs_is_of_another_version() -> None:
+    with pytest.raises(sky.NotSupported, match=r"does not know this call \(given: 'skyinfra_job_list'\)\n.*version"):
+        asyncio.run(services.job_list(LocalPeer({})))

@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from journal_samples import CALL, OUTCOME, wanted
+from local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.blobs.store import BlobStore, digest_of
@@ -18,8 +19,11 @@ from skyinfra.blobs.trees import Entry, Tree
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.head.kept_trees import KeptTrees
-from skyinfra.protocol import jobs
+from skyinfra.protocol import services
 from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.rpc import Call
+
+T = TypeVar("T")
 
 CONTENT = {"a.py": b"A = 1\n", "data/b.txt": b"b", "data/same.txt": b"b", "empty": b""}
 
@@ -126,12 +130,12 @@ class Slots:
 async def submit(head: Jobs, name: str, tree: Tree) -> None:
     header = Header(f"{name}-1", "train", "", tree=tree.name).dumps().decode()
     wish = wanted(name, os.urandom(16).hex(), header=header)
-    await ask(head, jobs.PART_CALL, job=wish.id, offset=0, data=CALL)
-    await ask(head, jobs.SUBMIT_CALL, submission=wish.to_json())
+    await ask(head, services.job_part, job=wish.id, offset=0, data=CALL)
+    await ask(head, services.job_submit, submission=wish)
 
 
-async def ask(head: Jobs, call: str, **arguments: Any) -> Any:
-    return jobs.answered(await head.handlers[call](**arguments))
+async def ask(head: Jobs, call: Call[..., T], **arguments: Any) -> T:
+    return await call(LocalPeer(head.handlers), **arguments)
 
 
 def test_jobs_start_with_their_files_also_after_a_restart_of_the_head(tmp_path: Path, store: BlobStore) -> None:
@@ -163,7 +167,7 @@ def test_jobs_start_with_their_files_also_after_a_restart_of_the_head(tmp_path: 
         lose(store)
         fleet.go_on.set()
         for each in ("one", "two"):
-            await ask(head, jobs.WAIT_CALL, job=each, wait_s=10)
+            await ask(head, services.job_wait, job=each, wait_s=10)
         assert fleet.found == [True, True]
         assert list(folders.iterdir()) == []
         await head.stop()
@@ -179,6 +183,6 @@ def test_a_job_whose_files_are_gone_is_refused(tmp_path: Path, store: BlobStore)
         lose(store)
         with pytest.raises(sky.TaskInputsLost):
             await submit(head, "one", tree)
-        assert await ask(head, jobs.LIST_CALL) == []
+        assert await ask(head, services.job_list) == []
 
     asyncio.run(main())

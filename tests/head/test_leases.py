@@ -103,7 +103,7 @@ async def test_ranks_hear_of_all_when_the_last_one_has_come(head):
     assert (await head.leases.state("a", "", 0))["missing"] == ["n0/0", "n0/1", "n1/0"]
     states = [*await head.join_all("a", 3), await early]
     assert {state["phase"] for state in states} == {"started"}
-    assert all(state["members"][3] == ["10.0.0.4", 4003] for state in states)
+    assert all(state["members"][3] == ("10.0.0.4", 4003) for state in states)
 
 
 @scenario

@@ -17,9 +17,8 @@ import skyinfra as sky
 from skyinfra import InvalidField, NodeError
 from skyinfra.cli.app import app
 from skyinfra.client.snapshot import Target
-from skyinfra.head.relay import Desk
+from skyinfra.head.relay import Relay
 from skyinfra.protocol.nodeconfig import NodeConfig
-from skyinfra.protocol.questions import Answer
 from skyinfra.tasks import Task
 
 # Each has a fleet of its own.
@@ -129,39 +128,41 @@ def test_a_node_that_does_not_answer(running: Fleet, request: pytest.FixtureRequ
         assert pool.ask("n1", "doctor")
 
 
-# The desk alone -----------------------------------------------------------------------------------------------------
+# The relay alone ----------------------------------------------------------------------------------------------------
 
 
-def slow(question: str, arguments: dict[str, Any]) -> Answer:
+def slow(question: str, arguments: dict[str, Any]) -> object:
     if question == "wrong":
         raise ValueError("as asked")
-    return {"answer": [question, arguments, threading.current_thread() is threading.main_thread()]}
+    return [question, arguments, threading.current_thread() is threading.main_thread()]
 
 
 def test_questions_reach_their_node_once() -> None:
     async def run() -> None:
-        desk = Desk("head", slow)
-        assert await desk.ask("head", "q", {"a": 1}, 5) == {"answer": ["q", {"a": 1}, False]}
-        assert await desk.ask("head", "wrong", {}, 5) == {"error": ["ValueError", "as asked"]}
-        assert (await desk.ask("n2", "q", {}, 0))["error"][0] == "LookupError"
-        waiting = asyncio.create_task(desk.questions("n2", 30))
+        relay = Relay("head", slow)
+        assert await relay.ask("head", "q", {"a": 1}, 5) == ["q", {"a": 1}, False]
+        with pytest.raises(NodeError, match=r"^ValueError: as asked$"):
+            await relay.ask("head", "wrong", {}, 5)
+        with pytest.raises(NodeError, match="n2 is not connected"):
+            await relay.ask("n2", "q", {}, 0)
+        waiting = asyncio.create_task(relay.questions("n2", 30))
         await asyncio.sleep(0)
         # The node has connected anew: the first connection gets nothing any more.
-        again = asyncio.create_task(desk.questions("n2", 30))
+        again = asyncio.create_task(relay.questions("n2", 30))
         assert await waiting == []
-        asked = [asyncio.create_task(desk.ask("n2", f"q{number}", {}, 30)) for number in range(3)]
-        found = [*await again, *await desk.questions("n2", 0)]
+        asked = [asyncio.create_task(relay.ask("n2", f"q{number}", {}, 30)) for number in range(3)]
+        found = [*await again, *await relay.questions("n2", 0)]
         assert [question for _, question, _ in found] == ["q0", "q1", "q2"]
         number = found[1][0]
-        desk.answer("another node", number, {"answer": "forged"})
-        desk.answer("n2", number, {"answer": 1})
-        assert await asked[1] == {"answer": 1}
+        relay.answer("another node", number, {"answer": "forged"})
+        relay.answer("n2", number, {"answer": 1})
+        assert await asked[1] == 1
         asked[0].cancel()
-        assert await desk.questions("n2", 0) == []
+        assert await relay.questions("n2", 0) == []
         # Who asks is told when nobody answers, and an answer that is late is dropped.
-        late = await desk.ask("n2", "q", {}, 0.05)
-        assert late["error"] == ["TimeoutError", "node n2 did not answer within 0.05 s"]
-        assert await desk.questions("n2", 0) == []
+        with pytest.raises(NodeError, match=r"^node n2 did not answer within 0\.05 s$"):
+            await relay.ask("n2", "q", {}, 0.05)
+        assert await relay.questions("n2", 0) == []
         asked[2].cancel()
 
     asyncio.run(run())
@@ -190,18 +191,20 @@ def test_a_question_waits_for_a_node_that_is_on_its_way_to_a_young_head(monkeypa
     """After a head has started again, slots may be back before the line of their node."""
 
     async def main() -> None:
-        desk = Desk("n1", lambda question, arguments: {"answer": question})
-        asked = asyncio.create_task(desk.ask("n2", "log", {"task": "x"}, 30))
+        relay = Relay("n1", lambda question, arguments: question)
+        asked = asyncio.create_task(relay.ask("n2", "log", {"task": "x"}, 30))
         await asyncio.sleep(0)
-        await desk.questions("n3", 0)
-        [(number, question, arguments)] = await desk.questions("n2", 30)
+        await relay.questions("n3", 0)
+        [(number, question, arguments)] = await relay.questions("n2", 30)
         assert (question, arguments) == ("log", {"task": "x"})
-        desk.answer("n2", number, {"answer": "lines"})
-        assert await asked == {"answer": "lines"}
+        relay.answer("n2", number, {"answer": "lines"})
+        assert await asked == "lines"
         # Nobody waits for longer than asked, nor for who has not come when the head is old.
-        assert "is not connected" in (await desk.ask("n4", "log", {}, 0.01))["error"][1]
+        with pytest.raises(NodeError, match="is not connected"):
+            await relay.ask("n4", "log", {}, 0.01)
         monkeypatch.setattr("skyinfra.head.relay._COMING_S", 0.0)
-        assert "these are: n1, n2, n3" in (await desk.ask("n4", "log", {}, 30))["error"][1]
+        with pytest.raises(NodeError, match="these are: n1, n2, n3"):
+            await relay.ask("n4", "log", {}, 30)
 
     asyncio.run(main())
 

@@ -86,7 +86,7 @@ async def serve(config: dict) -> None:
     settings.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),
-        blobs=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))),
+        handlers=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))).handlers,
         host="127.0.0.1",
         port=config.get("port", 0),
         security=Credentials.derive(secret, role="scheduler", name="n0").security(),
