@@ -90,21 +90,17 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
     head cannot keep a blob, OSError where it does not answer.
     """
     missing = set(await missing_of(head, [blob.digest for blob in blobs]))
-    wanted = list({blob.digest: blob for blob in blobs if blob.digest in missing}.values())
-    batch: list[tuple[str, bytes]] = []
-    filled = 0
-    for blob in wanted:
+    wanted = {blob.digest: blob for blob in blobs if blob.digest in missing}
+    sizes = {digest: blob.size for digest, blob in wanted.items()}
+    for batch in _batches(sizes):
+        small = [(digest, b"".join(wanted[digest].chunks())) for digest in batch]
+        wrong = await _at_head(services.blobs_add(head, blobs=small))
+        if wrong is not None:
+            raise WrongContent(wrong)
+    for blob in wanted.values():
         if blob.size > CHUNK:
             await _send_large(head, blob)
-            continue
-        if filled + blob.size > CHUNK or len(batch) >= _MOST:
-            await _add(head, batch)
-            batch, filled = [], 0
-        batch.append((blob.digest, b"".join(blob.chunks())))
-        filled += blob.size
-    if batch:
-        await _add(head, batch)
-    return Sent(len(wanted), sum(blob.size for blob in wanted))
+    return Sent(len(wanted), sum(sizes.values()))
 
 
 async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
@@ -113,12 +109,6 @@ async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
     for start in range(0, len(digests), _MOST):
         found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST])))
     return found
-
-
-async def _add(head: Peer, batch: list[tuple[str, bytes]]) -> None:
-    wrong = await _at_head(services.blobs_add(head, blobs=batch))
-    if wrong is not None:
-        raise WrongContent(wrong)
 
 
 async def _send_large(head: Peer, blob: Blob) -> None:
@@ -188,17 +178,16 @@ async def fetch(head: Peer, store: BlobStore, wanted: dict[str, int]) -> Sent:
 
     Raises `BlobsMissing`, `StateDirectoryError`, `TaskTooLarge`, OSError where the head does not answer.
     """
-    missing = [digest for digest, size in wanted.items() if not store.has(digest, size)]
-    small = [digest for digest in missing if wanted[digest] <= CHUNK]
-    for digests in _batches(small, wanted):
-        found = await _read(head, [(digest, 0, wanted[digest]) for digest in digests])
+    missing = {digest: size for digest, size in wanted.items() if not store.has(digest, size)}
+    for digests in _batches(missing):
+        found = await _read(head, [(digest, 0, missing[digest]) for digest in digests])
         unusable = await asyncio.to_thread(_keep, store, dict(zip(digests, found, strict=True)))
         if unusable:
             raise await _lost(head, unusable)
-    for digest in missing:
-        if wanted[digest] > CHUNK:
-            await _fetch_large(head, store, digest, wanted[digest])
-    return Sent(len(missing), sum(wanted[digest] for digest in missing))
+    for digest, size in missing.items():
+        if size > CHUNK:
+            await _fetch_large(head, store, digest, size)
+    return Sent(len(missing), sum(missing.values()))
 
 
 async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
@@ -226,15 +215,18 @@ async def fetch_file(head: Peer, digest: str, size: int, path: Path) -> None:
         await _parts(head, digest, size, put)
 
 
-def _batches(digests: list[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+def _batches(sizes: dict[str, int]) -> Iterator[list[str]]:
+    """The digests of small blobs, together at most `CHUNK` bytes."""
     batch: list[str] = []
     filled = 0
-    for digest in digests:
-        if batch and (filled + sizes[digest] > CHUNK or len(batch) >= _MOST):
+    for digest, size in sizes.items():
+        if size > CHUNK:
+            continue
+        if batch and (filled + size > CHUNK or len(batch) >= _MOST):
             yield batch
             batch, filled = [], 0
         batch.append(digest)
-        filled += sizes[digest]
+        filled += size
     if batch:
         yield batch
 

@@ -12,8 +12,7 @@ from collections import deque
 from skyinfra.blobs import transfer
 from skyinfra.blobs.store import BlobStore, Incoming, WrongContent
 from skyinfra.errors import SkyinfraError
-from skyinfra.protocol import services
-from skyinfra.protocol.rpc import Handlers
+from skyinfra.protocol import rpc, services
 
 # An upload to which nothing was written for that long is dropped.
 _IDLE_S = 120.0
@@ -28,16 +27,14 @@ class HeadBlobs:
         self._store = store
         self._uploads: dict[str, tuple[Incoming, float]] = {}
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
-        self.handlers: Handlers = dict(
-            [
-                services.blobs_missing.by(self.missing),
-                services.blobs_add.by(self.add),
-                services.blobs_write.by(self.write),
-                services.blobs_finish.by(self.finish),
-                services.blobs_drop.by(self.drop),
-                services.blobs_read.by(self.read),
-                services.blobs_check.by(self.check),
-            ]
+        self.handlers = rpc.handlers(
+            services.blobs_missing.by(self.missing),
+            services.blobs_add.by(self.add),
+            services.blobs_write.by(self.write),
+            services.blobs_finish.by(self.finish),
+            services.blobs_drop.by(self.drop),
+            services.blobs_read.by(self.read),
+            services.blobs_check.by(self.check),
         )
 
     async def missing(self, digests: list[str]) -> list[str]:

@@ -16,9 +16,8 @@ from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirect
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
 from skyinfra.head.queue import Job, Queue, View
-from skyinfra.protocol import jobs, services
+from skyinfra.protocol import jobs, rpc, services
 from skyinfra.protocol.jobs import JobInfo, Submission
-from skyinfra.protocol.rpc import Handlers
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -46,16 +45,14 @@ class Jobs:
         self._number = 0
         self._adding = asyncio.Lock()
         self._leaving = asyncio.Event()
-        self.handlers: Handlers = dict(
-            [
-                services.job_part.by(self._take_part),
-                services.job_submit.by(self._submit),
-                services.job_list.by(self._list),
-                services.job_wait.by(self._wait),
-                services.job_outcome.by(self._outcome),
-                services.job_cancel.by(self._cancel),
-                services.job_forget.by(self._forget),
-            ]
+        self.handlers = rpc.handlers(
+            services.job_part.by(self._take_part),
+            services.job_submit.by(self._submit),
+            services.job_list.by(self._list),
+            services.job_wait.by(self._wait),
+            services.job_outcome.by(self._outcome),
+            services.job_cancel.by(self._cancel),
+            services.job_forget.by(self._forget),
         )
 
     async def load(self) -> None:

@@ -11,9 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from skyinfra.protocol import services
+from skyinfra.protocol import rpc, services
 from skyinfra.protocol.gang import Candidates, GangState, Phase, Wish
-from skyinfra.protocol.rpc import Handlers
 
 # A call is answered after that long at the latest.
 _LONGEST_WAIT_S = 60.0
@@ -85,14 +84,12 @@ class Leases:
         self._is_client = is_client
         # In the order in which they asked.
         self._gangs: dict[str, _Gang] = {}
-        self.handlers: Handlers = dict(
-            [
-                services.gang_ask.by(self.ask),
-                services.gang_join.by(self.join),
-                services.gang_state.by(self.state),
-                services.gang_report.by(self.report),
-                services.gang_release.by(self.release),
-            ]
+        self.handlers = rpc.handlers(
+            services.gang_ask.by(self.ask),
+            services.gang_join.by(self.join),
+            services.gang_state.by(self.state),
+            services.gang_report.by(self.report),
+            services.gang_release.by(self.release),
         )
 
     async def ask(self, gang: str, client: str, nodes: int, candidates: Candidates, wait_s: float) -> GangState:

@@ -17,7 +17,7 @@ from typing import Any
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NodeError
 from skyinfra.protocol import rpc, services
-from skyinfra.protocol.rpc import Envelope, Handlers
+from skyinfra.protocol.rpc import Envelope
 
 # A node that waits for questions gets an empty answer after that long.
 _LONGEST_WAIT_S = 60.0
@@ -57,12 +57,10 @@ class Relay:
         self._numbers = itertools.count()
         self._lines: dict[str, _Line] = {}
         self._answers: dict[int, tuple[str, asyncio.Future[Envelope]]] = {}
-        self.handlers: Handlers = dict(
-            [
-                services.ask_node.by(self.ask),
-                services.take_questions.by(self.questions),
-                services.answer_question.by(self.answer),
-            ]
+        self.handlers = rpc.handlers(
+            services.ask_node.by(self.ask),
+            services.take_questions.by(self.questions),
+            services.answer_question.by(self.answer),
         )
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:

@@ -20,7 +20,7 @@ from distributed.spans import SpansSchedulerExtension
 from skyinfra.engine.waiting import within
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
-from skyinfra.protocol import calls, fleet, services
+from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
@@ -61,13 +61,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._leaving: dict[str, tuple[str, float]] = {}
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
         leases = Leases(self._slots_in_service, self.clients.__contains__)
-        own = dict(
-            [
-                services.layout.by(self._hand_on),
-                services.promise.by(self.promise),
-                services.leave.by(self.leave),
-                services.running.by(self.tasks_on_slots),
-            ]
+        own = rpc.handlers(
+            services.layout.by(self._hand_on),
+            services.promise.by(self.promise),
+            services.leave.by(self.leave),
+            services.running.by(self.tasks_on_slots),
         )
         self.handlers.update({**own, **leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
         self.add_plugin(_Departures(leases))

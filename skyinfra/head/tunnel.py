@@ -16,8 +16,7 @@ from distributed import Scheduler
 
 from skyinfra.engine.waiting import within
 from skyinfra.errors import FleetUnreachable, MissingDependency, NotSupported
-from skyinfra.protocol import services
-from skyinfra.protocol.rpc import Handlers
+from skyinfra.protocol import rpc, services
 
 _PART = 256 * 1024
 # A browser has some connections; a program that opens more has gone wrong.
@@ -42,13 +41,11 @@ class Tunnel:
         self._lines: dict[int, _Line] = {}
         self._numbers = itertools.count(1)
         self._begun = False
-        self.handlers: Handlers = dict(
-            [
-                services.dashboard_open.by(self.open),
-                services.dashboard_receive.by(self.receive),
-                services.dashboard_send.by(self.send),
-                services.dashboard_close.by(self.close),
-            ]
+        self.handlers = rpc.handlers(
+            services.dashboard_open.by(self.open),
+            services.dashboard_receive.by(self.receive),
+            services.dashboard_send.by(self.send),
+            services.dashboard_close.by(self.close),
         )
 
     async def open(self) -> int:

@@ -14,11 +14,50 @@ import json
 import types
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from skyinfra.errors import SkyinfraError, did_you_mean
 
 T = TypeVar("T")
+
+
+class Document:
+    """A frozen dataclass that travels as JSON.
+
+    Arguments of a class: the *error* for JSON that cannot be read; the *source*, which begins the path of a field; the
+    *version* that the document must have, and the *hint* for another version.
+    """
+
+    _reading: ClassVar[tuple[type[SkyinfraError], str, int | None, str]]
+
+    def __init_subclass__(
+        cls, *, error: type[SkyinfraError], source: str, version: int | None = None, hint: str | None = None
+    ) -> None:
+        hint = hint or f"This skyinfra reads version {version}: use the skyinfra that deployed the fleet."
+        cls._reading = error, source, version, hint
+
+    @classmethod
+    def read(cls, value: object, *, source: str | None = None) -> Self:
+        """The document from parsed JSON. Raises the error of the class with the path of the field."""
+        error, known, version, hint = cls._reading
+        source = source or known
+        if version is not None:
+            check_version(value, version, path=source, error=error, hint=hint)
+        document = read(cls, value, path=source, error=error)
+        document._check(source)
+        return document
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The document in the JSON file *path*. Raises the error of the class."""
+        return cls.read(load(path, error=cls._reading[0]), source=str(path))
+
+    def _check(self, source: str) -> None:
+        """Raises the error of the class where fields do not fit together."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `read`: plain JSON values."""
+        return write(self)
 
 
 def read(kind: type[T], value: object, *, path: str, error: type[SkyinfraError]) -> T:

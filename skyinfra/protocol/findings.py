@@ -13,7 +13,7 @@ Result = Literal["ok", "wrong", "unknown"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(_schema.Document, error=InvalidManifest, source="doctor"):
     """what was looked at; what was found and is wanted, in words; to_do: what makes it right, where that is needed."""
 
     what: str
@@ -21,12 +21,3 @@ class Finding:
     found: str
     wanted: str
     to_do: str = ""
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "doctor") -> Finding:
-        """The inverse of `to_json`. Raises `InvalidManifest`."""
-        return _schema.read(cls, value, path=source, error=InvalidManifest)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return _schema.write(self)

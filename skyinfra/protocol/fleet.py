@@ -18,7 +18,13 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class FleetLayout:
+class FleetLayout(
+    _schema.Document,
+    error=InvalidNodeConfig,
+    source="the head's layout",
+    version=VERSION,
+    hint=f"This runner reads version {VERSION}.",
+):
     """The layout of every node of a fleet.
 
     ``layouts`` holds one layout per GPU index, as ``NodeAccelerator.layouts`` does; empty means whole GPUs.
@@ -35,17 +41,6 @@ class FleetLayout:
     def digest(self) -> str:
         """Names this layout: equal for equal layouts."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "the head's layout") -> FleetLayout:
-        """A layout from parsed JSON. Raises `InvalidNodeConfig` with the path of the field."""
-        hint = f"This runner reads version {VERSION}."
-        _schema.check_version(value, VERSION, path=source, error=InvalidNodeConfig, hint=hint)
-        return _schema.read(cls, value, path=source, error=InvalidNodeConfig)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return _schema.write(self)
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
-class FleetState:
+class FleetState(_schema.Document, error=InvalidManifest, source="head", version=VERSION):
     """What the head tells clients besides the slots that are registered.
 
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.
@@ -82,14 +77,3 @@ class FleetState:
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[str, NodeFailure] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "head") -> FleetState:
-        """The inverse of `to_json`. Raises `InvalidManifest`."""
-        hint = f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet."
-        _schema.check_version(value, VERSION, path=source, error=InvalidManifest, hint=hint)
-        return _schema.read(cls, value, path=source, error=InvalidManifest)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return _schema.write(self)

@@ -23,7 +23,7 @@ STARTUP_KEY = "skyinfra"
 
 
 @dataclass(frozen=True)
-class InstanceInfo:
+class InstanceInfo(_schema.Document, error=InvalidNodeConfig, source=VARIABLE):
     """The slot a task runs on.
 
     node: name of the node. worker: index of the slot on its node, from 0. slot: ``NODE/INDEX``, unique in the fleet.
@@ -58,15 +58,6 @@ class InstanceInfo:
     def accelerators(self) -> tuple[str, ...]:
         """The accelerators this task sees: one, or none on a CPU slot."""
         return (self.accelerator,) if self.accelerator else ()
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return _schema.write(self)
-
-    @classmethod
-    def read(cls, value: object, *, source: str = VARIABLE) -> InstanceInfo:
-        """The inverse of `to_json`. Raises `InvalidNodeConfig`."""
-        return _schema.read(cls, value, path=source, error=InvalidNodeConfig)
 
 
 def instance_info() -> InstanceInfo:

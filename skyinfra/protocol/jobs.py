@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from skyinfra.errors import InvalidField, NodeError, TaskTooLarge
 from skyinfra.protocol import _schema
@@ -30,7 +30,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class JobInfo:
+class JobInfo(_schema.Document, error=NodeError, source="job"):
     """A job, as the head knows it.
 
     name: unique among the jobs that the head keeps. id: unique for ever. task: name of the function, or of the script's
@@ -63,18 +63,15 @@ class JobInfo:
         """Whether it has ended."""
         return self.state in ("done", "failed", "cancelled")
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return _schema.write(self)
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "job") -> JobInfo:
-        """The inverse of `to_json`. Raises `NodeError`."""
-        return _schema.read(cls, value, path=source, error=NodeError)
-
 
 @dataclass(frozen=True)
-class Submission:
+class Submission(
+    _schema.Document,
+    error=InvalidField,
+    source="job",
+    version=VERSION,
+    hint=f"This head reads version {VERSION}: use the skyinfra that deployed the fleet.",
+):
     """A job on its way to the head.
 
     header: that of the task, see `calls.Header`; its key is replaced for every attempt. size: bytes of the pickled
@@ -95,23 +92,10 @@ class Submission:
     retries: int = 0
     replace: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return _schema.write(self)
-
-    @classmethod
-    def read(cls, value: object) -> Submission:
-        """The inverse of `to_json`. Raises `InvalidField`."""
-        hint = f"This head reads version {VERSION}: use the skyinfra that deployed the fleet."
-        _schema.check_version(value, VERSION, path="job", error=InvalidField, hint=hint)
-        found = _schema.read(cls, value, path="job", error=InvalidField)
-        check_id(found.id)
-        check_name(found.name)
-        check_priority(found.priority)
-        found._check()
-        return found
-
-    def _check(self) -> None:
+    def _check(self, source: str) -> None:
+        check_id(self.id)
+        check_name(self.name)
+        check_priority(self.priority)
         for name, number in (("retries", self.retries), ("size", self.size)):
             if number < 0:
                 raise InvalidField("a number from 0", field=name, given=number)

@@ -6,7 +6,6 @@ The modules build it in HCL; the fields here are its contract, version 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from skyinfra.errors import InvalidManifest
@@ -67,7 +66,7 @@ class ManifestNode:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(_schema.Document, error=InvalidManifest, source="manifest", version=VERSION):
     """One fleet. ``slots`` are those of each node, in slot order; ``secret`` is the fleet secret.
 
     ``group_nodes``: how many nodes there are to be besides ``nodes``, in a group of the provider's that replaces them
@@ -98,19 +97,3 @@ class Manifest:
     def node_count(self) -> int:
         """How many nodes with slots there are to be."""
         return self.group_nodes or len(self.nodes)
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "manifest") -> Manifest:
-        """A manifest from parsed JSON. Raises `InvalidManifest` with the path of the field."""
-        hint = f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet."
-        _schema.check_version(value, VERSION, path=source, error=InvalidManifest, hint=hint)
-        return _schema.read(cls, value, path=source, error=InvalidManifest)
-
-    @classmethod
-    def load(cls, path: Path) -> Manifest:
-        """A manifest from a JSON file, for machines that have no Terraform. Raises `InvalidManifest`."""
-        return cls.read(_schema.load(path, error=InvalidManifest), source=str(path))
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values, the secret included."""
-        return _schema.write(self)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig
@@ -58,7 +57,13 @@ class NodeAccelerator:
 
 
 @dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(
+    _schema.Document,
+    error=InvalidNodeConfig,
+    source="node.json",
+    version=VERSION,
+    hint=f"This runner reads version {VERSION}.",
+):
     """What one node is to be.
 
     ``node`` is its name, unique in the fleet. ``scheduler`` is ``HOST:PORT`` of the head as this node reaches it; on
@@ -96,15 +101,6 @@ class NodeConfig:
         """``STACK/POOL``."""
         return f"{self.stack}/{self.pool}"
 
-    @classmethod
-    def read(cls, value: object, *, source: str = "node.json") -> NodeConfig:
-        """A node configuration from parsed JSON. Raises `InvalidNodeConfig` with the path of the field."""
-        hint = f"This runner reads version {VERSION}."
-        _schema.check_version(value, VERSION, path=source, error=InvalidNodeConfig, hint=hint)
-        config = _schema.read(cls, value, path=source, error=InvalidNodeConfig)
-        config._check(source)
-        return config
-
     def _check(self, source: str) -> None:
         accelerator = self.accelerator
         if accelerator is None and self.cpu_slots < 1:
@@ -134,11 +130,6 @@ class NodeConfig:
             raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)
         if not 0 <= self.drain_seconds < math.inf:
             raise InvalidNodeConfig("must be at least 0", field=f"{source}.drain_seconds", given=self.drain_seconds)
-
-    @classmethod
-    def load(cls, path: Path) -> NodeConfig:
-        """The node configuration in the file *path*. Raises `InvalidNodeConfig`."""
-        return cls.read(_schema.load(path, error=InvalidNodeConfig), source=str(path))
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""

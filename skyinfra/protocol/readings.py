@@ -10,7 +10,7 @@ from skyinfra.protocol.instance import InstanceInfo
 
 
 @dataclass(frozen=True)
-class SlotReading:
+class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
     """What *slot* uses. None stands for what its device, or the driver, does not tell.
 
     utilization: percent of the time that something ran on it; of a partition, percent of its multiprocessors that were
@@ -24,12 +24,3 @@ class SlotReading:
     memory_total: int | None = None
     temperature: int | None = None
     power: float | None = None
-
-    @classmethod
-    def read(cls, value: object, *, source: str = "metrics") -> SlotReading:
-        """The inverse of `to_json`. Raises `InvalidManifest`."""
-        return _schema.read(cls, value, path=source, error=InvalidManifest)
-
-    def to_json(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return _schema.write(self)

@@ -2,7 +2,7 @@
 
 `skyinfra.protocol.services` declares the calls. An envelope is ``{"answer": VALUE}``, or ``{"error": {"class": ...,
 "message": ..., "field": ..., "given": ..., "hint": ...}}``. Bytes may stand in requests and answers: Dask's comms carry
-them as they are. A document, which is an object with ``read`` and ``to_json``, travels as JSON.
+them as they are. A `_schema.Document` travels as JSON.
 
 Travels to nodes: standard library only.
 """
@@ -17,6 +17,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from skyinfra import errors
 from skyinfra.errors import NodeError, NotSupported, SkyinfraError
+from skyinfra.protocol._schema import Document
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Call(Generic[P, T]):
         return cast(T, answer if read is None else read(lists(answer)))
 
     def by(self, handler: Callable[P, T | Awaitable[T]]) -> tuple[str, Callable[..., Awaitable[Envelope]]]:
-        """The entry of `Handlers` that answers this call by *handler*."""
+        """An entry for `handlers`, which answers this call by *handler*."""
         work = cast(Callable[..., Any], handler)
 
         async def result(request: dict[str, Any]) -> object:
@@ -74,6 +75,11 @@ class Call(Generic[P, T]):
 def call(*, read_only: bool = False) -> Callable[[Callable[P, T]], Call[P, T]]:
     """Declares the decorated function, which has no body, as a remote call; its parameters are keywords."""
     return lambda signature: Call(signature, read_only=read_only)
+
+
+def handlers(*entries: tuple[str, Callable[..., Awaitable[Envelope]]]) -> Handlers:
+    """The handlers for a server of Dask; see `Call.by`."""
+    return dict(entries)
 
 
 async def answered(work: Awaitable[object], catch: type[Exception] = SkyinfraError) -> Envelope:
@@ -117,7 +123,7 @@ def lists(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return value.to_json() if hasattr(value, "to_json") else value
+    return value.to_json() if isinstance(value, Document) else value
 
 
 def _reader(kind: Any) -> Callable[[Any], object] | None:
@@ -125,4 +131,4 @@ def _reader(kind: Any) -> Callable[[Any], object] | None:
     if typing.get_origin(kind) is list:
         read = _reader(typing.get_args(kind)[0])
         return None if read is None else lambda values: [read(value) for value in values]
-    return getattr(kind, "read", None) if hasattr(kind, "to_json") else None
+    return kind.read if isinstance(kind, type) and issubclass(kind, Document) else None

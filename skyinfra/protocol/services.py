@@ -1,7 +1,8 @@
 # mypy: disable-error-code="empty-body"
 """Every remote call between clients, nodes and the head. The scheduler of the head answers all but `drain`.
 
-A call with *wait_s* waits for a change, and is answered after that many seconds at the latest.
+The methods that answer them are documented. A call with *wait_s* waits for a change, and is answered after that many
+seconds at the latest.
 """
 
 from __future__ import annotations
@@ -13,178 +14,87 @@ from skyinfra.protocol.gang import Candidates, GangState
 from skyinfra.protocol.jobs import JobInfo, Submission
 from skyinfra.protocol.rpc import Envelope, call
 
-# The fleet ----------------------------------------------------------------------------------------------------------
 
-
+# The fleet: `skyinfra.head.scheduler`
 @call(read_only=True)
-def layout(*, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout:
-    """The layout of the fleet, as soon as its digest is another than *seen*."""
-
-
+def layout(*, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout: ...
 @call()
-def promise(*, node: str, slots: list[str] | tuple[str, ...]) -> None:
-    """Tells the head the names of the slots that *node* is to have."""
-
-
+def promise(*, node: str, slots: list[str] | tuple[str, ...]) -> None: ...
 @call()
-def leave(*, node: str, why: str, if_others: bool = False) -> bool:
-    """Tells the head that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and
-    stays; False where there is none."""
-
-
+def leave(*, node: str, why: str, if_others: bool = False) -> bool: ...
 @call(read_only=True)
-def running() -> dict[str, list[tuple[str, str, float]]]:
-    """Key, name and seconds of the tasks that run on each slot, by its name."""
+def running() -> dict[str, list[tuple[str, str, float]]]: ...
 
 
-# Questions to nodes, by way of the head, see `skyinfra.head.relay` --------------------------------------------------
-
-
+# Questions of `skyinfra.protocol.questions` to nodes, by way of the head: `skyinfra.head.relay`
 @call()
-def ask_node(*, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
-    """The answer of *node* to a *question* of `skyinfra.protocol.questions`. Raises `NodeError` where there is none."""
-
-
+def ask_node(*, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any: ...
 @call()
-def take_questions(*, node: str, wait_s: float) -> list[tuple[int, str, dict[str, Any]]]:
-    """The questions for *node*, as soon as there are some: number, name and arguments."""
-
-
+def take_questions(*, node: str, wait_s: float) -> list[tuple[int, str, dict[str, Any]]]: ...
 @call()
-def answer_question(*, node: str, number: int, answer: Envelope) -> None:
-    """Gives the head the answer of *node* to the question *number*."""
+def answer_question(*, node: str, number: int, answer: Envelope) -> None: ...
 
 
-# Blobs, see `skyinfra.blobs.transfer` -------------------------------------------------------------------------------
-
-
+# Blobs: `skyinfra.head.blobs`
 @call()
-def blobs_missing(*, digests: list[str]) -> list[str]:
-    """Those of *digests* that the head does not have; the others count as used."""
-
-
+def blobs_missing(*, digests: list[str]) -> list[str]: ...
 @call()
-def blobs_add(*, blobs: list[tuple[str, bytes]]) -> str | None:
-    """Adds small blobs, each with its digest. The first digest that its content does not have, or None."""
-
-
+def blobs_add(*, blobs: list[tuple[str, bytes]]) -> str | None: ...
 @call()
-def blobs_write(*, upload: str, digest: str, size: int, offset: int, data: bytes | memoryview) -> None:
-    """Writes a part of a blob of *size* bytes. *upload*: unique to the sender."""
-
-
+def blobs_write(*, upload: str, digest: str, size: int, offset: int, data: bytes | memoryview) -> None: ...
 @call()
-def blobs_finish(*, upload: str) -> bool:
-    """Makes a blob of the parts of *upload*; False where they do not have the digest."""
-
-
+def blobs_finish(*, upload: str) -> bool: ...
 @call()
-def blobs_drop(*, upload: str) -> None:
-    """Forgets the parts of *upload*, those on their way too."""
-
-
+def blobs_drop(*, upload: str) -> None: ...
 @call(read_only=True)
-def blobs_read(*, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
-    """Parts of blobs, each (digest, offset, length); None for those that the head does not have."""
-
-
+def blobs_read(*, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]: ...
 @call()
-def blobs_check(*, digest: str) -> None:
-    """Removes a blob whose content does not have its digest: a loss of power may have damaged it."""
+def blobs_check(*, digest: str) -> None: ...
 
 
-# Jobs. *job*: a name, an id, or the beginning of an id. A call may be made again where its answer was lost -----------
-
-
+# Jobs: `skyinfra.head.jobs`. *job* is a name, an id, or the beginning of an id. A call may be made again where its
+# answer was lost, and does nothing more then. `job_part` takes a part of the pickled call, before `job_submit`, and
+# gives how many bytes have arrived; `job_outcome` gives a part of the pickled `calls.Outcome` and the whole size.
 @call()
-def job_part(*, job: str, offset: int, data: bytes) -> int:
-    """Writes a part of a pickled call, before its submission; how many bytes have arrived."""
-
-
+def job_part(*, job: str, offset: int, data: bytes) -> int: ...
 @call()
-def job_submit(*, submission: Submission) -> JobInfo:
-    """Submits a job."""
-
-
+def job_submit(*, submission: Submission) -> JobInfo: ...
 @call(read_only=True)
-def job_list() -> list[JobInfo]:
-    """Every job that is kept, in the order of submission."""
-
-
+def job_list() -> list[JobInfo]: ...
 @call(read_only=True)
-def job_wait(*, job: str, wait_s: float) -> JobInfo:
-    """The job, as soon as it has ended."""
-
-
+def job_wait(*, job: str, wait_s: float) -> JobInfo: ...
 @call(read_only=True)
-def job_outcome(*, job: str, offset: int, length: int) -> tuple[bytes, int]:
-    """A part of the pickled `calls.Outcome` of a job that has ended, and the size of the whole in bytes."""
-
-
+def job_outcome(*, job: str, offset: int, length: int) -> tuple[bytes, int]: ...
 @call()
-def job_cancel(*, job: str) -> bool:
-    """Cancels a job; False where it had ended."""
-
-
+def job_cancel(*, job: str) -> bool: ...
 @call()
-def job_forget(*, job: str) -> None:
-    """Forgets a job that has ended."""
+def job_forget(*, job: str) -> None: ...
 
 
-# Gangs, see `skyinfra.protocol.gang` --------------------------------------------------------------------------------
-
-
+# Gangs: `skyinfra.head.leases`
 @call()
-def gang_ask(*, gang: str, client: str, nodes: int, candidates: Candidates, wait_s: float) -> GangState:
-    """Asks for slots (see `Wish`), or goes on waiting for them."""
-
-
+def gang_ask(*, gang: str, client: str, nodes: int, candidates: Candidates, wait_s: float) -> GangState: ...
 @call()
-def gang_join(*, gang: str, rank: int, worker: str, address: str, port: int, wait_s: float) -> GangState:
-    """Tells the head that *rank* has its slot, and waits for the other ranks."""
-
-
+def gang_join(*, gang: str, rank: int, worker: str, address: str, port: int, wait_s: float) -> GangState: ...
 @call(read_only=True)
-def gang_state(*, gang: str, seen: str, wait_s: float) -> GangState:
-    """The state of the gang, as soon as its phase is another than *seen*."""
-
-
+def gang_state(*, gang: str, seen: str, wait_s: float) -> GangState: ...
 @call()
-def gang_report(*, gang: str, rank: int, age: float = 0.0, died: bool = False, ok: bool = False) -> None:
-    """Tells the head how *rank* ended: *ok*, or with a failure *age* seconds ago. *died*: its process did."""
-
-
+def gang_report(*, gang: str, rank: int, age: float = 0.0, died: bool = False, ok: bool = False) -> None: ...
 @call()
-def gang_release(*, gang: str) -> None:
-    """Gives the slots of the gang back."""
+def gang_release(*, gang: str) -> None: ...
 
 
-# The dashboard: each connection of a client's browser is one here ---------------------------------------------------
-
-
+# The dashboard: `skyinfra.head.tunnel`
 @call()
-def dashboard_open() -> int:
-    """Opens a connection; its number."""
-
-
+def dashboard_open() -> int: ...
 @call()
-def dashboard_receive(*, number: int, wait_s: float) -> bytes | None:
-    """What came on the connection: nothing after *wait_s* seconds; None where it has ended."""
-
-
+def dashboard_receive(*, number: int, wait_s: float) -> bytes | None: ...
 @call()
-def dashboard_send(*, number: int, data: bytes) -> bool:
-    """Sends *data* on the connection; False where it has ended."""
-
-
+def dashboard_send(*, number: int, data: bytes) -> bool: ...
 @call()
-def dashboard_close(*, number: int) -> None:
-    """Closes the connection."""
+def dashboard_close(*, number: int) -> None: ...
 
 
-# Workers ------------------------------------------------------------------------------------------------------------
-
-
+# Workers: `skyinfra.worker.process`
 @call()
-def drain(*, on: bool) -> dict[str, Any]:
-    """Takes a worker out of service, or into it again; see `SlotWorker.drain`."""
+def drain(*, on: bool) -> dict[str, Any]: ...

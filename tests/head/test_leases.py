@@ -114,7 +114,7 @@ async def test_a_rank_that_waits_and_loses_its_worker_comes_again(head):
     head.leases.worker_gone("old")
     assert await head.phase("a") == "granted"
     states = await head.join_all("a", 2)
-    assert (await lost)["members"] == states[0]["members"] == [["10.0.0.1", 4000], ["10.0.0.1", 4001]]
+    assert (await lost)["members"] == states[0]["members"] == [("10.0.0.1", 4000), ("10.0.0.1", 4001)]
 
 
 @scenario
