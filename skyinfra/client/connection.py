@@ -6,7 +6,6 @@ Everything here runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import json
 import os
@@ -23,6 +22,7 @@ import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.engine import dask_private
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import (
@@ -43,8 +43,6 @@ from skyinfra.worker import execute
 # One question to the head may take that long.
 _ANSWER_S = 10.0
 _PROBE_S = 3.0
-# Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
-_SEND_INTERVAL_S = 0.001
 # Larger calls go Dask's way, which copies them less.
 _LARGE_CALL = 1_000_000
 
@@ -122,10 +120,8 @@ class Connection:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._prepared = self._client.scheduler_comm
-        self._prepared.interval = _SEND_INTERVAL_S
-        # The last thousand messages of up to 1 MB, kept for debugging.
-        self._prepared.recent_message_log = collections.deque(maxlen=0)
+        dask_private.prepare_client(self._client)
+        self._prepared = dask_private.client_stream(self._client)
         self._client.subscribe_topic(self._topic, self._hear)
 
     def _hear(self, event: tuple[float, Any]) -> None:
@@ -138,10 +134,11 @@ class Connection:
     def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
         client = self._client
-        if self._takes_tasks is not None and self._takes_tasks is client.scheduler_comm and len(call) <= _LARGE_CALL:
+        takes_tasks = self._takes_tasks is not None and self._takes_tasks is dask_private.client_stream(client)
+        if takes_tasks and len(call) <= _LARGE_CALL:
             future = distributed.Future(key, client)
             message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
-            client._send_to_scheduler(message)
+            dask_private.send_to_scheduler(client, message)
             return future
         # Dask warns about calls above 10 MB, in words about its own collections.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
@@ -161,7 +158,7 @@ class Connection:
                 ) from None
             if isinstance(reason, ssl.SSLError):
                 raise await self._no_fleet(str(reason.reason)) from None
-            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.connector`
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_private`
                 raise await self._no_fleet("it speaks or hangs up before the handshake") from None
             why = await self._why_silent()
             raise FleetUnreachable(
@@ -208,7 +205,7 @@ class Connection:
 
     async def ready(self) -> None:
         """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
-        if self.alive and self._client.scheduler_comm is self._prepared:
+        if self.alive and dask_private.client_stream(self._client) is self._prepared:
             return
         async with self._reopening:
             deadline = time.monotonic() + self.patience
