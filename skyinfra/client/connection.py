@@ -35,7 +35,7 @@ from skyinfra.errors import (
 )
 from skyinfra.first_boot import report
 from skyinfra.protocol import calls
-from skyinfra.protocol.fleet import FleetState, NodeFailure
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.worker import execute
@@ -94,7 +94,9 @@ class Connection:
         async with distributed.rpc(
             str(self.manifest.head), connection_args=arguments, timeout=self._timeout
         ) as scheduler:
-            versions = await within(scheduler.versions(), self._timeout + _ANSWER_S)
+            patience = self._timeout + _ANSWER_S
+            versions = await within(scheduler.versions(), patience)
+            identity = await within(scheduler.identity(), patience)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -106,6 +108,14 @@ class Connection:
                     f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
                     hint=f"Use {what} {version} here, or declare {ours[what]} in the pool's image.",
                 )
+        spoken = (identity.get(STARTUP_KEY) or {}).get("version")
+        if spoken != STATE_VERSION:
+            raise VersionMismatch(
+                f"another version of skyinfra deployed {self.manifest.fleet}: its head speaks version {spoken} of the "
+                f"protocol, this client version {STATE_VERSION}",
+                hint="Use the skyinfra that deployed it, or destroy the fleet with `skyinfra destroy` and deploy it "
+                "again: its jobs and their results go with it.",
+            )
 
     async def _connect(self, timeout: float) -> None:
         # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.

@@ -122,7 +122,9 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """What Dask says about itself and its workers, with the `FleetState`."""
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
+        state = FleetState(
+            fleet.STATE_VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving
+        )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
