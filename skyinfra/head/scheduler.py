@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import time
 from collections.abc import Collection
 from typing import Any
 
-from dask._task_spec import Task
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm import Comm
 from distributed.core import Status
-from distributed.metrics import time as clock
-from distributed.spans import SpansSchedulerExtension
 
+from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
@@ -30,10 +26,6 @@ from skyinfra.worker import execute
 _LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
-# Dask gathers messages to a worker for 5 ms and to a client for 2 ms, which is a part of a short task's round trip.
-_SEND_INTERVAL_S = 0.001
-# Tasks that come within that long have the same priority, as those of Dask's own client.
-_FIFO_S = 0.1
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -52,7 +44,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
-        self.extensions["spans"] = _NoSpans(self)
+        dask_private.keep_no_spans(self)
         self._offered = layout
         self._changed = asyncio.Event()
         self._promised: dict[str, tuple[str, ...]] = {}
@@ -112,50 +104,48 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Dask's description of itself and its workers, with the `FleetState`."""
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
+        state = FleetState(
+            fleet.STATE_VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving
+        )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Serves a worker for as long as it is connected."""
-        self.stream_comms[worker].interval = _SEND_INTERVAL_S
+        dask_private.send_soon(self.stream_comms[worker])
         await super().handle_worker(comm, worker)
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""
         client = (extra or {}).get("client")
         if client in self.client_comms:
-            self.client_comms[client].interval = _SEND_INTERVAL_S
+            dask_private.send_soon(self.client_comms[client])
         await super().handle_stream(comm, extra)
 
     def subscribe_topic(self, topic: str, client: str) -> None:
         """Sends a client the events of *topic*; to our clients, first that `take_task` is there."""
         super().subscribe_topic(topic, client)
-        if topic.startswith(calls.TOPIC) and _takes_tasks():
+        if topic.startswith(calls.TOPIC) and dask_private.creates_tasks():
             self.log_event(topic, [calls.TAKES_TASKS, "", None])
 
     def take_task(
         self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
     ) -> None:
         """Takes a task for a slot with *resources*: what Dask's `update_graph` does, without graph and thread."""
-        now = clock()
-        task = Task(key, execute.run, header, call)
-        self._create_taskstate_from_graph(**_graph(now, client, task, {"resources": resources}))
+        dask_private.create_task(self, client, key, (execute.run, header, call), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
-        if not (isinstance(topic, str) and topic.startswith(calls.TOPIC) and not self._listeners(topic)):
+        ours = isinstance(topic, str) and topic.startswith(calls.TOPIC)
+        if not ours or dask_private.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events that were for it alone."""
         super().remove_client(client, stimulus_id)
-        for name in [name for name in self._broker._topics if name.startswith(calls.TOPIC)]:
+        for name in [name for name in dask_private.topics(self) if name.startswith(calls.TOPIC)]:
             self.unsubscribe_topic(name, client)
-            if not self._listeners(name):
-                del self._broker._topics[name]
-
-    def _listeners(self, topic: str) -> bool:
-        return topic in self._broker._topics and bool(self._broker._topics[topic].subscribers)
+            if not dask_private.has_listeners(self, name):
+                dask_private.drop_topic(self, name)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""
@@ -185,45 +175,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _graph(now: float, client: str, task: Task, annotations: dict[str, object]) -> dict[str, object]:
-    """The arguments from which Dask makes the state of a task, as in `update_graph`."""
-    return {
-        "start": now,
-        "dsk": {task.key: task},
-        "keys": {task.key},
-        "ordered": {task.key: 0},
-        "client": client,
-        "annotations_by_type": {},
-        "global_annotations": annotations,
-        "stimulus_id": f"skyinfra-task-{now}",
-        "submitting_task": None,
-        "span_metadata": {"collections": []},
-        "fifo_timeout": _FIFO_S,
-    }
-
-
-@functools.cache
-def _takes_tasks() -> bool:
-    """Whether this version of Dask has the private method that `take_task` uses."""
-    try:
-        create = inspect.signature(Scheduler._create_taskstate_from_graph)
-        create.bind(None, **_graph(0.0, "", Task("", int), {}))
-    except (AttributeError, TypeError):
-        return False
-    return True
-
-
-class _NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
-    """Replaces Dask's record of tasks that ran together: it never forgets a task, and nobody reads it."""
-
-    def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
-        """Records nothing."""
-        return {}
-
-    def heartbeat(self, *_: object) -> None:
-        """Records nothing."""
 
 
 class _Departures(SchedulerPlugin):  # type: ignore[misc]

@@ -15,6 +15,8 @@ from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import PlacedPartition
 
 VERSION = 1
+# Of what a head and its clients say to one another, names of modules in pickles included. Raise it with either.
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
-class FleetState(_schema.Document, error=InvalidManifest, source="head", version=VERSION):
+class FleetState(_schema.Document, error=InvalidManifest, source="head", version=STATE_VERSION):
     """What the head tells clients besides the slots that are registered.
 
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.

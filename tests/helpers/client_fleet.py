@@ -35,6 +35,11 @@ class OtherScheduler(FleetScheduler):
         else:
             super().subscribe_topic(topic, client)
 
+    def identity(self, n_workers=-1):
+        found = super().identity(n_workers)
+        found["skyinfra"]["version"] = self.claims.get("skyinfra", found["skyinfra"]["version"])
+        return found
+
     def versions(self):
         found = super().versions()
         found["host"]["python"] = self.claims.get("python", found["host"]["python"])
