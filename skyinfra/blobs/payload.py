@@ -29,7 +29,7 @@ _OUT_OF_BAND = 256 * 2**10
 
 
 class _Pieces:
-    """A file to pickle into, which keeps what is written as it comes: large byte strings are not copied."""
+    """A file to pickle into, which keeps the pieces as they are written: large byte strings are not copied."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes | bytearray | memoryview] = []
@@ -63,12 +63,12 @@ class Payload:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What it is put together from elsewhere."""
+        """The parts from which a node unpickles the value."""
         sizes = [sum(map(len, self.pieces)), *(buffer.nbytes for buffer in self.buffers)]
         return tuple(Part(_sha256(pieces), size) for pieces, size in zip(self._all(), sizes, strict=True))
 
     def blobs(self) -> list[Blob]:
-        """Its parts, to be sent."""
+        """The content of its parts, to send."""
         return [
             Blob(part.digest, part.size, partial(chunked, pieces))
             for part, pieces in zip(self.parts, self._all(), strict=True)

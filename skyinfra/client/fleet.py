@@ -76,20 +76,12 @@ class Fleet:
 
     def running(self) -> dict[str, list[RunningTask]]:
         """Returns the tasks that run on each slot, by its name. Raises `FleetUnreachable`."""
-        self.check_open()
-        try:
-            found = self.loop.run(self.dispatcher.connection.running())
-        except OSError as error:
-            raise self._silent(error) from None
+        found = self._from_head(lambda connection: connection.running())
         return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
-        self.check_open()
-        try:
-            return self.loop.run(self.dispatcher.connection.look())
-        except OSError as error:
-            raise self._silent(error) from None
+        return self._from_head(Connection.look)
 
     def dashboard(self, port: int = 0) -> str:
         """Opens the dashboard at *port* of this machine; returns its address. See `Pool.dashboard`."""
@@ -106,11 +98,7 @@ class Fleet:
 
         Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
         """
-        self.check_open()
-        try:
-            return self.loop.run(self.dispatcher.connection.ask(node, question, arguments, wait_s))
-        except OSError as error:
-            raise self._silent(error) from None
+        return self._from_head(lambda connection: connection.ask(node, question, arguments, wait_s))
 
     def with_head(self, work: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
         """The result of *work*, which calls the scheduler of the head. Raises `FleetUnreachable`."""
@@ -121,6 +109,19 @@ class Fleet:
             if error.errno is not None:  # of a file here; what Dask says of a connection has no number
                 raise
             raise self._silent(error) from None
+
+    def _from_head(self, ask: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+        self.check_open()
+        try:
+            return self.loop.run(ask(self.connection))
+        except OSError as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: OSError) -> FleetUnreachable:
+        return FleetUnreachable(
+            f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
+            f"{error or type(error).__name__}"
+        )
 
     @property
     def connection(self) -> Connection:
@@ -141,12 +142,6 @@ class Fleet:
             coroutine.close()
         self.check_open()
         return self.loop.start(coroutine)
-
-    def _silent(self, error: OSError) -> FleetUnreachable:
-        return FleetUnreachable(
-            f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
-            f"{error or type(error).__name__}"
-        )
 
     def check_open(self) -> None:
         if self._ended.is_set():

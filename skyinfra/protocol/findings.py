@@ -1,4 +1,4 @@
-"""What `doctor` finds on a node: one `Finding` for each thing that it looked at."""
+"""Findings of `doctor` on a node: one `Finding` for each thing that it examined."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal, TypedDict
 
 from skyinfra.errors import InvalidNodeConfig, NotInTask
@@ -103,13 +103,13 @@ class Wish:
 
     @property
     def size(self) -> int:
-        """How many slots that are, on the nodes that are preferred."""
+        """The number of slots on the nodes that are preferred."""
         return sum(count for _, _, count in self.candidates[: self.nodes])
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What the node's part of a rank is told by the client.
+    """One rank, as the client describes it to the node.
 
     gang: the one that was granted its slots. holds: it runs nothing, and keeps its slot for another rank. framework:
     None for a plain task that takes several slots. visible: the variables that confine it to its devices. run_id:
@@ -138,7 +138,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank runs: a pickled *call*, or the program *source* with *args*. name: for messages, and of its file."""
+    """The work of a rank: a pickled *call*, or the program *source* with *args*. name: for messages and of its file."""
 
     name: str
     call: bytes | None = None
@@ -150,7 +150,7 @@ class Work:
 class RankEnd:
     """How a rank ended: with a pickled ``Outcome``, with an exit code (negative for a signal), or both.
 
-    Neither: it was ended because the gang was over. ok: it did what it was to do.
+    Neither: it was ended because the gang was over. ok: it has done its work.
     """
 
     outcome: bytes | None = None
@@ -162,36 +162,17 @@ def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
     """The variables of *rank*, whose rank 0 may listen at *address* and *port*; empty for a plain task."""
     if rank.framework is None:
         return {}
-    place = Gang(
-        rank.rank,
-        rank.world_size,
-        rank.local_rank,
-        rank.local_world_size,
-        rank.node_rank,
-        rank.nodes,
-        rank.slots,
-        address,
-        port,
-        rank.restart,
-    )
-    ours = {
-        VARIABLE: json.dumps(_schema.write(place)),
-        "SKYINFRA_RANK": str(rank.rank),
-        "SKYINFRA_WORLD_SIZE": str(rank.world_size),
-        "SKYINFRA_LOCAL_RANK": str(rank.local_rank),
-        "SKYINFRA_LOCAL_WORLD_SIZE": str(rank.local_world_size),
-        "SKYINFRA_NODE_RANK": str(rank.node_rank),
-        "SKYINFRA_RESTART": str(rank.restart),
-        "SKYINFRA_MASTER_ADDRESS": address,
-        "SKYINFRA_MASTER_PORT": str(port),
-    }
+    known = {**asdict(rank), "master_address": address, "master_port": port}
+    place = {each.name: known[each.name] for each in fields(Gang)}
+    plain = {f"SKYINFRA_{name.upper()}": str(value) for name, value in place.items() if name not in ("nodes", "slots")}
+    ours = {VARIABLE: json.dumps(place), **plain}
     if rank.framework == "torch":
         return {**ours, **_torch(rank, address, port)}
     return {**ours, **_jax(rank, address, port)} if rank.framework == "jax" else ours
 
 
 def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """What torchrun sets (torch/distributed/run.py), without TORCHELASTIC_USE_AGENT_STORE: rank 0 keeps the store."""
+    """As torchrun sets them (torch/distributed/run.py), without TORCHELASTIC_USE_AGENT_STORE: rank 0 keeps the store."""
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),

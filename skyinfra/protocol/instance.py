@@ -1,4 +1,4 @@
-"""The instance: what a task can ask about the slot it runs on.
+"""The instance: the slot that a task runs on, as the task can ask for it.
 
 The runner describes each slot in the environment variable ``SKYINFRA_SLOT`` of its worker process; ``instance_info``
 reads it inside a task. The same description reaches the scheduler with the worker's registration, so that client

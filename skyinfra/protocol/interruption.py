@@ -1,4 +1,4 @@
-"""What the tasks of a node are told when it is taken out of service: a file in the node's folder.
+"""The notice to the tasks of a node that is taken out of service: a file in the node's folder.
 
 Travels to nodes: standard library only.
 """

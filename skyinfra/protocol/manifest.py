@@ -1,4 +1,4 @@
-"""The manifest: what a pool became. A Terraform output, one per fleet, that the client reads.
+"""The manifest: the fleet that a pool became. A Terraform output, one per fleet, that the client reads.
 
 The modules build it in HCL; the fields here are its contract, version 1.
 """
@@ -19,8 +19,8 @@ MIN_SECRET_LENGTH = 32
 
 SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
 
-# What a whole accelerator of a vendor is as a slot; of any other vendor it is a chip. One chip of AWS is a group of
-# NeuronCores.
+# The kind of slot that a whole accelerator of a vendor makes; of any other vendor it is a chip. One chip of AWS is a
+# group of NeuronCores.
 _KINDS: dict[str, SlotKind] = {"nvidia": "gpu", "amd": "gpu", "aws": "cores"}
 
 

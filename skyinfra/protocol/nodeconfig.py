@@ -1,4 +1,4 @@
-"""The node configuration: one JSON file that tells the runner what this node is to be.
+"""The node configuration: one JSON file with the desired state of the node, for the runner.
 
 The compiler writes it, Terraform fills the placeholders, cloud-init (or the local module) puts it on the node.
 It never holds the fleet secret: ``secret_file`` names the file that does.
@@ -64,7 +64,7 @@ class NodeConfig(
     version=VERSION,
     hint=f"This runner reads version {VERSION}.",
 ):
-    """What one node is to be.
+    """The desired state of one node.
 
     ``node`` is its name, unique in the fleet. ``scheduler`` is ``HOST:PORT`` of the head as this node reaches it; on
     the head it is where the scheduler listens, port 0 meaning any free one, kept once chosen. ``cpu_slots`` is the

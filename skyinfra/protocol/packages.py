@@ -11,7 +11,7 @@ _NO_PROXY = "localhost,127.0.0.1,::1,169.254.169.254"
 
 @dataclass(frozen=True)
 class PackageSource:
-    """What pip and uv ask for packages, and how they get there.
+    """The places from which pip and uv get packages.
 
     index: URL of the package index; None is the default one. extra_indexes: asked besides. wheelhouse: a page or folder
     of wheels; where no index is declared with it, nothing else is asked. proxy: for HTTP and HTTPS. ca_certificate: in

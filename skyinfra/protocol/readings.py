@@ -1,4 +1,4 @@
-"""What a slot uses at one moment, as `skyinfra top` and Prometheus show it."""
+"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyinfra.protocol.instance import InstanceInfo
 
 @dataclass(frozen=True)
 class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
-    """What *slot* uses. None stands for what its device, or the driver, does not tell.
+    """Utilization of *slot*. None stands for a value that its device, or the driver, does not tell.
 
     utilization: percent of the time that something ran on it; of a partition, percent of its multiprocessors that were
     busy, by NVIDIA's GPM, which Hopper and later have. memory_used, memory_total: bytes of its device.

@@ -131,6 +131,7 @@ def test_calls_that_change_nothing() -> None:
 def test_every_call_of_the_head_has_a_name_of_its_own_and_keywords() -> None:
     assert len({call.name for call in CALLS.values()}) == len(CALLS)
     for name, call in CALLS.items():
+        assert isinstance(call._readers, dict), name  # its types are known
         parameters = inspect.signature(call._signature).parameters.values()
         assert call.name == f"skyinfra_{name}"
         assert all(each.kind is each.KEYWORD_ONLY for each in parameters), name
