@@ -172,7 +172,7 @@ def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
 
 
 def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """As torchrun sets them (torch/distributed/run.py), without TORCHELASTIC_USE_AGENT_STORE: rank 0 keeps the store."""
+    """As torchrun sets them (torch/distributed/run.py). Not TORCHELASTIC_USE_AGENT_STORE: rank 0 keeps the store."""
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
