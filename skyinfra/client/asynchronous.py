@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import types
 from collections.abc import (
     AsyncIterator,
@@ -16,9 +17,8 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
-from skyinfra.client.fleet import RunningTask
 from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
@@ -29,14 +29,27 @@ from skyinfra.client.watching import OnOutput
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.jobs import JobInfo, State
+from skyinfra.protocol.jobs import State
 from skyinfra.protocol.manifest import Manifest, ManifestNode
-from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Task
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 # Of a task that is on its way to the head, as a job.
 Detaching: TypeAlias = "Coroutine[Any, Any, AsyncJob[T]]"
+
+
+def _in_thread(
+    method: Callable[Concatenate[Any, P], R], blocking: str
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns *method* of the object that is the attribute *blocking*, for coroutines: it runs in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, getattr(self, blocking), *args, **kwargs)
+
+    return call
 
 
 def connect_async(
@@ -138,13 +151,8 @@ class AsyncPool:
         """``await (task @ pool)``."""
         return self.broadcast(task) if isinstance(task, Task) else NotImplemented
 
-    async def slots(self) -> list[InstanceInfo]:
-        """See `Pool.slots`."""
-        return await asyncio.to_thread(self.pool.slots)
-
-    async def running(self) -> dict[str, list[RunningTask]]:
-        """See `Pool.running`."""
-        return await asyncio.to_thread(self.pool.running)
+    slots = _in_thread(Pool.slots, "pool")
+    running = _in_thread(Pool.running, "pool")
 
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
@@ -180,9 +188,7 @@ class AsyncPool:
         job = await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace)
         return AsyncJob(job)
 
-    async def jobs(self) -> list[JobInfo]:
-        """See `Pool.jobs`."""
-        return await asyncio.to_thread(self.pool.jobs)
+    jobs = _in_thread(Pool.jobs, "pool")
 
     async def job(self, name: str) -> AsyncJob[Any]:
         """See `Pool.job`."""
@@ -271,21 +277,10 @@ class AsyncPool:
                 else:
                     flow.take(await ended.get())
 
-    async def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
-        """See `Pool.sync`."""
-        return await asyncio.to_thread(self.pool.sync, *paths, excludes=excludes)
-
-    async def put(self, path: str | Path, remote: str | Path | None = None) -> str:
-        """See `Pool.put`."""
-        return await asyncio.to_thread(self.pool.put, path, remote)
-
-    async def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
-        """See `Pool.get`."""
-        return await asyncio.to_thread(self.pool.get, remote, path, node)
-
-    async def close(self) -> None:
-        """See `Pool.close`."""
-        await asyncio.to_thread(self.pool.close)
+    sync = _in_thread(Pool.sync, "pool")
+    put = _in_thread(Pool.put, "pool")
+    get = _in_thread(Pool.get, "pool")
+    close = _in_thread(Pool.close, "pool")
 
     async def __aenter__(self) -> Self:
         return self
@@ -326,9 +321,7 @@ class AsyncJob(Generic[T]):
         """Unique for ever."""
         return self._job.id
 
-    async def info(self) -> JobInfo:
-        """See `Job.info`."""
-        return await asyncio.to_thread(self._job.info)
+    info = _in_thread(Job.info, "_job")
 
     async def state(self) -> State:
         """See `Job.state`."""
@@ -350,17 +343,9 @@ class AsyncJob(Generic[T]):
         """See `Job.outcome`."""
         return await asyncio.wrap_future(self._job.waiting(timeout))
 
-    async def cancel(self) -> bool:
-        """See `Job.cancel`."""
-        return await asyncio.to_thread(self._job.cancel)
-
-    async def logs(self, lines: int = 1000) -> str:
-        """See `Job.logs`."""
-        return await asyncio.to_thread(self._job.logs, lines)
-
-    async def forget(self) -> None:
-        """See `Job.forget`."""
-        await asyncio.to_thread(self._job.forget)
+    cancel = _in_thread(Job.cancel, "_job")
+    logs = _in_thread(Job.logs, "_job")
+    forget = _in_thread(Job.forget, "_job")
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result().__await__()

@@ -70,7 +70,6 @@ class Connection:
         self._on_event = on_event
         self._client: Any = None
         self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
-        self._takes_tasks: Any = None  # the stream to a head that takes tasks without a graph around them
         self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
@@ -132,20 +131,12 @@ class Connection:
     def _prepare(self) -> None:
         dask_private.prepare_client(self._client)
         self._prepared = dask_private.client_stream(self._client)
-        self._client.subscribe_topic(self._topic, self._hear)
-
-    def _hear(self, event: tuple[float, Any]) -> None:
-        message = event[1]
-        if message[0] == calls.TAKES_TASKS:
-            self._takes_tasks = self._prepared
-        else:
-            self._on_event(message)
+        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
     def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
         client = self._client
-        takes_tasks = self._takes_tasks is not None and self._takes_tasks is dask_private.client_stream(client)
-        if takes_tasks and len(call) <= _LARGE_CALL:
+        if len(call) <= _LARGE_CALL:
             future = distributed.Future(key, client)
             message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
             dask_private.send_to_scheduler(client, message)

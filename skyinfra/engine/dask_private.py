@@ -7,8 +7,6 @@ admits. Modules that only some processes need are imported where they are used: 
 from __future__ import annotations
 
 import collections
-import functools
-import inspect
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -88,20 +86,6 @@ def create_task(
     from distributed.metrics import time as clock
 
     scheduler._create_taskstate_from_graph(**_graph(clock(), client, Task(key, *call), {"resources": resources}))
-
-
-@functools.cache
-def creates_tasks() -> bool:
-    """Whether this Dask has what `create_task` uses; without it, tasks travel as graphs."""
-    from dask._task_spec import Task
-    from distributed import Scheduler
-
-    try:
-        create = inspect.signature(Scheduler._create_taskstate_from_graph)
-        create.bind(None, **_graph(0.0, "", Task("", int), {}))
-    except (AttributeError, TypeError):
-        return False
-    return True
 
 
 def _graph(now: float, client: str, task: Any, annotations: dict[str, object]) -> dict[str, object]:

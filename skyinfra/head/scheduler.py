@@ -121,12 +121,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             dask_private.send_soon(self.client_comms[client])
         await super().handle_stream(comm, extra)
 
-    def subscribe_topic(self, topic: str, client: str) -> None:
-        """Sends a client the events of *topic*; to our clients, first that `take_task` is there."""
-        super().subscribe_topic(topic, client)
-        if topic.startswith(calls.TOPIC) and dask_private.creates_tasks():
-            self.log_event(topic, [calls.TAKES_TASKS, "", None])
-
     def take_task(
         self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
     ) -> None:

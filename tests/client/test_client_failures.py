@@ -290,16 +290,6 @@ def spin_once(path: str) -> int:
     return starts
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_an_older_head_gets_tasks_as_dask_sends_them(fleets, older):
-    fleet = fleets(nodes=("n0",), older=older)
-    with open_pool(fleet.manifest) as pool:
-        assert sorted(pool.map(identity, range(20), ordered=False)) == list(range(20))
-        assert Task(sum, ([1, 2],)).options(profile="3g.40gb") >> pool == 3
-        takes = pool._fleet.connection._takes_tasks
-        assert (takes is None) is older
-
-
 # Connecting ---------------------------------------------------------------------------------------------------------
 
 
