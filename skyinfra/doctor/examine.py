@@ -78,7 +78,7 @@ def _runner(directory: NodeDirectory | None) -> Iterator[Finding]:
         return
     if holder is None:
         status = replace(status, state="stopped" if status.state != "failed" else "failed")
-    reason = ": ".join(status.error) if status.error else status.leaving or ""
+    reason = ": ".join(status.error) if status.error else status.drain_reason or ""
     found = f"{status.state}{f': {reason}' if reason else ''}"
     fine = status.state in ("ready", "drained")
     yield Finding("runner", "ok" if fine else "wrong", found, wanted, "" if fine else _about_runner(directory))

@@ -69,13 +69,13 @@ class Status:
 
     state: ``starting`` (installing), ``partitioning``, ``draining`` (tasks end on slots that go), ``serving`` (slots
     are on their way), ``ready`` (every slot is registered with the scheduler), ``drained`` (out of service, see
-    ``leaving``), ``failed`` (see ``error``), ``stopped``.
+    ``drain_reason``), ``failed`` (see ``error``), ``stopped``.
     config_sha256: of the bytes of the node configuration that the state is about.
     generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
     error: class name and message of what stands in the way, also while the runner still tries.
     layouts: the layout that each GPU is to have, such as ``3g.40gb+1g.10gb*2``; none where GPUs are not partitioned.
     layout_from: the file that says so. waits_for: what a node that is draining waits for, a sentence for each slot.
-    leaving: why the node is taken out of service, or None.
+    drain_reason: why the node is drained, or None.
     """
 
     fleet: str
@@ -91,7 +91,7 @@ class Status:
     layouts: tuple[str, ...] = ()
     layout_from: str = "node.json"
     waits_for: tuple[str, ...] = ()
-    leaving: str | None = None
+    drain_reason: str | None = None
 
     def dumps(self) -> str:
         """The text of ``status.json``."""
@@ -109,7 +109,7 @@ class Status:
             "error": error,
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
-            "leaving": self.leaving,
+            "leaving": self.drain_reason,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -133,7 +133,7 @@ class Status:
             layouts=tuple(document["layout"]["gpus"]),
             layout_from=document["layout"]["from"],
             waits_for=tuple(document["waits_for"]),
-            leaving=document.get("leaving"),
+            drain_reason=document.get("leaving"),
         )
 
 
@@ -269,6 +269,15 @@ def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> 
             raise
         if durable:
             sync_folder(file.parent)
+
+
+def stamp(file: Path) -> tuple[int, int, int] | None:
+    """Returns what changes whenever *file* does; None without the file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def appending(file: Path) -> TextIO:

@@ -161,13 +161,7 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
 def _watch(options: argparse.Namespace) -> int:
     from skyinfra.runner.watch import Watch
 
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    watch = Watch(options.config)
-    if options.once:
-        watch.look()
-    else:
-        watch.run()
-    return 0
+    return drain_cli.watch(Watch(options.config), once=options.once)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -196,8 +190,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
-    if status.leaving:
-        lines.append(f"out of service: {status.leaving}")
+    if status.drain_reason:
+        lines.append(f"out of service: {status.drain_reason}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

@@ -100,16 +100,16 @@ class Membership:
         if self._scheduler is not None:
             self._scheduler.offer(layout)
 
-    def promise(self, node: Node, slots: Sequence[str], *, leaving: str | None = None) -> None:
-        """Lets the head know the names of the slots that *node* is to have, and why it leaves if it does."""
+    def promise(self, node: Node, slots: Sequence[str], *, drain: str | None = None) -> None:
+        """Lets the head know the names of the slots that *node* is to have, and why it is drained if it is."""
         if self._scheduler is not None:
             self._scheduler.promise(node.name, tuple(slots))
-            if leaving is not None:
-                self._scheduler.leave(node.name, leaving)
+            if drain is not None:
+                self._scheduler.leave(node.name, drain)
         elif self._follower is not None:
-            self._follower.promise(slots, leaving=leaving)
+            self._follower.promise(slots, leaving=drain)
 
-    async def may_leave(self, node: Node, why: str) -> bool:
+    async def may_drain(self, node: Node, why: str) -> bool:
         """Whether another node of the fleet has slots in service; not so where the head does not say."""
         if node.config.head:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
@@ -131,7 +131,7 @@ class Membership:
         """Whether the head's scheduler was shut down, by a client for instance."""
         return self._scheduler is not None and self._scheduler.status in (DaskStatus.closed, DaskStatus.failed)
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         """Ends the scheduler, with the workers, or stops following it."""
         await self._unfollow()
         await self._stop_scheduler()

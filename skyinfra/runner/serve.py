@@ -22,7 +22,7 @@ from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, Sky
 from skyinfra.gpu import desired
 from skyinfra.gpu.desired import Desired
 from skyinfra.head import start
-from skyinfra.node.folder import NodeDirectory, State, Status
+from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
 from skyinfra.runner.answers import Answers
 from skyinfra.runner.membership import Membership
@@ -62,7 +62,7 @@ class Service:
             superseded=self._reload,
             enter=self._enter,
         )
-        self._leaving = DrainWatch(directory, self._membership.may_leave, changed=self._reload)
+        self._drain = DrainWatch(directory, self._membership.may_drain, changed=self._reload)
         self._phase: State = "starting"
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -86,7 +86,7 @@ class Service:
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
                 self._watch_desired()
-                self._leaving.watch()
+                self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
                     anew = self._reload.is_set() or self._scheduler_ended()
@@ -112,9 +112,9 @@ class Service:
 
     def _watch_desired(self) -> None:
         """Notices that the head's desired layout was written anew."""
-        stamp = desired.stamp(self._directory)
-        if self._node is not None and self._node.config.head and stamp != self._stamp:
-            self._stamp = stamp
+        seen = stamp(self._directory.desired_file)
+        if self._node is not None and self._node.config.head and seen != self._stamp:
+            self._stamp = seen
             self._reload.set()
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
@@ -159,9 +159,9 @@ class Service:
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
         self._membership.offer(found.layout)
-        drain = await self._leaving.wanted(node)
+        drain = await self._drain.wanted(node)
         if drain is not None:
-            if await self._reconciler.leave(node, found.layout, drain):
+            if await self._reconciler.drain(node, found.layout, drain):
                 self._done("drained")
             return
         self._phase = "starting"
@@ -178,7 +178,7 @@ class Service:
 
     async def _find_desired(self, node: Node) -> Desired:
         told = self._membership.told(node)
-        self._stamp = desired.stamp(self._directory)
+        self._stamp = stamp(self._directory.desired_file)
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, told)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)
@@ -191,14 +191,14 @@ class Service:
         return found
 
     async def _end(self, applying: asyncio.Task[None]) -> None:
-        self._leaving.close()
+        self._drain.close()
         applying.cancel()
         await asyncio.wait({applying})
         if not applying.cancelled() and (error := applying.exception()) is not None:
             unknown = NodeFailed(f"{type(error).__name__}: {error}")
             self._error = error if isinstance(error, SkyinfraError) else unknown
         await self._workers.stop(self._workers)
-        await self._membership.leave()
+        await self._membership.close()
         self._phase = "failed" if self._error else "stopped"
         self._publish()
 
@@ -242,7 +242,7 @@ class Service:
             layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
-            leaving=self._leaving.drain.why if self._leaving.drain is not None else None,
+            drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
         )
 
     def _problem(self, state: State) -> tuple[str, str] | None:
