@@ -1,4 +1,4 @@
-"""What the provider tells a head while it runs: the wanted layout, which AWS keeps in a tag of the instance.
+"""Watches the desired layout of a head on AWS, which is a tag of the instance.
 
 The tag ``skyinfra:layout`` is written by Terraform and read through the instance's metadata service (version 2, with
 tags allowed). Tags take letters, digits, spaces and ``+ - = . _ : / @``: ``:`` stands for ``*`` and ``/`` for ``|``, so
@@ -27,7 +27,7 @@ Layouts = tuple[tuple[PlacedPartition, ...], ...]
 
 
 class Watch:
-    """Watches for the node whose configuration is the file *path*. Raises `InvalidNodeConfig`, `InvalidField`."""
+    """Watches for the node with the configuration file *path*. Raises `InvalidNodeConfig`, `InvalidField`."""
 
     pause_s = 10.0
 
@@ -40,9 +40,9 @@ class Watch:
             raise InvalidField("only the head of a fleet on AWS has something to watch", field=str(path))
 
     def look(self) -> bool:
-        """Takes over the layout of the tag where it is another one than is desired; whether it was.
+        """Makes the layout of the tag the desired one; returns whether it changed.
 
-        Raises `NodeFailed` where the metadata service does not answer, `InvalidLayout` and its like for the tag.
+        Raises `NodeFailed` where the metadata service does not answer, `LayoutError` for the tag.
         """
         text = self._tag()
         config = NodeConfig.load(self._path)
@@ -57,7 +57,7 @@ class Watch:
         return True
 
     def _tag(self) -> str | None:
-        """The value of the tag; None where the instance has none."""
+        """Returns the value of the tag; None where the instance has none."""
         hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
         path, base = f"tags/instance/{_TAG}", self._endpoint
         text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
