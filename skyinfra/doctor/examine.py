@@ -34,7 +34,12 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     ]
     findings = [finding for look in looks for finding in _guarded(look)]
     if node is None and not any(finding.what.startswith("accelerators") for finding in findings):
-        findings.insert(0, _none_found())
+        found = "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen"
+        todo = (
+            "Install the accelerator's driver, or choose a machine type that has one; a node of CPU slots has a "
+            "configuration, which `--config` names."
+        )
+        findings.insert(0, Finding("accelerators", "wrong", found, "at least one", todo))
     return findings
 
 
@@ -74,14 +79,3 @@ def _runner(directory: NodeDirectory | None) -> Iterator[Finding]:
     fine = status.state in ("ready", "drained")
     log = directory.log_file if directory.log_file.exists() else "`journalctl -u skyinfra-runner`"
     yield system.judged("runner", fine, found, wanted, f"{log} says more.")
-
-
-def _none_found() -> Finding:
-    return Finding(
-        "accelerators",
-        "wrong",
-        "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen",
-        "at least one",
-        "Install the accelerator's driver, or choose a machine type that has one; a node of CPU slots has a "
-        "configuration, which `--config` names.",
-    )

@@ -77,12 +77,7 @@ def _update(node: Node, directory: NodeDirectory, pid: int, wait_s: float) -> St
 
 
 def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
-    with writing(directory.log_file):
-        log = directory.log_file.open("ab")
-    with log:
-        process = subprocess.Popen(
-            command("boot", node.path), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    process = spawn(directory, "boot", node.path)
     try:
         return _wait(node, directory, wait_s, lambda status: status.pid == process.pid, lambda: process.poll() is None)
     except BaseException:
@@ -93,11 +88,18 @@ def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
         raise
 
 
-def command(name: str, path: Path, *options: str) -> list[str]:
-    """Returns the command line for the command *name* of skyinfra-runner for the node *path*."""
+def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Starts the command *name* of skyinfra-runner for the node *path* in a session of its own, with the node's log.
+
+    Raises `StateDirectoryError`.
+    """
     # Running `-m` puts the current folder on the import path, where any file could shadow a module.
     safe = [] if Path(skyinfra.__file__).parents[1] == Path.cwd() else ["-P"]
-    return [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
+    command = [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
+    with writing(directory.log_file):
+        log = directory.log_file.open("ab")
+    with log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait(

@@ -50,6 +50,8 @@ VERSION = 1
 
 State = Literal["starting", "partitioning", "draining", "drained", "serving", "ready", "failed", "stopped"]
 
+# Fields of `Status` that stand in status.json as they are.
+_PLAIN = ("fleet", "node", "state", "pid", "scheduler", "config_sha256", "generation", "simulated")
 _HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
     errno.EDQUOT: "The quota is used up: free some space, or raise the quota.",
@@ -97,14 +99,7 @@ class Status:
         error = {"class": self.error[0], "message": self.error[1]} if self.error else None
         document = {
             "version": VERSION,
-            "fleet": self.fleet,
-            "node": self.node,
-            "state": self.state,
-            "pid": self.pid,
-            "scheduler": self.scheduler,
-            "config_sha256": self.config_sha256,
-            "generation": self.generation,
-            "simulated": self.simulated,
+            **{name: getattr(self, name) for name in _PLAIN},
             "error": error,
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
@@ -117,9 +112,9 @@ class Status:
     def loads(cls, text: str) -> Status:
         """The inverse of `dumps`. Raises ValueError, KeyError, `InvalidNodeConfig`."""
         document = json.loads(text)
-        error, layout, plain = document["error"], document["layout"], ("fleet", "node", "state", "config_sha256", "pid")
+        error, layout = document["error"], document["layout"]
         return cls(
-            **{name: document[name] for name in (*plain, "scheduler", "simulated", "generation")},
+            **{name: document[name] for name in _PLAIN},
             error=(error["class"], error["message"]) if error else None,
             slots=tuple(InstanceInfo.read(slot, source="status.json") for slot in document["slots"]),
             layouts=tuple(layout["gpus"]),

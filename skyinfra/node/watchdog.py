@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.node import detach
-from skyinfra.node.folder import NodeDirectory, locked, writing
+from skyinfra.node.folder import NodeDirectory, locked
 from skyinfra.node.processes import poll
 
 _POLL_S = 0.5
@@ -38,11 +37,7 @@ def ensure(path: Path, *, wait_s: float) -> None:
     directory = NodeDirectory(path.parent)
     if _pid(directory) is not None:
         return
-    with writing(directory.log_file):
-        log = directory.log_file.open("ab")
-    with log:
-        command = detach.command("keep", path, "--wait", str(wait_s))
-        watchdog = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    watchdog = detach.spawn(directory, "keep", path, "--wait", str(wait_s))
     # From then on, `end` finds it.
     poll(lambda: _pid(directory) is not None or watchdog.poll() is not None, _START_S)
 

@@ -150,6 +150,8 @@ class Membership:
 
     async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
         made_from = (declared, node.secret)
+        if self.scheduler_ended:
+            logger.warning("the scheduler ended; starting it again")
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()

@@ -88,8 +88,8 @@ class Service:
                 self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
-                    anew = self._reload.is_set() or self._scheduler_ended()
-                    if anew or self._retry_is_due():
+                    anew = self._reload.is_set() or self._membership.scheduler_ended
+                    if anew or (self._retry_at is not None and time.monotonic() >= self._retry_at):
                         self._reload.clear()
                         applying = asyncio.create_task(self._apply(anew=anew))
                 self._workers.check()
@@ -131,15 +131,6 @@ class Service:
         self._error = error
         if isinstance(error, _MAY_PASS):
             self._retry_at = time.monotonic() + _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
-
-    def _retry_is_due(self) -> bool:
-        return self._retry_at is not None and time.monotonic() >= self._retry_at
-
-    def _scheduler_ended(self) -> bool:
-        ended = self._membership.scheduler_ended
-        if ended:
-            logger.warning("the scheduler ended; starting it again")
-        return ended
 
     def _enter(self, phase: State) -> None:
         self._phase = phase

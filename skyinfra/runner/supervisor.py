@@ -165,19 +165,17 @@ class SlotSupervisor:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await self._started(nanny, starting.exception())
+                error = starting.exception()
+                if error is not None:
+                    self._failed(error)
+                else:
+                    self.error = None
+                    logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
+                    await self._until_it_ends(nanny)
         finally:
             stopping.cancel()
             await self._end(nanny, starting)
             self._nanny = None
-
-    async def _started(self, nanny: Nanny, error: BaseException | None) -> None:
-        if error is not None:
-            self._failed(error)
-            return
-        self.error = None
-        logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
-        await self._until_it_ends(nanny)
 
     def _failed(self, error: BaseException) -> None:
         reason = start.innermost(error)

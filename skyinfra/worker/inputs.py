@@ -60,7 +60,7 @@ def use_tree(name: str | None) -> None:
     if name is None and not _views.cache_info().currsize:
         return
     views = _views()
-    if views.using(name):
+    if views.tree == name:
         return
     try:
         if name is None:

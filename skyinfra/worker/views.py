@@ -19,7 +19,7 @@ import shutil
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -42,11 +42,6 @@ _IN_VIEW = re.compile(rf"/{FOLDER}/[0-9]+-[0-9a-f]{{8}}/[0-9a-f]{{32}}/(.+)$")
 # Modules that are loaded by now belong to the engine. No tree replaces them.
 _ENGINE = frozenset(name.partition(".")[0] for name in sys.modules) | frozenset(sys.stdlib_module_names)
 
-# Called before a task with other code than the previous one: with the names of the old and the new code, None for no
-# code; and with the name of code whose modules are dropped.
-on_code_change: list[Callable[[str | None, str | None], object]] = []
-on_code_forgotten: list[Callable[[str], object]] = []
-
 
 @dataclass
 class _View:
@@ -61,7 +56,10 @@ class _View:
 
 
 class Views:
-    """The views of this process in the node's *directory*, made of the blobs in *store*."""
+    """The views of this process in the node's *directory*, made of the blobs in *store*.
+
+    tree: the name of the tree that tasks see now, or None.
+    """
 
     def __init__(self, directory: Path, store: BlobStore) -> None:
         self._folder = directory / FOLDER
@@ -69,16 +67,12 @@ class Views:
         self._own: Path | None = None
         self._views: dict[str, _View] = {}
         self._code: str | None = None
-        self._tree: str | None = None
-
-    def using(self, name: str | None) -> bool:
-        """Whether tasks see the tree *name* now."""
-        return name == self._tree
+        self.tree: str | None = None
 
     def use(self, tree: Tree | None) -> None:
         """Makes *tree*, whose blobs are in the store, visible to tasks. Raises `BlobsMissing`, OSError."""
         # After a failure the next call repeats everything.
-        self._tree = ""
+        self.tree = ""
         code = tree.code_name if tree is not None else None
         if tree is not None and code is not None:
             view = self._views.pop(code, None) or self._new(tree, code)
@@ -86,7 +80,7 @@ class Views:
             _update(view, tree, self._store)
         if code != self._code:
             self._swap(code, tree)
-        self._tree = tree.name if tree is not None else None
+        self.tree = tree.name if tree is not None else None
 
     def _new(self, tree: Tree, code: str) -> _View:
         if self._own is None:
@@ -97,8 +91,6 @@ class Views:
         return view
 
     def _swap(self, code: str | None, tree: Tree | None) -> None:
-        for hook in on_code_change:
-            hook(self._code, code)
         if self._code is not None:
             _leave(self._views[self._code])
         self._code = None
@@ -109,8 +101,6 @@ class Views:
         self._code = code
         for name in list(self._views)[:-_KEPT]:
             shutil.rmtree(self._views.pop(name).folder, ignore_errors=True)
-            for forgotten in on_code_forgotten:
-                forgotten(name)
 
 
 def _enter(view: _View, names: frozenset[str]) -> None:
