@@ -64,12 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     keep = _command(commands, "keep", _keep, "start a runner in the background again where it is killed")
     keep.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for it to be ready (120)")
     partition_cli.add(commands)
-    _command(
-        commands,
-        "serve",
-        lambda options: _run_service(options.config, partitions=False),
-        "serve the node; its GPUs stand as declared already",
-    )
+    _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
     watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
@@ -108,6 +103,10 @@ def _keep(options: argparse.Namespace) -> int:
 
     watchdog.keep(options.config, wait_s=options.wait)
     return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    return _run_service(options.config, partitions=False)
 
 
 def _run_service(config: Path, *, partitions: bool) -> int:

@@ -165,9 +165,8 @@ class SlotSupervisor:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                error = starting.exception()
-                if error is not None:
-                    self._failed(error)
+                if (refused := starting.exception()) is not None:
+                    self._failed(refused)
                 else:
                     self.error = None
                     logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
