@@ -128,7 +128,8 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     switches = any((root / "dev").glob("nvidia-nvswitch[0-9]*"))
     if not states and not switches:
         return
-    manager = any(_named(entry, "nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*"))
+    # The kernel cuts names of processes at 15 characters.
+    manager = any(text_of(entry).startswith("nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*/comm"))
     waiting = {index: state for index, state in states.items() if state != "completed"}
     found = "running" if manager else "no process nv-fabricmanager"
     if waiting:
@@ -218,8 +219,3 @@ def _has_driver() -> bool:
             return True
     except AcceleratorMissing as error:
         return error.message != inventory.no_driver(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)).message
-
-
-def _named(process: Path, name: str) -> bool:
-    """Whether *process* has the *name*; the kernel cuts names at 15 characters."""
-    return text_of(process / "comm").startswith(name)

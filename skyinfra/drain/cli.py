@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
@@ -101,31 +101,22 @@ def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], p
 def _interrupt(options: argparse.Namespace) -> int:
     from skyinfra.drain.preemption import PreemptionWatch
 
-    return watch(PreemptionWatch(options.config), once=options.once)
+    watcher = PreemptionWatch(options.config)
+    return watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
 
 
-class Watcher(Protocol):
-    """Watches what a provider says. pause_s: between two looks, in seconds."""
-
-    pause_s: float
-
-    def look(self) -> object:
-        """Looks once. Raises `SkyinfraError`."""
-
-
-def watch(watcher: Watcher, *, once: bool) -> int:
-    """Looks *once*, or without end: what cannot be read now may be readable later, and an error is logged once."""
+def watch(look: Callable[[], object], *, once: bool, pause_s: float) -> int:
+    """Calls *look* *once*, or without end: an error, which may pass, is logged once."""
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
     last: str | None = None
     while not once:
-        pause_s = watcher.pause_s
         try:
-            watcher.look()
-            last = None
+            look()
+            last, again_s = None, pause_s
         except SkyinfraError as error:
             if str(error) != last:
                 logger.error("%s: %s", type(error).__name__, error)
-            last, pause_s = str(error), max(pause_s, _RETRY_S)
-        time.sleep(pause_s)
-    watcher.look()
+            last, again_s = str(error), max(pause_s, _RETRY_S)
+        time.sleep(again_s)
+    look()
     return 0

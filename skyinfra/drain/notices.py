@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from skyinfra.errors import NodeFailed, NotSupported
 from skyinfra.first_boot import fetch
@@ -48,17 +48,12 @@ class Notice:
     acknowledge: Callable[[], None] | None = field(default=None, compare=False)
 
 
-class Notices(Protocol):
-    """The notices of one provider."""
+def notices(config: NodeConfig) -> AwsNotices | GcpNotices | AzureNotices:
+    """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none.
 
-    pause_s: float
-
-    def look(self) -> Notice | None:
-        """Returns the current notice, or None. Raises `NodeFailed` where the metadata service does not answer."""
-
-
-def notices(config: NodeConfig) -> Notices:
-    """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none."""
+    ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
+    ``pause_s`` is the time between two looks.
+    """
     if config.provider == "aws":
         return AwsNotices()
     if config.provider == "gcp":

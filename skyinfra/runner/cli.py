@@ -164,7 +164,8 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
 def _watch(options: argparse.Namespace) -> int:
     from skyinfra.runner.watch import Watch
 
-    return drain_cli.watch(Watch(options.config), once=options.once)
+    watcher = Watch(options.config)
+    return drain_cli.watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
 
 
 def _metrics(options: argparse.Namespace) -> int:

@@ -31,7 +31,8 @@ _LINE_LIMIT = 2**20
 
 async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
     """Installs ``config.pip`` and runs ``config.run``, each unless it is done already. Raises `NodeFailed`."""
-    done = _done(directory)
+    file = directory.prepared_file
+    done: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     variables = _variables(config.packages, directory) if config.packages is not None else {}
     if config.pip:
         commands = _pip_commands(config, directory, only=["--no-index"] if "PIP_NO_INDEX" in variables else [])
@@ -66,12 +67,6 @@ async def _once(
         await _execute(command, directory, variables)
     done[key] = digest
     directory.write(directory.prepared_file, json.dumps(done) + "\n")
-
-
-def _done(directory: NodeDirectory) -> dict[str, str]:
-    if not directory.prepared_file.exists():
-        return {}
-    return {str(k): str(v) for k, v in json.loads(directory.prepared_file.read_text(encoding="utf-8")).items()}
 
 
 def _pip_commands(config: NodeConfig, directory: NodeDirectory, *, only: list[str]) -> list[list[str]]:

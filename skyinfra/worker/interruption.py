@@ -27,14 +27,11 @@ _POLL_S = 0.25
 
 def interruption() -> Interruption | None:
     """Why and when the node of this task is taken out of service; None while it is not, and outside of a task."""
-    folder = os.environ.get(NODE_DIRECTORY)
-    if folder is None:
+    if not interrupted():
         return None
-    try:
-        text = Path(folder, FILE).read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return Interruption(**json.loads(text))
+    with contextlib.suppress(OSError):  # the drain may end meanwhile
+        return Interruption(**json.loads(Path(os.environ[NODE_DIRECTORY], FILE).read_text(encoding="utf-8")))
+    return None
 
 
 def interrupted() -> bool:

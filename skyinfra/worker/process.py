@@ -51,7 +51,9 @@ class SlotWorker(Worker):  # type: ignore[misc]
         settings.quiet()
         output.keep_logging()
         os.setpgrp()
-        _end_first()
+        # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
@@ -93,12 +95,6 @@ class SlotWorker(Worker):  # type: ignore[misc]
                 self.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
                 self.batched_send({"op": "reschedule", "key": key, "worker": self.address, "stimulus_id": stimulus})
         return {"running": sorted(task.key for task in self.state.all_running_tasks), "kept": len(self.data)}
-
-
-def _end_first() -> None:
-    """Makes the kernel kill this process and its tasks' processes before the runner where memory runs out."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
