@@ -25,9 +25,9 @@ _KILL_PATIENCE_S = 10.0
 def boot(path: Path, *, wait_s: float) -> Status:
     """Makes a runner in the background serve the node *path* with its current configuration.
 
-    A running one reads its configuration again; else one is started. Returns once every slot is ready, or after
-    *wait_s* seconds, in which draining does not count, raises `NodeFailed` with the node's error and the end of its
-    log; a runner that was started here is ended then.
+    A running one reads its configuration again; else one is started. Returns once every slot is ready. Raises
+    `NodeFailed`, with the node's error and the end of its log, on an error or after *wait_s* seconds, in which draining
+    does not count; a runner that was started here is ended then.
     """
     node = Node.load(path)
     directory = NodeDirectory(path.parent)

@@ -134,7 +134,7 @@ class NodeDirectory:
         self.pid_file = path / "runner.pid"
         self.lock_file = path / "runner.lock"
         self.log_file = path / "runner.log"
-        self.keeper_file = path / "keeper.pid"
+        self.watchdog_file = path / "keeper.pid"
         self.reboot_file = path / "reboot.json"
         self.record_file = path / "partitions.json"
         self.request_file = path / "partition.request"

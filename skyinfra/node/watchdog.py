@@ -94,7 +94,7 @@ def _leave(*_: object) -> None:
 def _claimed(directory: NodeDirectory) -> Iterator[bool]:
     """Makes this process the watchdog of *directory* within the block; yields False where it cannot."""
     try:
-        stream = directory.keeper_file.open("a")
+        stream = directory.watchdog_file.open("a")
     except OSError:  # the folder is gone
         yield False
         return
@@ -112,7 +112,7 @@ def _claimed(directory: NodeDirectory) -> Iterator[bool]:
 def _pid(directory: NodeDirectory) -> int | None:
     """Returns the process id of the watchdog, or None where there is none, or it has not written it yet."""
     try:
-        with directory.keeper_file.open("r") as stream:
+        with directory.watchdog_file.open("r") as stream:
             if locked(stream, fcntl.LOCK_SH):
                 return None
             pid = int(stream.read())

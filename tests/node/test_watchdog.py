@@ -21,7 +21,7 @@ ONE = h100((("3g.40gb", 0, 4),))
 def boot(node: RunningNode) -> int:
     """Boots it with a watchdog and returns the watchdog's process id."""
     node.run("boot", "--detach", "--restart", "--wait", str(PATIENCE_S - 5))
-    return int(node.directory.keeper_file.read_text())
+    return int(node.directory.watchdog_file.read_text())
 
 
 def runs(pid: int) -> bool:
