@@ -11,7 +11,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch jax clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch jax dask clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -20,7 +20,7 @@ quickstart: $(VENV)/.quickstart
 test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask
 	$(MAKE) lint pytest-all
 
 pytest:
@@ -74,8 +74,14 @@ jax: $(VENV)/.dev
 	@test -d build/jax || { rm -rf build/jax.new && $(BIN)/python -m pip install --quiet --no-compile \
 	  --disable-pip-version-check --constraint constraints.txt --target build/jax.new jax && mv build/jax.new build/jax; }
 
+# The oldest Dask that pyproject.toml admits, in a folder of its own, for tests/engine/test_dask_versions.py.
+DASK := 2025.5.1
+dask: $(VENV)/.dev
+	@test -d build/dask-$(DASK) || { rm -rf build/dask.new && $(BIN)/python -m pip install --quiet --no-compile --no-deps \
+	  --disable-pip-version-check --target build/dask.new distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch build/jax
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch build/jax build/dask-*
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": set(),
     "engine": {"protocol"},
     "node": {"protocol"},
-    "blobs": {"protocol"},
+    "blobs": {"engine", "protocol"},
     "worker": {"blobs", "engine", "node", "protocol"},
     "tasks": {"blobs", "protocol", "worker"},
     "head": {"blobs", "engine", "node", "protocol", "worker"},

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ _WINDOW = 2
 _MOST = 5000
 # Bytes from that size on travel beside the message they belong to, see `beside`.
 _BESIDE = 256 * 2**10
-# A pickle stream that is the memory which it comes with.
-_NEXT_BUFFER = b"\x80\x05" + pickle.NEXT_BUFFER + pickle.STOP
 
 Answer = dict[str, Any]
 
@@ -88,11 +85,9 @@ def beside(data: bytes | memoryview) -> Any:
     if len(data) < _BESIDE:
         return data
     # Here, because the process of a rank needs the rest of this module alone.
-    from distributed.protocol.serialize import Pickled
+    from skyinfra.engine import dask_private
 
-    # What `ToPickle` makes of a PickleBuffer. That itself, around a memoryview that is part of a garbage cycle, as the
-    # traceback of an error makes one, ends Python before 3.11.9 and 3.12.3 (python/cpython issue 77894).
-    return Pickled({"pickled-obj": _NEXT_BUFFER}, [memoryview(data)])
+    return dask_private.without_copy(data)
 
 
 # Sending ------------------------------------------------------------------------------------------------------------
@@ -211,10 +206,9 @@ async def fetch(head: Head, store: BlobStore, wanted: dict[str, int]) -> Sent:
 
 async def fetch_bytes(head: Head, digest: str, size: int) -> memoryview:
     """One blob, in memory. Raises `BlobsMissing`, OSError where the head does not answer."""
-    from distributed.protocol.utils import host_array  # as in `beside`
+    from skyinfra.engine import dask_private  # as in `beside`
 
-    # Not filled with zeros first, as a bytearray is, where numpy is there.
-    content: memoryview = host_array(size)
+    content = dask_private.memory(size)
 
     def put(offset: int, data: bytes | memoryview) -> None:
         content[offset : offset + len(data)] = data

@@ -9,17 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyinfra.client.async_jobs import AsyncJob
-    from skyinfra.client.asynchronous import AsyncPool, connect_async
+    from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
     from skyinfra.client.futures import Future
-    from skyinfra.client.jobs import Job, detach_script
+    from skyinfra.client.jobs import Job
     from skyinfra.client.launching import GangWarning
-    from skyinfra.client.lookup import connect
-    from skyinfra.client.pool import Pool, open_pool
-    from skyinfra.client.script import run_script
+    from skyinfra.client.lookup import connect, open_pool
+    from skyinfra.client.pool import Pool
+    from skyinfra.client.script import detach_script, run_script
 
 _LAZY = {
-    "AsyncJob": "skyinfra.client.async_jobs",
+    "AsyncJob": "skyinfra.client.asynchronous",
     "AsyncPool": "skyinfra.client.asynchronous",
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
@@ -27,8 +26,8 @@ _LAZY = {
     "Job": "skyinfra.client.jobs",
     "Pool": "skyinfra.client.pool",
     "connect": "skyinfra.client.lookup",
-    "detach_script": "skyinfra.client.jobs",
-    "open_pool": "skyinfra.client.pool",
+    "detach_script": "skyinfra.client.script",
+    "open_pool": "skyinfra.client.lookup",
     "run_script": "skyinfra.client.script",
 }
 

@@ -1,4 +1,4 @@
-"""Waiting until the nodes of a fleet that was bought have booted, and saying what stands in their way."""
+"""Waiting until the nodes of a fleet of cloud nodes have booted, and saying what stands in their way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from skyinfra.client.connection import boot_failed
-from skyinfra.client.pool import Pool, open_pool
+from skyinfra.client.lookup import open_pool
+from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.errors import BootFailed, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
-from skyinfra.client.async_jobs import AsyncJob
-from skyinfra.client.fleet import RunningTask
 from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
+from skyinfra.client.jobs import Job
 from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
 from skyinfra.client.watching import OnOutput
+from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.jobs import State
 from skyinfra.protocol.manifest import Manifest, ManifestNode
-from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Task
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
-# A task that is on its way to the head, as a job.
-Leaving: TypeAlias = Coroutine[Any, Any, AsyncJob[T]]
+# Of a task that is on its way to the head, as a job.
+Detaching: TypeAlias = "Coroutine[Any, Any, AsyncJob[T]]"
+
+
+def _in_thread(
+    method: Callable[Concatenate[Any, P], R], blocking: str
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Returns *method* of the object that is the attribute *blocking*, for coroutines: it runs in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, getattr(self, blocking), *args, **kwargs)
+
+    return call
 
 
 def connect_async(
@@ -94,7 +118,7 @@ class AsyncPool:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         # The loop goes on while large arguments are on their way; they must not be changed meanwhile.
-        pool.brings_first = False
+        pool._fleet.brings_first = False
 
     @property
     def manifest(self) -> Manifest:
@@ -127,22 +151,17 @@ class AsyncPool:
         """``await (task @ pool)``."""
         return self.broadcast(task) if isinstance(task, Task) else NotImplemented
 
-    async def slots(self) -> list[InstanceInfo]:
-        """See `Pool.slots`."""
-        return await asyncio.to_thread(self.pool.slots)
-
-    async def running(self) -> dict[str, list[RunningTask]]:
-        """See `Pool.running`."""
-        return await asyncio.to_thread(self.pool.running)
+    slots = _in_thread(Pool.slots, "pool")
+    running = _in_thread(Pool.running, "pool")
 
     @overload
     def submit(self, task: Task[T], /) -> Future[T]: ...
     @overload
-    def submit(self, task: Task[T], /, *, detach: str) -> Leaving[T]: ...
+    def submit(self, task: Task[T], /, *, detach: str) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Leaving[T]: ...
+    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Leaving[T]: ...
+    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
     def submit(
         self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
@@ -153,7 +172,7 @@ class AsyncPool:
     ) -> Future[T]: ...
     def submit(
         self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
-    ) -> Future[Any] | Leaving[Any]:
+    ) -> Future[Any] | Detaching[Any]:
         """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`.
 
         detach: ``await`` for the job of that name, which the head has then.
@@ -167,15 +186,13 @@ class AsyncPool:
     ) -> AsyncJob[T]:
         """See `Pool.detach`."""
         job = await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace)
-        return AsyncJob(self.pool, job)
+        return AsyncJob(job)
 
-    async def jobs(self) -> list[JobInfo]:
-        """See `Pool.jobs`."""
-        return await asyncio.to_thread(self.pool.jobs)
+    jobs = _in_thread(Pool.jobs, "pool")
 
     async def job(self, name: str) -> AsyncJob[Any]:
         """See `Pool.job`."""
-        return AsyncJob(self.pool, await asyncio.to_thread(self.pool.job, name))
+        return AsyncJob(await asyncio.to_thread(self.pool.job, name))
 
     async def launch(
         self,
@@ -191,7 +208,8 @@ class AsyncPool:
         **kwargs: Any,
     ) -> list[Any]:
         """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
-        made = self.pool.gang_of(
+        made = self.pool._gangs.gang_of(
+            self.pool.target,
             target,
             *args,
             nodes=nodes,
@@ -205,7 +223,7 @@ class AsyncPool:
         )
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[Received] = asyncio.Queue()
-        future = self.pool.start_gang(made, lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
+        future = self.pool._gangs.start_gang(made, lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
         try:
             while (found := await received.get()) is not None:
                 tell(found, made, on_line)
@@ -259,21 +277,10 @@ class AsyncPool:
                 else:
                     flow.take(await ended.get())
 
-    async def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
-        """See `Pool.sync`."""
-        return await asyncio.to_thread(self.pool.sync, *paths, excludes=excludes)
-
-    async def put(self, path: str | Path, remote: str | Path | None = None) -> str:
-        """See `Pool.put`."""
-        return await asyncio.to_thread(self.pool.put, path, remote)
-
-    async def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
-        """See `Pool.get`."""
-        return await asyncio.to_thread(self.pool.get, remote, path, node)
-
-    async def close(self) -> None:
-        """See `Pool.close`."""
-        await asyncio.to_thread(self.pool.close)
+    sync = _in_thread(Pool.sync, "pool")
+    put = _in_thread(Pool.put, "pool")
+    get = _in_thread(Pool.get, "pool")
+    close = _in_thread(Pool.close, "pool")
 
     async def __aenter__(self) -> Self:
         return self
@@ -293,3 +300,55 @@ async def _all(results: AsyncIterator[T]) -> tuple[T, ...]:
 
 async def _result(future: Future[T]) -> T:
     return await future
+
+
+class AsyncJob(Generic[T]):
+    """A task that was left with the head: `Job`, whose words have the same meaning here. ``await job`` is its result.
+
+    Cancelling a coroutine that waits for a job ends the waiting alone: the job goes on.
+    """
+
+    def __init__(self, job: Job[T]) -> None:
+        self._job = job
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among the jobs that the head keeps."""
+        return self._job.name
+
+    @property
+    def id(self) -> str:
+        """Unique for ever."""
+        return self._job.id
+
+    info = _in_thread(Job.info, "_job")
+
+    async def state(self) -> State:
+        """See `Job.state`."""
+        return (await self.info()).state
+
+    async def done(self) -> bool:
+        """See `Job.done`."""
+        return (await self.info()).over
+
+    async def result(self, timeout: float | None = None) -> T:
+        """See `Job.result`."""
+        return self._job.result_of(await self.outcome(timeout))
+
+    async def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `Job.exception`."""
+        return self._job.exception_of(await self.outcome(timeout))
+
+    async def outcome(self, timeout: float | None = None) -> Outcome:
+        """See `Job.outcome`."""
+        return await asyncio.wrap_future(self._job.waiting(timeout))
+
+    cancel = _in_thread(Job.cancel, "_job")
+    logs = _in_thread(Job.logs, "_job")
+    forget = _in_thread(Job.forget, "_job")
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._job)[1:]}"

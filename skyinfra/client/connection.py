@@ -6,7 +6,6 @@ Everything here runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import json
 import os
@@ -23,6 +22,7 @@ import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.engine import dask_private
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import (
@@ -35,7 +35,7 @@ from skyinfra.errors import (
 )
 from skyinfra.first_boot import report
 from skyinfra.protocol import calls
-from skyinfra.protocol.fleet import FleetState, NodeFailure
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.worker import execute
@@ -43,8 +43,6 @@ from skyinfra.worker import execute
 # One question to the head may take that long.
 _ANSWER_S = 10.0
 _PROBE_S = 3.0
-# Dask's client waits 10 ms between two messages, which is most of a short task's round trip.
-_SEND_INTERVAL_S = 0.001
 # Larger calls go Dask's way, which copies them less.
 _LARGE_CALL = 1_000_000
 
@@ -72,7 +70,6 @@ class Connection:
         self._on_event = on_event
         self._client: Any = None
         self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
-        self._takes_tasks: Any = None  # the stream to a head that takes tasks without a graph around them
         self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
@@ -96,7 +93,9 @@ class Connection:
         async with distributed.rpc(
             str(self.manifest.head), connection_args=arguments, timeout=self._timeout
         ) as scheduler:
-            versions = await within(scheduler.versions(), self._timeout + _ANSWER_S)
+            patience = self._timeout + _ANSWER_S
+            versions = await within(scheduler.versions(), patience)
+            identity = await within(scheduler.identity(), patience)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -108,6 +107,14 @@ class Connection:
                     f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
                     hint=f"Use {what} {version} here, or declare {ours[what]} in the pool's image.",
                 )
+        spoken = (identity.get(STARTUP_KEY) or {}).get("version")
+        if spoken != STATE_VERSION:
+            raise VersionMismatch(
+                f"another version of skyinfra deployed {self.manifest.fleet}: its head speaks version {spoken} of the "
+                f"protocol, this client version {STATE_VERSION}",
+                hint="Use the skyinfra that deployed it, or destroy the fleet with `skyinfra destroy` and deploy it "
+                "again: its jobs and their results go with it.",
+            )
 
     async def _connect(self, timeout: float) -> None:
         # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.
@@ -122,26 +129,17 @@ class Connection:
         self._prepare()
 
     def _prepare(self) -> None:
-        self._prepared = self._client.scheduler_comm
-        self._prepared.interval = _SEND_INTERVAL_S
-        # The last thousand messages of up to 1 MB, kept for debugging.
-        self._prepared.recent_message_log = collections.deque(maxlen=0)
-        self._client.subscribe_topic(self._topic, self._hear)
-
-    def _hear(self, event: tuple[float, Any]) -> None:
-        message = event[1]
-        if message[0] == calls.TAKES_TASKS:
-            self._takes_tasks = self._prepared
-        else:
-            self._on_event(message)
+        dask_private.prepare_client(self._client)
+        self._prepared = dask_private.client_stream(self._client)
+        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
     def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
         client = self._client
-        if self._takes_tasks is not None and self._takes_tasks is client.scheduler_comm and len(call) <= _LARGE_CALL:
+        if len(call) <= _LARGE_CALL:
             future = distributed.Future(key, client)
             message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
-            client._send_to_scheduler(message)
+            dask_private.send_to_scheduler(client, message)
             return future
         # Dask warns about calls above 10 MB, in words about its own collections.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
@@ -161,7 +159,7 @@ class Connection:
                 ) from None
             if isinstance(reason, ssl.SSLError):
                 raise await self._no_fleet(str(reason.reason)) from None
-            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.connector`
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_private`
                 raise await self._no_fleet("it speaks or hangs up before the handshake") from None
             why = await self._why_silent()
             raise FleetUnreachable(
@@ -208,7 +206,7 @@ class Connection:
 
     async def ready(self) -> None:
         """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
-        if self.alive and self._client.scheduler_comm is self._prepared:
+        if self.alive and dask_private.client_stream(self._client) is self._prepared:
             return
         async with self._reopening:
             deadline = time.monotonic() + self.patience

@@ -1,9 +1,10 @@
-"""The fleet of a pool: what there is of it, and what its head and its nodes answer."""
+"""The connection to a fleet: its state, questions to its head and nodes, and events of tasks."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import threading
+import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,10 +14,11 @@ from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.loop import LoopThread
-from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.client.snapshot import Snapshot
+from skyinfra.client.watching import Watcher
 from skyinfra.errors import FleetError, FleetUnreachable
-from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.worker.chunks import ENDED
 
 T = TypeVar("T")
 
@@ -32,29 +34,38 @@ class RunningTask:
     seconds: float
 
 
-class WithFleet:
-    """The part of a pool that is about its fleet."""
+class Fleet:
+    """The connection of this process to a fleet, which all pools share that are selected from one another.
 
-    manifest: Manifest
-    target: Target
-    _loop: LoopThread
-    _dispatcher: Dispatcher
-    _dashboards: list[Dashboard]
-    _ended: threading.Event
+    topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
+    before a task has been sent, so that they may be changed then. Use it from any thread.
+    """
 
-    # What is there --------------------------------------------------------------------------------------------------
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
+        self.manifest = manifest
+        self.watcher = watcher
+        self.brings_first = True
+        self.topic = f"skyinfra-{uuid.uuid4().hex}"
+        self.loop = LoopThread()
+        self._ended = threading.Event()
+        self._dashboards: list[Dashboard] = []
+        self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
+        try:
+            self.dispatcher = self.loop.run(self._open(timeout, patience))
+        except BaseException:
+            self.loop.close()
+            raise
 
-    def slots(self) -> list[InstanceInfo]:
-        """The slots that are there now, in slot order: by node as in the manifest, then by index.
+    async def _open(self, timeout: float, patience: float) -> Dispatcher:
+        connection = Connection(
+            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
+        )
+        await connection.open()
+        dispatcher = Dispatcher(connection)
+        await dispatcher.start()
+        return dispatcher
 
-        Slots that a changed layout takes away, on which tasks may still end, are not among them. Raises
-        `FleetUnreachable` where the head does not answer.
-        """
-        return [slot for slot in self.look().slots if self.target.takes(slot)]
-
-    def nodes(self) -> list[ManifestNode]:
-        """The nodes of the fleet, as its manifest names them."""
-        return list(self.manifest.nodes)
+    # State of the fleet ---------------------------------------------------------------------------------------------
 
     def node_names(self) -> list[str]:
         """The names of the nodes: those of the manifest, then those that the head knows besides."""
@@ -64,52 +75,48 @@ class WithFleet:
         return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
     def running(self) -> dict[str, list[RunningTask]]:
-        """The tasks that run on each slot, by its name, as the head knows it: about a second old."""
-        self._check_open()
+        """Returns the tasks that run on each slot, by its name. Raises `FleetUnreachable`."""
+        self.check_open()
         try:
-            found = self._loop.run(self._dispatcher.connection.running())
+            found = self.loop.run(self.dispatcher.connection.running())
         except OSError as error:
             raise self._silent(error) from None
         return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
-        self._check_open()
+        self.check_open()
         try:
-            return self._loop.run(self._dispatcher.connection.look())
+            return self.loop.run(self.dispatcher.connection.look())
         except OSError as error:
             raise self._silent(error) from None
 
     def dashboard(self, port: int = 0) -> str:
-        """The address, on this machine, of the dashboard of the fleet's scheduler: there until the pool is closed.
-
-        What connects to it goes through this pool's connection: no port of the fleet has to be open for it. port: on
-        which to listen; 0 is any. Raises `MissingDependency` where the head lacks what draws it, `PortTaken`.
-        """
-        self._check_open()
-        dashboard = Dashboard(self._dispatcher.connection)
-        self._loop.run(dashboard.start(port))
+        """Opens the dashboard at *port* of this machine; returns its address. See `Pool.dashboard`."""
+        self.check_open()
+        dashboard = Dashboard(self.dispatcher.connection)
+        self.loop.run(dashboard.start(port))
         self._dashboards.append(dashboard)
         return dashboard.url
 
-    # What it answers ------------------------------------------------------------------------------------------------
+    # Questions ------------------------------------------------------------------------------------------------------
 
     def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
         """What the runner of *node* answers, by way of the head; see `skyinfra.protocol.questions`.
 
         Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
         """
-        self._check_open()
+        self.check_open()
         try:
-            return self._loop.run(self._dispatcher.connection.ask(node, question, arguments, wait_s))
+            return self.loop.run(self.dispatcher.connection.ask(node, question, arguments, wait_s))
         except OSError as error:
             raise self._silent(error) from None
 
     def with_head(self, work: Callable[[Head], Coroutine[Any, Any, T]]) -> T:
         """What *work* gives, which calls the scheduler of the head. Raises `FleetUnreachable`."""
-        self._check_open()
+        self.check_open()
         try:
-            return self._loop.run(work(self._dispatcher.connection.client.scheduler))
+            return self.loop.run(work(self.dispatcher.connection.client.scheduler))
         except OSError as error:
             if error.errno is not None:  # of a file here; what Dask says of a connection has no number
                 raise
@@ -117,8 +124,8 @@ class WithFleet:
 
     @property
     def connection(self) -> Connection:
-        """The connection to the head, for what runs in its event loop; see `in_loop`."""
-        return self._dispatcher.connection
+        """The connection to the head, for coroutines that run in its event loop; see `in_loop`."""
+        return self.dispatcher.connection
 
     def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
@@ -132,8 +139,8 @@ class WithFleet:
         """Starts what `in_loop` waits for; cancelling the future cancels it."""
         if self._ended.is_set():
             coroutine.close()
-        self._check_open()
-        return self._loop.start(coroutine)
+        self.check_open()
+        return self.loop.start(coroutine)
 
     def _silent(self, error: OSError) -> FleetUnreachable:
         return FleetUnreachable(
@@ -141,6 +148,48 @@ class WithFleet:
             f"{error or type(error).__name__}"
         )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._ended.is_set():
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
+
+    # Events ---------------------------------------------------------------------------------------------------------
+
+    def listen(self, run_id: str, sink: Callable[[list[list[str]]], object] | None) -> None:
+        """Hands the lines of the script run *run_id* to *sink*, in another thread; None ends it."""
+        if sink is None:
+            self._line_sinks.pop(run_id, None)
+        else:
+            self._line_sinks[run_id] = sink
+
+    def _on_event(self, message: tuple[str, str, Any]) -> None:
+        kind, name, content = message
+        if kind in ("outcome", ENDED):
+            for key in [name] if kind == "outcome" else [key for key, _ in content]:
+                self.watcher.ended(key)
+            self.dispatcher.arrived(name, content)
+        elif kind != "lines":
+            self.watcher.told(kind, name, content)
+        elif name in self._line_sinks:
+            self._line_sinks[name](content)
+
+    # Closing --------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._ended.is_set()
+
+    def close(self) -> None:
+        """Cancels all tasks that were not waited for and leaves the fleet. May be called again."""
+        if not self._ended.is_set():
+            self._ended.set()
+            try:
+                self.loop.run(self._leave())
+            finally:
+                self.loop.close()
+
+    async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
+        await self.dispatcher.close()
+        await self.connection.close()

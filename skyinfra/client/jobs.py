@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import getpass
 import os
@@ -11,11 +12,12 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from skyinfra.client.connection import Connection
+from skyinfra.client.files import Files
+from skyinfra.client.fleet import Fleet
+from skyinfra.client.snapshot import Target
 from skyinfra.engine.waiting import within
 from skyinfra.errors import JobCancelled, NotSupported, SlotLost
 from skyinfra.protocol import jobs, questions
@@ -23,11 +25,6 @@ from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
 from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Task
-from skyinfra.worker import scripts
-
-if TYPE_CHECKING:
-    from skyinfra.client.pool import Pool
-    from skyinfra.client.snapshot import Target
 
 T = TypeVar("T")
 
@@ -49,15 +46,15 @@ class Job(Generic[T]):
     head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of at most 2 GiB.
     """
 
-    def __init__(self, pool: Pool, info: JobInfo) -> None:
+    def __init__(self, fleet: Fleet, info: JobInfo) -> None:
         self.name = info.name
         self.id = info.id
         self._task = info.task
-        self._pool = pool
+        self._fleet = fleet
 
     def info(self) -> JobInfo:
         """What the head knows of the job now. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
-        return self._pool.in_loop(Line(self._pool.connection).wait(self.id, 0))
+        return self._fleet.in_loop(Line(self._fleet.connection).wait(self.id, 0))
 
     @property
     def state(self) -> State:
@@ -91,11 +88,14 @@ class Job(Generic[T]):
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Waits for the end of the job; how it ended, as the node has pickled it."""
-        return self._pool.in_loop(self.ended(timeout))
+        return self._fleet.in_loop(self._ended(timeout))
 
-    async def ended(self, timeout: float | None) -> Outcome:
-        """What `outcome` gives, in the event loop of the connection."""
-        line = Line(self._pool.connection)
+    def waiting(self, timeout: float | None) -> concurrent.futures.Future[Outcome]:
+        """Returns the future of what `outcome` waits for."""
+        return self._fleet.in_loop_soon(self._ended(timeout))
+
+    async def _ended(self, timeout: float | None) -> Outcome:
+        line = Line(self._fleet.connection)
         info = await line.wait(self.id, timeout)
         if not info.over:
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
@@ -106,7 +106,7 @@ class Job(Generic[T]):
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
-        return bool(self._pool.in_loop(Line(self._pool.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
+        return bool(self._fleet.in_loop(Line(self._fleet.connection).ask(jobs.CANCEL_CALL, _CANCEL_S, job=self.id)))
 
     def logs(self, lines: int = 1000) -> str:
         """The last *lines* that the task has printed, programs that it runs included; empty where it printed nothing.
@@ -117,12 +117,12 @@ class Job(Generic[T]):
         if info.slot is None:
             return ""
         node = info.slot.rpartition("/")[0]
-        found = self._pool.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
+        found = self._fleet.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
         return str(found["text"]) if found is not None else ""
 
     def forget(self) -> None:
         """Has the head forget the job and its result. Raises `InvalidField` where it has not ended."""
-        self._pool.in_loop(Line(self._pool.connection).ask(jobs.FORGET_CALL, job=self.id))
+        self._fleet.in_loop(Line(self._fleet.connection).ask(jobs.FORGET_CALL, job=self.id))
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self._task}>"
@@ -187,7 +187,9 @@ class Line:
 
 
 def detach(
-    pool: Pool,
+    fleet: Fleet,
+    files: Files,
+    target: Target,
     task: Task[T],
     name: str | None = None,
     *,
@@ -196,20 +198,20 @@ def detach(
     kind: Kind = "function",
     shown: str | None = None,
 ) -> Job[T]:
-    """Leaves *task* with the head of *pool*; see `Pool.detach`. shown: what it is called, the function's name else."""
+    """Leaves *task* with the head of *fleet*; see `Pool.detach`. shown: its name in lists, else the function's."""
     shown = shown or task.name
     name = name if name is not None else _made_name(shown)
     jobs.check_name(name)
     jobs.check_priority(priority)
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
-    target = pool.target.narrowed(profile=task.settings.profile)
-    shipment = pickling.Shipment(task, topic="", included=pool.included, whole=True)
+    target = target.narrowed(profile=task.settings.profile)
+    shipment = pickling.Shipment(task, topic="", included=files.included, whole=True)
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
-    _check_prospect(pool, target)
-    if pool.included is not None:
-        pool.bring(shipment)
+    _check_prospect(fleet, target)
+    if files.included is not None:
+        fleet.in_loop(fleet.dispatcher.bring(shipment, files=True))
     _, header = shipment.attempt(0)
     wanted = Submission(
         version=jobs.VERSION,
@@ -225,34 +227,15 @@ def detach(
         retries=task.settings.retries,
         replace=replace,
     )
-    return Job(pool, pool.in_loop(Line(pool.connection).submit(wanted, shipment.call)))
+    return Job(fleet, fleet.in_loop(Line(fleet.connection).submit(wanted, shipment.call)))
 
 
-def detach_script(
-    pool: Pool,
-    path: Path | str,
-    args: Sequence[str] = (),
-    *,
-    name: str | None = None,
-    priority: int = 0,
-    replace: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> Job[int]:
-    """Leaves ``python -u FILE ARGS`` with the head of *pool* as a job; see `run_script` for where it runs.
-
-    Its result is the exit code 0; another one is `ScriptFailed`. Raises OSError where the file cannot be read.
-    """
-    path = Path(path)
-    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
-    return detach(pool, task, name, priority=priority, replace=replace, kind="script", shown=path.name)
-
-
-def _check_prospect(pool: Pool, target: Target) -> None:
+def _check_prospect(fleet: Fleet, target: Target) -> None:
     """Raises `SlotLost` where no slot of the fleet will ever take the job; one that is away for now is waited for."""
-    now = pool.look()
-    if now.prospect(target) == "gone" or now.unknown(target, pool.manifest):
+    now = fleet.look()
+    if now.prospect(target) == "gone" or now.unknown(target, fleet.manifest):
         raise SlotLost(
-            f"{pool.manifest.fleet} has no slot{target.which}",
+            f"{fleet.manifest.fleet} has no slot{target.which}",
             hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
         )
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import pickle
-import queue
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from skyinfra.client import choice
 from skyinfra.client.choice import Size
+from skyinfra.client.files import Files
+from skyinfra.client.fleet import Fleet
 from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs, Launch, Lines
-from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
-from skyinfra.client.watching import Watcher
 from skyinfra.errors import InvalidField, NotSupported, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
@@ -71,77 +70,16 @@ def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], include
 
 
 class Launcher:
-    """The part of a pool that starts gangs."""
+    """Starts gangs on *fleet*, whose ranks see what was synced in *files*."""
 
-    topic: str
-    target: Target
-    _loop: LoopThread
-    _gangs: Gangs
-    _watcher: Watcher
-
-    if TYPE_CHECKING:  # what the rest of the pool has
-
-        def listen(self, run_id: str, sink: Callable[[Lines], object] | None) -> None: ...
-        def _check_open(self) -> None: ...
-        @property
-        def included(self) -> Included | None: ...
-
-    def launch(
-        self,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None = None,
-        per_node: int | None = None,
-        framework: Framework = "torch",
-        max_restarts: int = 0,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        on_line: Callable[[int, str, str], object] | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
-
-        All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
-        none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
-        with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
-        ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
-        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
-        ``local_rank``; a rank on a partition sees it alone.
-
-        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
-        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
-        `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
-        have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
-        and the text of each line; without it the lines are in the output of the tasks.
-
-        The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
-        that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
-        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
-        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
-        """
-        made = self.gang_of(
-            target,
-            *args,
-            nodes=nodes,
-            per_node=per_node,
-            framework=framework,
-            max_restarts=max_restarts,
-            env=env,
-            timeout=timeout,
-            watched=on_line is not None,
-            **kwargs,
-        )
-        received: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        future = self.start_gang(made, received.put)
-        try:
-            while (found := received.get()) is not None:
-                tell(found, made, on_line)
-            return results(future.result(), made)
-        finally:
-            future.cancel()
+    def __init__(self, fleet: Fleet, files: Files) -> None:
+        self._fleet = fleet
+        self._files = files
+        self._gangs = Gangs(fleet.dispatcher, fleet.topic)
 
     def gang_of(
         self,
+        where: Target,
         target: Callable[..., Any] | Path,
         *args: Any,
         nodes: int | None,
@@ -153,19 +91,19 @@ class Launcher:
         watched: bool,
         **kwargs: Any,
     ) -> Launch:
-        """What `launch` starts. watched: its lines are asked for."""
+        """Returns the gang of `Pool.launch` on the slots *where*. watched: its lines are asked for."""
         options = _Options(framework, max_restarts, timeout)
         return Launch(
-            _work(target, args, kwargs, self.included),
+            _work(target, args, kwargs, self._files.included),
             framework,
             Size(nodes, per_node),
-            target=self.target,
+            target=where,
             env=dict(env or {}),
             max_restarts=options.max_restarts,
             start_within=options.timeout,
-            topic=self.topic if watched else "",
-            echo=self._watcher.echoes,
-            included=self.included,
+            topic=self._fleet.topic if watched else "",
+            echo=self._fleet.watcher.echoes,
+            included=self._files.included,
         )
 
     def send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
@@ -182,10 +120,10 @@ class Launcher:
             target=target,
             timeout=settings.timeout,
             key=shipment.key,
-            echo=self._watcher.echoes,
+            echo=self._fleet.watcher.echoes,
             included=shipment.included,
         )
-        inner = self._loop.start(self._gangs.several(launch, settings.retries))
+        inner = self._fleet.loop.start(self._gangs.several(launch, settings.retries))
         return Future(shipment.name, inner, key=shipment.key)
 
     def start_gang(
@@ -196,9 +134,9 @@ class Launcher:
         It is called in another thread.
         """
         if made.topic:
-            made = replace(made, listen=self.listen, on_lines=lambda rank, lines: deliver((rank, lines)))
-        self._check_open()
-        future = self._loop.start(self._gangs.run(replace(made, on_slots=deliver)))
+            made = replace(made, listen=self._fleet.listen, on_lines=lambda rank, lines: deliver((rank, lines)))
+        self._fleet.check_open()
+        future = self._fleet.loop.start(self._gangs.run(replace(made, on_slots=deliver)))
         future.add_done_callback(lambda _: deliver(None))
         return future
 

@@ -1,15 +1,20 @@
-"""Finding a fleet: from its stack's Terraform outputs, or from a manifest file."""
+"""Connecting to a fleet, which is found from its stack's Terraform outputs, or from a manifest file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyinfra.client.pool import Pool, open_pool
-from skyinfra.client.watching import OnOutput
+from skyinfra.client.files import Files
+from skyinfra.client.fleet import Fleet
+from skyinfra.client.launching import Launcher
+from skyinfra.client.pool import Pool
+from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.errors import InvalidField, PoolNotFound
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.project import Project
+
+_PATIENCE_S = 30.0
 
 
 def connect(
@@ -38,6 +43,35 @@ def connect(
     """
     manifest = find_manifest(fleet, pool)
     return open_pool(manifest, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes)
+
+
+def open_pool(
+    manifest: Manifest,
+    *,
+    timeout: float = 15,
+    patience: float = _PATIENCE_S,
+    output: bool | OnOutput = True,
+    progress: bool = True,
+    includes: Sequence[str | Path] = (),
+    excludes: Sequence[str] = (),
+) -> Pool:
+    """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
+
+    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
+    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
+    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
+    `InvalidInclude`.
+    """
+    fleet = Fleet(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
+    files = Files(fleet)
+    pool = Pool(fleet, files, Launcher(fleet, files))
+    if includes:
+        try:
+            pool.sync(*includes, excludes=excludes)
+        except BaseException:
+            pool.close()
+            raise
+    return pool
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

@@ -4,97 +4,45 @@ from __future__ import annotations
 
 import functools
 import queue
-import threading
 import types
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from skyinfra.client import chunks, jobs
-from skyinfra.client.connection import Connection
-from skyinfra.client.dashboard import Dashboard
-from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.files import FilesState, WithFiles
-from skyinfra.client.fleet import WithFleet
+from skyinfra.client.files import Files
+from skyinfra.client.fleet import Fleet, RunningTask
 from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Gangs
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Launcher
-from skyinfra.client.loop import LoopThread
-from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.client.watching import OnOutput, Watcher
+from skyinfra.client.launching import Launcher, Received, results, tell
+from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
-from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.sync.sync import Synced
 from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Compute, Gather, Task
-from skyinfra.worker.chunks import ENDED
 
 T = TypeVar("T")
 
-_PATIENCE_S = 30.0
 _ANSWER_S = 30.0
 
 
-def open_pool(
-    manifest: Manifest,
-    *,
-    timeout: float = 15,
-    patience: float = _PATIENCE_S,
-    output: bool | OnOutput = True,
-    progress: bool = True,
-    includes: Sequence[str | Path] = (),
-    excludes: Sequence[str] = (),
-) -> Pool:
-    """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
-
-    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
-    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
-    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
-    `InvalidInclude`.
-    """
-    pool = Pool(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
-    if includes:
-        try:
-            pool.sync(*includes, excludes=excludes)
-        except BaseException:
-            pool.close()
-            raise
-    return pool
-
-
-class Pool(WithFleet, Launcher, WithFiles):
+class Pool:
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
-        self.manifest = manifest
-        self._watcher = watcher
-        self.target = ANYWHERE
-        # Whether large arguments are at the head before `send` is back, so that they may be changed then.
-        self.brings_first = True
-        self._ended = threading.Event()
-        self._dashboards: list[Dashboard] = []
-        self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
-        self._files = FilesState()
-        self.topic = f"skyinfra-{uuid.uuid4().hex}"
-        self._loop = LoopThread()
-        try:
-            self._dispatcher = self._loop.run(self._open(timeout, patience))
-            self._gangs = Gangs(self._dispatcher, self.topic)
-        except BaseException:
-            self._loop.close()
-            raise
+    def __init__(self, fleet: Fleet, files: Files, gangs: Launcher, target: Target = ANYWHERE) -> None:
+        self.target = target
+        self._fleet = fleet
+        self._files = files
+        self._gangs = gangs
 
-    async def _open(self, timeout: float, patience: float) -> Dispatcher:
-        connection = Connection(
-            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
-        )
-        await connection.open()
-        dispatcher = Dispatcher(connection)
-        await dispatcher.start()
-        return dispatcher
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the fleet."""
+        return self._fleet.manifest
 
     def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
         """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
@@ -104,10 +52,81 @@ class Pool(WithFleet, Launcher, WithFiles):
         such a one, or none is left after a change. Raises `InvalidField` where this selection leaves nothing of an
         earlier one.
         """
-        chosen = object.__new__(Pool)
-        chosen.__dict__.update(self.__dict__)
-        chosen.target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
-        return chosen
+        target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
+        return Pool(self._fleet, self._files, self._gangs, target)
+
+    # The fleet ------------------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[InstanceInfo]:
+        """Returns the slots that are there now, in slot order: by node as in the manifest, then by index.
+
+        Slots that a changed layout takes away, on which tasks may still end, are not among them. Raises
+        `FleetUnreachable` where the head does not answer.
+        """
+        return [slot for slot in self.look().slots if self.target.takes(slot)]
+
+    def nodes(self) -> list[ManifestNode]:
+        """Returns the nodes of the fleet, as its manifest names them."""
+        return list(self.manifest.nodes)
+
+    def node_names(self) -> list[str]:
+        """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
+        return self._fleet.node_names()
+
+    def running(self) -> dict[str, list[RunningTask]]:
+        """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
+        return self._fleet.running()
+
+    def look(self) -> Snapshot:
+        """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
+        return self._fleet.look()
+
+    def dashboard(self, port: int = 0) -> str:
+        """Opens the dashboard of the fleet's scheduler on this machine until the pool is closed; returns its address.
+
+        Its connections go through that of this pool: no port of the fleet has to be open for it. port: where to
+        listen; 0 is any. Raises `MissingDependency` where the head cannot draw it, `PortTaken`.
+        """
+        return self._fleet.dashboard(port)
+
+    def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
+        """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
+
+        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
+        """
+        return self._fleet.ask(node, question, wait_s=wait_s, **arguments)
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def sync(self, *paths: str | Path, excludes: Sequence[str] = ()) -> Synced:
+        """Sends these files and folders, and those of earlier calls, to the fleet as they are now; what is there
+        already is not sent again.
+
+        Tasks that are submitted from now on see them: as `sky.synced` says, and as modules, which they import from
+        there. Their processes keep loaded modules, and what is in them, where only other files than Python's have
+        changed. excludes: lines as in a .gitignore, added to `includes.EXCLUDED`. A path stands there as below the
+        working directory, or else below the folder that Python imports it from, or else by its last part.
+
+        Raises `InvalidInclude`, `StateDirectoryError` where the head has no room, `FleetUnreachable`.
+        """
+        return self._files.sync(*paths, excludes=excludes)
+
+    def put(self, path: str | Path, remote: str | Path | None = None) -> str:
+        """Copies a file or a folder into the folder `sky.files` of every node that is there now; returns that path.
+
+        remote: that path, by default the last part of *path*. Files that are there and not here stay. The files go
+        through the head, once, and what a node has already is not sent again.
+        Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
+        """
+        return self._files.put(path, remote)
+
+    def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
+        """Copies *remote*, a file or a folder in `sky.files` of *node*, to *path*, and returns that.
+
+        node: may be left out where the fleet has one. Where *path* is a folder, it comes into that.
+        Raises `InvalidField`, `NodeError`, `FleetUnreachable`, OSError where *path* cannot be written.
+        """
+        return self._files.get(remote, path, node or self.target.node)
 
     # Operators ------------------------------------------------------------------------------------------------------
 
@@ -178,20 +197,16 @@ class Pool(WithFleet, Launcher, WithFiles):
         ``timeout`` and ``retries`` of the task hold. Raises `JobNameTaken`, `TaskNotPicklable`, `TaskTooLarge` (above
         256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
         """
-        self._check_open()
-        return jobs.detach(self, task, name, priority=priority, replace=replace)
-
-    def bring(self, shipment: pickling.Shipment) -> None:
-        """Makes sure that the head has what was synced for *shipment*. Raises what sending does."""
-        self.in_loop(self._dispatcher.bring(shipment, files=True))
+        self._fleet.check_open()
+        return jobs.detach(self._fleet, self._files, self.target, task, name, priority=priority, replace=replace)
 
     def jobs(self) -> list[JobInfo]:
         """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
-        return self.in_loop(jobs.Line(self.connection).kept())
+        return self._fleet.in_loop(jobs.Line(self._fleet.connection).kept())
 
     def job(self, name: str) -> Job[Any]:
         """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
-        return jobs.Job(self, self.in_loop(jobs.Line(self.connection).wait(name, 0)))
+        return jobs.Job(self._fleet, self._fleet.in_loop(jobs.Line(self._fleet.connection).wait(name, 0)))
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
@@ -202,7 +217,7 @@ class Pool(WithFleet, Launcher, WithFiles):
         """
         futures = self.spread(task, slots=slots)
         try:
-            with self._watcher.counting(task.name, len(futures)) as advance:
+            with self._fleet.watcher.counting(task.name, len(futures)) as advance:
                 self._raise_first(futures, advance)
             return [future.result() for future in futures]
         finally:
@@ -278,12 +293,12 @@ class Pool(WithFleet, Launcher, WithFiles):
         return Flow(
             tasks,
             send=functools.partial(self._send_together, windowed=window is None),
-            slots=lambda: self._dispatcher.window(self.target).limit,
+            slots=lambda: self._fleet.dispatcher.window(self.target).limit,
             window=window,
             total=total,
             ordered=ordered,
             when_done=when_done,
-            counting=self._watcher.counting("tasks", total),
+            counting=self._fleet.watcher.counting("tasks", total),
         )
 
     def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
@@ -296,23 +311,23 @@ class Pool(WithFleet, Launcher, WithFiles):
         if len(shipments) == 1 or len(profiles) > 1 or not all(map(chunks.suits, shipments)):
             return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
         target = self.target.narrowed(profile=profiles.pop())
-        return chunks.Chunk(shipments, target, self._dispatcher, windowed=windowed).send(self._loop)
+        return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.loop)
 
     def _shipment(self, task: Task[Any]) -> pickling.Shipment:
-        self._check_open()
+        self._fleet.check_open()
         several = task.settings.slots > 1
         return pickling.Shipment(
-            task, topic=self.topic, echo=self._watcher.echoes, included=self.included, whole=several
+            task, topic=self._fleet.topic, echo=self._fleet.watcher.echoes, included=self._files.included, whole=several
         )
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
         target = target.narrowed(profile=shipment.settings.profile)
         if shipment.settings.slots > 1:
-            return self.send_to_several(shipment, target)
-        if self.brings_first and not shipment.brought:
+            return self._gangs.send_to_several(shipment, target)
+        if self._fleet.brings_first and not shipment.brought:
             # Now, while the arguments are what they were when the task was made: they are not copied.
-            self._loop.run(self._dispatcher.bring(shipment))
-        inner = self._loop.start(self._dispatcher.execute(shipment, target, windowed=windowed))
+            self._fleet.loop.run(self._fleet.dispatcher.bring(shipment))
+        inner = self._fleet.loop.start(self._fleet.dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
@@ -337,46 +352,66 @@ class Pool(WithFleet, Launcher, WithFiles):
                 raise error
             advance()
 
-    # Lines of scripts -----------------------------------------------------------------------------------------------
+    def launch(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None = None,
+        per_node: int | None = None,
+        framework: Framework = "torch",
+        max_restarts: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_line: Callable[[int, str, str], object] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
 
-    def listen(self, run_id: str, sink: Callable[[list[list[str]]], object] | None) -> None:
-        """Hands the lines of the script run *run_id* to *sink*, in another thread; None ends it."""
-        if sink is None:
-            self._line_sinks.pop(run_id, None)
-        else:
-            self._line_sinks[run_id] = sink
+        All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
+        none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
+        with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
+        ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
+        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
+        ``local_rank``; a rank on a partition sees it alone.
 
-    def _on_event(self, message: tuple[str, str, Any]) -> None:
-        kind, name, content = message
-        if kind == "outcome":
-            self._watcher.ended(name)
-            self._dispatcher.arrived(name, content)
-        elif kind == ENDED:
-            for key, _ in content:
-                self._watcher.ended(key)
-            self._dispatcher.arrived(name, content)
-        elif kind == "lines":
-            if name in self._line_sinks:
-                self._line_sinks[name](content)
-        else:
-            self._watcher.told(kind, name, content)
+        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
+        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
+        `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
+        have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
+        and the text of each line; without it the lines are in the output of the tasks.
+
+        The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
+        that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
+        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
+        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
+        """
+        made = self._gangs.gang_of(
+            self.target,
+            target,
+            *args,
+            nodes=nodes,
+            per_node=per_node,
+            framework=framework,
+            max_restarts=max_restarts,
+            env=env,
+            timeout=timeout,
+            watched=on_line is not None,
+            **kwargs,
+        )
+        received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        future = self._gangs.start_gang(made, received.put)
+        try:
+            while (found := received.get()) is not None:
+                tell(found, made, on_line)
+            return results(future.result(), made)
+        finally:
+            future.cancel()
 
     # Closing --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cancels what was not waited for and leaves the fleet, which stays as it is. May be called again."""
-        if not self._ended.is_set():
-            self._ended.set()
-            try:
-                self._loop.run(self._leave())
-            finally:
-                self._loop.close()
-
-    async def _leave(self) -> None:
-        for dashboard in self._dashboards:
-            await dashboard.close()
-        await self._dispatcher.close()
-        await self._dispatcher.connection.close()
+        self._fleet.close()
 
     def __enter__(self) -> Self:
         return self
@@ -393,5 +428,5 @@ class Pool(WithFleet, Launcher, WithFiles):
         nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)
         notes = [f"{nodes} nodes", f"{slots} slots"]
         notes += ["simulated"] if self.manifest.simulated else []
-        notes += ["closed"] if self._ended.is_set() else []
+        notes += ["closed"] if self._fleet.closed else []
         return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"

@@ -1,4 +1,4 @@
-"""Running a file of this machine as a program on a slot."""
+"""Running a file of this machine as a program on a slot, as a task or as a job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from skyinfra.client import jobs
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import SlotLost, did_you_mean
@@ -34,9 +35,9 @@ def run_script(
     """
     path = Path(path)
     run_id = uuid.uuid4().hex
-    task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool.topic, run_id))
+    task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool._fleet.topic, run_id))
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
-    pool.listen(run_id, received.put)
+    pool._fleet.listen(run_id, received.put)
     try:
         future = pool.send(task, _target(pool, node))
         future.when_done(lambda _: received.put(None))
@@ -48,7 +49,27 @@ def run_script(
         finally:
             future.cancel()
     finally:
-        pool.listen(run_id, None)
+        pool._fleet.listen(run_id, None)
+
+
+def detach_script(
+    pool: Pool,
+    path: Path | str,
+    args: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    priority: int = 0,
+    replace: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> jobs.Job[int]:
+    """Leaves ``python -u FILE ARGS`` with the head of *pool* as a job; see `run_script` for where it runs.
+
+    Its result is the exit code 0; another one is `ScriptFailed`. Raises OSError where the file cannot be read.
+    """
+    path = Path(path)
+    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
+    place = (pool._fleet, pool._files, pool.target)
+    return jobs.detach(*place, task, name, priority=priority, replace=replace, kind="script", shown=path.name)
 
 
 def _target(pool: Pool, node: str | None) -> Target:

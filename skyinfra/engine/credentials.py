@@ -55,9 +55,9 @@ class Credentials:
         """A ``distributed`` Security that refuses every peer without a certificate of this fleet."""
         from distributed.security import Security
 
-        from skyinfra.engine import connector
+        from skyinfra.engine import dask_private
 
-        connector.install()
+        dask_private.install_connector()
         return Security(
             require_encryption=True,
             tls_ca_file=self.ca,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import time
 from collections.abc import Collection
 from typing import Any
 
-from dask._task_spec import Task
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm import Comm
 from distributed.core import Status
-from distributed.metrics import time as clock
-from distributed.spans import SpansSchedulerExtension
 
+from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.jobs import Jobs
@@ -32,10 +28,6 @@ from skyinfra.worker import execute
 _LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
-# Dask gathers messages to a worker for 5 ms and to a client for 2 ms, which is a part of a short task's round trip.
-_SEND_INTERVAL_S = 0.001
-# Tasks that come within that long have the same priority, as those of Dask's own client.
-_FIFO_S = 0.1
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -57,7 +49,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
-        self.extensions["spans"] = _NoSpans(self)
+        dask_private.keep_no_spans(self)
         if blobs is not None:
             self.handlers.update(blobs.handlers)
         if desk is not None:
@@ -130,50 +122,42 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """What Dask says about itself and its workers, with the `FleetState`."""
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
-        state = FleetState(fleet.VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving)
+        state = FleetState(
+            fleet.STATE_VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving
+        )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Talks with a worker for as long as it is there."""
-        self.stream_comms[worker].interval = _SEND_INTERVAL_S
+        dask_private.send_soon(self.stream_comms[worker])
         await super().handle_worker(comm, worker)
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is there."""
         client = (extra or {}).get("client")
         if client in self.client_comms:
-            self.client_comms[client].interval = _SEND_INTERVAL_S
+            dask_private.send_soon(self.client_comms[client])
         await super().handle_stream(comm, extra)
-
-    def subscribe_topic(self, topic: str, client: str) -> None:
-        """Lets a client hear what is told of *topic*; one of ours hears first that `take_task` is there."""
-        super().subscribe_topic(topic, client)
-        if topic.startswith(calls.TOPIC) and _takes_tasks():
-            self.log_event(topic, [calls.TAKES_TASKS, "", None])
 
     def take_task(
         self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
     ) -> None:
         """Takes a task for a slot with *resources*: what Dask's `update_graph` does, without graph and thread."""
-        now = clock()
-        task = Task(key, execute.run, header, call)
-        self._create_taskstate_from_graph(**_graph(now, client, task, {"resources": resources}))
+        dask_private.create_task(self, client, key, (execute.run, header, call), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Hands what a worker has to tell on to those who listen; what nobody listens to is dropped."""
-        if not (isinstance(topic, str) and topic.startswith(calls.TOPIC) and not self._listeners(topic)):
+        ours = isinstance(topic, str) and topic.startswith(calls.TOPIC)
+        if not ours or dask_private.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events that were for it alone."""
         super().remove_client(client, stimulus_id)
-        for name in [name for name in self._broker._topics if name.startswith(calls.TOPIC)]:
+        for name in [name for name in dask_private.topics(self) if name.startswith(calls.TOPIC)]:
             self.unsubscribe_topic(name, client)
-            if not self._listeners(name):
-                del self._broker._topics[name]
-
-    def _listeners(self, topic: str) -> bool:
-        return topic in self._broker._topics and bool(self._broker._topics[topic].subscribers)
+            if not dask_private.has_listeners(self, name):
+                dask_private.drop_topic(self, name)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; whoever waits for a layout gets the present one."""
@@ -203,45 +187,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _graph(now: float, client: str, task: Task, annotations: dict[str, object]) -> dict[str, object]:
-    """What Dask makes the state of a task from, as `update_graph` does."""
-    return {
-        "start": now,
-        "dsk": {task.key: task},
-        "keys": {task.key},
-        "ordered": {task.key: 0},
-        "client": client,
-        "annotations_by_type": {},
-        "global_annotations": annotations,
-        "stimulus_id": f"skyinfra-task-{now}",
-        "submitting_task": None,
-        "span_metadata": {"collections": []},
-        "fifo_timeout": _FIFO_S,
-    }
-
-
-@functools.cache
-def _takes_tasks() -> bool:
-    """Whether this Dask has what `take_task` uses, which is no public part of it."""
-    try:
-        create = inspect.signature(Scheduler._create_taskstate_from_graph)
-        create.bind(None, **_graph(0.0, "", Task("", int), {}))
-    except (AttributeError, TypeError):
-        return False
-    return True
-
-
-class _NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
-    """Dask's record of what ran together, for its dashboard: it never forgets a task, and nobody reads it."""
-
-    def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
-        """Takes note of nothing."""
-        return {}
-
-    def heartbeat(self, *_: object) -> None:
-        """Takes note of nothing: a worker may tell of its spans all the same."""
 
 
 class _Departures(SchedulerPlugin):  # type: ignore[misc]

@@ -13,9 +13,7 @@ from skyinfra.protocol import failures
 
 # The topics of our clients begin so: the head keeps nothing of them once their client is gone.
 TOPIC = "skyinfra-"
-# The first event of a topic, from a head that takes tasks as `TASK_MESSAGE` instead of a graph.
-TAKES_TASKS = "takes tasks"
-# A client's message on its stream to such a head, with ``key``, ``header``, ``call`` and ``resources``.
+# A client's message on its stream to the head, with ``key``, ``header``, ``call`` and ``resources``.
 TASK_MESSAGE = "skyinfra-task"
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192

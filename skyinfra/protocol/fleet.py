@@ -16,6 +16,8 @@ from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import PlacedPartition
 
 VERSION = 1
+# Of what a head and its clients say to one another, names of modules in pickles included. Raise it with either.
+STATE_VERSION = 2
 
 LAYOUT_CALL = "skyinfra_layout"
 SLOTS_CALL = "skyinfra_slots"
@@ -93,8 +95,8 @@ class FleetState:
     @classmethod
     def read(cls, value: object, *, source: str = "head") -> FleetState:
         """The inverse of `to_json`. Raises `InvalidManifest`."""
-        hint = f"This skyinfra reads version {VERSION}: use the skyinfra that deployed the fleet."
-        _schema.check_version(value, VERSION, path=source, error=InvalidManifest, hint=hint)
+        hint = f"This skyinfra reads version {STATE_VERSION}: use the skyinfra that deployed the fleet."
+        _schema.check_version(value, STATE_VERSION, path=source, error=InvalidManifest, hint=hint)
         return _schema.read(cls, value, path=source, error=InvalidManifest)
 
     def to_json(self) -> dict[str, object]:

@@ -80,7 +80,9 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
 
 def forget(topic: str, dask_scheduler: Scheduler) -> None:
     """Runs on the head: drops the last events of a *topic* that nobody listens to any more."""
-    dask_scheduler._broker.truncate(topic)
+    from skyinfra.engine import dask_private
+
+    dask_private.drop_events(dask_scheduler, topic)
 
 
 def _execute(task: Header, call: bytes, tell: streaming.Send, say: streaming.Send | None) -> Outcome:

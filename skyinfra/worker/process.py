@@ -11,16 +11,14 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
-from distributed.worker_state_machine import READY, CancelComputeEvent
 
-from skyinfra.engine import settings
+from skyinfra.engine import dask_private, settings
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
 
@@ -89,12 +87,8 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if self.status == now:
             self.status: Status = wanted
         if self.status == Status.paused:
-            for key in [task.key for task in self.state.tasks.values() if task.state in READY]:
-                # Messages are ordered: the scheduler knows that this worker is paused before it moves the task.
-                stimulus = f"drain-{time.time()}"
-                self.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
-                self.batched_send({"op": "reschedule", "key": key, "worker": self.address, "stimulus_id": stimulus})
-        return {"running": sorted(task.key for task in self.state.all_running_tasks), "kept": len(self.data)}
+            dask_private.give_back_waiting(self)
+        return {"running": dask_private.running(self), "kept": len(self.data)}
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
@@ -111,8 +105,7 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
             asyncio.get_running_loop().call_later(_ABANDONED_S, self._stop, key)
 
     def _stop(self, key: Any) -> None:
-        task = self._worker.state.tasks.get(key)
-        if task is not None and task.state == "cancelled":
+        if dask_private.is_cancelled(self._worker, key):
             cancellation.stop(str(key))
 
 

@@ -97,7 +97,7 @@ def die_then_hang(x: int, at: int, folder: str) -> int:
 def sent(pool, monkeypatch):
     """The names of what was sent to the head, with how many tasks there were in each message."""
     found: list[int] = []
-    connection = pool.connection
+    connection = pool._fleet.connection
     submit = connection.submit
 
     def noting(key, header, call, resources):

@@ -223,7 +223,7 @@ def test_leaving_a_head_that_does_not_answer_leaves_nothing_open(fleet, monkeypa
         raise OSError("the connection is gone")
 
     pool = open_pool(fleet.manifest)
-    client = pool._dispatcher.connection.client
+    client = pool._fleet.connection.client
     assert Task(os.getpid) >> pool
     monkeypatch.setattr(client, "run_on_scheduler", lost)
     pool.close()
@@ -264,9 +264,9 @@ def test_a_task_outlives_a_head_that_restarts(fleets, tmp_path, wait_until):
 def test_a_connection_that_breaks_is_made_again_and_the_task_runs_on(pool, tmp_path, wait_until):
     future = pool.submit(run_until_gate, str(tmp_path / "starts"), str(tmp_path / "gate"))
     wait_until((tmp_path / "starts").exists)
-    client = pool._dispatcher.connection.client
+    client = pool._fleet.connection.client
     broken = client.scheduler_comm
-    pool._loop._loop.call_soon_threadsafe(broken.abort)
+    pool._fleet.loop._loop.call_soon_threadsafe(broken.abort)
     wait_until(lambda: client.status == "running" and client.scheduler_comm is not broken)
     (tmp_path / "gate").touch()
     assert future.result(timeout=60) == "done"
@@ -288,16 +288,6 @@ def spin_once(path: str) -> int:
     while starts == 1:
         time.sleep(0.02)
     return starts
-
-
-@pytest.mark.parametrize("older", [False, True])
-def test_an_older_head_gets_tasks_as_dask_sends_them(fleets, older):
-    fleet = fleets(nodes=("n0",), older=older)
-    with open_pool(fleet.manifest) as pool:
-        assert sorted(pool.map(identity, range(20), ordered=False)) == list(range(20))
-        assert Task(sum, ([1, 2],)).options(profile="3g.40gb") >> pool == 3
-        takes = pool._dispatcher.connection._takes_tasks
-        assert (takes is None) is older
 
 
 # Connecting ---------------------------------------------------------------------------------------------------------
@@ -370,6 +360,13 @@ def test_other_versions_are_refused_with_both_named(fleets, what, claim):
     ours = distributed.__version__ if what == "distributed" else f"3.{sys.version_info.minor}"
     theirs = claim if what == "distributed" else "3.9"
     with pytest.raises(sky.VersionMismatch, match=f"run {what} {theirs}, this client {ours}"):
+        open_pool(fleet.manifest)
+
+
+def test_a_fleet_of_another_version_of_skyinfra_is_refused_with_what_to_do(fleets):
+    fleet = fleets(nodes=(), claims={"skyinfra": 1})
+    refused = r"stack/pool: its head speaks version 1 of the protocol, this client version 2\n.*skyinfra destroy"
+    with pytest.raises(sky.VersionMismatch, match=refused):
         open_pool(fleet.manifest)
 
 

@@ -22,7 +22,7 @@ from skyinfra.protocol.manifest import Manifest
 
 pool = open_pool(Manifest.read(json.loads(sys.stdin.readline())))
 pool.submit(int).result()
-print(pool.topic, flush=True)
+print(pool._fleet.topic, flush=True)
 os.kill(os.getpid(), 9)
 """
 
@@ -32,9 +32,9 @@ def on_head(pool: Pool, function):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     async def ask():
-        return await pool._dispatcher.connection.client.run_on_scheduler(function)
+        return await pool._fleet.connection.client.run_on_scheduler(function)
 
-    return pool._loop.run(ask())
+    return pool._fleet.loop.run(ask())
 
 
 def topics(dask_scheduler) -> list[str]:
@@ -66,8 +66,8 @@ def test_the_head_keeps_no_events_of_a_client_that_died(fleet, pool, wait_until)
 def test_the_head_keeps_no_events_of_a_client_that_left(fleet, pool, wait_until):
     with open_pool(fleet.manifest) as other:
         other.submit(int).result()
-        assert other.topic in on_head(pool, topics)
-    wait_until(lambda: other.topic not in on_head(pool, topics))
+        assert other._fleet.topic in on_head(pool, topics)
+    wait_until(lambda: other._fleet.topic not in on_head(pool, topics))
 
 
 def test_tasks_one_after_the_other_are_forgotten(pool):
@@ -94,4 +94,4 @@ def test_messages_are_not_kept(pool):
     assert list(pool.map(len, [b"x"] * 50)) == [1] * 50
     assert on_head(pool, sent) == 0
     assert Task(worker_sent) @ pool == [0] * 4
-    assert len(pool._dispatcher.connection.client.scheduler_comm.recent_message_log) == 0
+    assert len(pool._fleet.connection.client.scheduler_comm.recent_message_log) == 0

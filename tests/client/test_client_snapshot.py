@@ -10,7 +10,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.tasks import Task
@@ -33,7 +33,7 @@ def slot(name: str, profile: str | None = "2g.20gb") -> InstanceInfo:
 
 
 def told(**nodes: tuple[str, ...]) -> FleetState:
-    return FleetState(1, nodes)
+    return FleetState(STATE_VERSION, nodes)
 
 
 @pytest.mark.parametrize(

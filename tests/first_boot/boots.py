@@ -31,7 +31,7 @@ OLDEST = _oldest()
 class FirstBoot:
     """The folder *path* as far as a first boot goes."""
 
-    def __init__(self, path: Path, *, head: bool = True, scheduler: str = "127.0.0.1:1", python: str = "") -> None:
+    def __init__(self, path: Path, *, head: bool = True, scheduler: str = "127.0.0.1:2", python: str = "") -> None:
         self.path = path
         self.python = python or sys.executable
         self.node = path / "var" / "node.json"

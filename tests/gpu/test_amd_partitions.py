@@ -24,6 +24,7 @@ from skyinfra.gpu.hardware import Hardware
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
 from skyinfra.runner import slots
+from skyinfra.worker import process
 
 WHOLE = {"compute": "SPX", "memory": "NPS1", "requested": "NPS1"}
 
@@ -175,7 +176,7 @@ def test_devices_are_numbered_as_rocm_does(machine: Machine) -> None:
         ("DPX", 96.0, 0, 4, 8),
         ("DPX", 96.0, 4, 4, 8),
     ]
-    assert slots.resources(planned[0])["profile:DPX"] == 1.0
+    assert process.resources(planned[0])["profile:DPX"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def refused(code: int, function: Callable[..., object], *arguments: object) -> N
 def test_pynvml_finds_it_by_its_name(fake_machine: Machine) -> None:
     """The real way: the loader looks for libnvidia-ml.so.1 in LD_LIBRARY_PATH."""
     program = """
-        from skyinfra.runner.nvml import Nvml
+        from skyinfra.gpu.nvml import Nvml
         nvml = Nvml()
         nvml.open()
         print(nvml.driver_version(), *(gpu.name for gpu in nvml.gpus()), sep="\\n")
@@ -227,7 +227,7 @@ def test_a_call_fails_as_often_as_asked(fake_machine: Machine) -> None:
 
 PARTITION = """
     import pynvml
-    from skyinfra.runner.nvml import Nvml
+    from skyinfra.gpu.nvml import Nvml
     nvml = Nvml()
     nvml.open()
     gpu = nvml.gpus()[0]
@@ -280,7 +280,7 @@ def test_an_instance_lingers_after_its_compute_instances(fake_machine: Machine) 
 def test_the_state_is_whole_whenever_a_process_is_killed(fake_machine: Machine) -> None:
     machine = fake_machine()
     program = """
-        from skyinfra.runner.nvml import Nvml
+        from skyinfra.gpu.nvml import Nvml
         nvml = Nvml()
         nvml.open()
         while True:

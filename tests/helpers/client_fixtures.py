@@ -29,10 +29,11 @@ class Fleet:
         self.root = root
         support = Path(__file__).parent
         self.log = (root / "fleet.log").open("ab")
+        path = [os.environ.get("PYTHONPATH"), str(ROOT), str(support)]
         self.process = subprocess.Popen(
             [sys.executable, str(support / "client_fleet.py")],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{support}"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

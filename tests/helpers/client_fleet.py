@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from distributed import Nanny, Scheduler
+from distributed import Nanny
 
 from skyinfra.blobs.store import BlobStore
 from skyinfra.engine import settings
@@ -24,16 +24,14 @@ from skyinfra.worker import process
 
 
 class OtherScheduler(FleetScheduler):
-    """A scheduler that claims to run other versions, or that is older than `take_task`."""
+    """A scheduler that claims to run other versions."""
 
     claims: dict[str, str] = {}  # noqa: RUF012
-    older = False
 
-    def subscribe_topic(self, topic, client):
-        if self.older:
-            Scheduler.subscribe_topic(self, topic, client)
-        else:
-            super().subscribe_topic(topic, client)
+    def identity(self, n_workers=-1):
+        found = super().identity(n_workers)
+        found["skyinfra"]["version"] = self.claims.get("skyinfra", found["skyinfra"]["version"])
+        return found
 
     def versions(self):
         found = super().versions()
@@ -82,7 +80,6 @@ def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *,
 async def serve(config: dict) -> None:
     secret, root = config["secret"], Path(config["root"])
     OtherScheduler.claims = config.get("claims", {})
-    OtherScheduler.older = config.get("older", False)
     settings.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),

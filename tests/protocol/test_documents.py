@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyinfra import InvalidManifest, InvalidNodeConfig, NotInTask
-from skyinfra.protocol.fleet import FleetLayout, FleetState
+from skyinfra.protocol.fleet import STATE_VERSION, FleetLayout, FleetState
 from skyinfra.protocol.instance import VARIABLE, InstanceInfo, current_accelerator, instance_info
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
@@ -48,7 +48,7 @@ def test_they_come_back_as_they_were_written() -> None:
     assert FleetLayout.read(json.loads(json.dumps(layout.to_json())), source="head") == layout
     assert layout.digest == FleetLayout.read(layout.to_json(), source="head").digest
     assert layout.digest != FleetLayout(1, "h100_80gb").digest
-    state = FleetState(1, {"n1": ("n1/0", "n1/1")}, {"n1/0": ("train",)})
+    state = FleetState(STATE_VERSION, {"n1": ("n1/0", "n1/1")}, {"n1/0": ("train",)})
     assert FleetState.read(json.loads(json.dumps(state.to_json()))) == state
 
 

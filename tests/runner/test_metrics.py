@@ -32,8 +32,8 @@ READ = """
 import json, sys
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.runner import metrics
-from skyinfra.runner.nvml import Nvml
-from skyinfra.runner.hardware import session
+from skyinfra.gpu.nvml import Nvml
+from skyinfra.gpu.hardware import session
 with session(Nvml()) as nvml:
     slots = []
     for gpu in nvml.gpus():

@@ -95,7 +95,7 @@ def test_the_journal_where_there_is_no_file(tmp_path: Path, monkeypatch: pytest.
 def test_output_that_is_kept_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = f"""
 from pathlib import Path
-from skyinfra.protocol import output
+from skyinfra.worker import output
 output._KEPT_FILES, output._PRUNE_EVERY = 3, 1
 for number in range(6):
     with output.captured(f"task-{{number}}", Path({str(tmp_path)!r})):

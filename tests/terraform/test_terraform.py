@@ -34,7 +34,7 @@ APPLY = """
 import sys
 from pathlib import Path
 import skyinfra as sky
-from skyinfra.terraform import Terraform
+from skyinfra.terraform.program import Terraform
 terraform = Terraform(Path(sys.argv[1]))
 terraform.prepare()
 try:

@@ -77,7 +77,7 @@ def test_a_library_that_opens_a_device_is_not_kept(tmp_path: Path) -> None:
     wanted = {"modules": ["greedy", "colorsys"], "packages": str(tmp_path), "env": {"DEMO": "1"}}
     program = (
         "import os, sys\n"
-        "from skyinfra.runner import preload\n"
+        "from skyinfra.worker import preload\n"
         "if preload.VARIABLE in os.environ:\n"
         "    preload.load(os.environ[preload.VARIABLE], devices=('/dev/zero',))\n"
         "print('greedy' in sys.modules, 'colorsys' in sys.modules, os.environ.get('DEMO'))\n"

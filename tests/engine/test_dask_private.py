@@ -1,11 +1,13 @@
-"""A peer that hangs up before the handshake is one that does not answer, not a malformed address."""
+"""What is private to Dask: one file uses it; and a peer that hangs up before the handshake does not answer."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from distributed.comm.core import FatalCommClosedError, connect
 from distributed.comm.tcp import BaseTCPConnector, TLSConnector
 from tornado.iostream import IOStream
 
-from skyinfra.engine import connector
+from skyinfra.engine import dask_private
 from skyinfra.engine.credentials import Credentials
 
 ROUNDS = 20
@@ -30,7 +32,7 @@ class HungUp:
 
 
 def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (BaseTCPConnector, connector._Connector):
+    for kind in (BaseTCPConnector, dask_private._Connector):
         monkeypatch.setattr(kind, "client", HungUp())
     security = Credentials.derive("0123456789abcdef" * 4, role="client", name="test").security()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -76,3 +78,29 @@ def test_no_socket_stays_open_where_the_peer_speaks_or_hangs_up(says: bytes) -> 
             asyncio.run(run())
             gc.collect()
         thread.join()
+
+
+# Attributes that are no public part of Dask, and modules that hold none.
+PRIVATE = {
+    "_broker",
+    "_create_taskstate_from_graph",
+    "_send_to_scheduler",
+    "all_running_tasks",
+    "batched_send",
+    "handle_stimulus",
+    "recent_message_log",
+    "scheduler_comm",
+}
+MODULES = ("dask._", "distributed.comm.tcp", "distributed.protocol", "distributed.spans", "distributed.worker_state")
+
+
+def test_no_other_file_uses_what_is_private_to_dask() -> None:
+    package = Path(dask_private.__file__).parents[1]
+    for path in package.rglob("*.py"):
+        if path == Path(dask_private.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in PRIVATE, f"{path}:{node.lineno}"
+            elif isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith(MODULES), f"{path}:{node.lineno}"

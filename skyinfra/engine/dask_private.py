@@ -1,0 +1,221 @@
+"""Every name of Dask that is not a public part of it, each with the reason for its use.
+
+`make test-all` runs the client's tests with the oldest and the newest version of `distributed` that pyproject.toml
+admits. Modules that only some processes need are imported where they are used: the process of a rank needs few.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from distributed.comm import registry
+from distributed.comm.core import FatalCommClosedError
+from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector
+from tornado.tcpclient import TCPClient
+
+if TYPE_CHECKING:
+    from distributed import Client, Scheduler, Worker
+
+# Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
+SEND_INTERVAL_S = 0.001
+# Tasks that come within that long have the same priority, as those of Dask's own client.
+_FIFO_S = 0.1
+
+# Streams ------------------------------------------------------------------------------------------------------------
+
+
+def send_soon(stream: Any) -> None:
+    """Has a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
+    stream.interval = SEND_INTERVAL_S
+
+
+def client_stream(client: Client) -> Any:
+    """The stream to the head; another object after each reconnect, so that what was set for it is set again."""
+    return client.scheduler_comm
+
+
+def prepare_client(client: Client) -> None:
+    """Sets up the stream to the head."""
+    stream = client_stream(client)
+    send_soon(stream)
+    # The last thousand messages of up to 1 MB, kept for debugging.
+    stream.recent_message_log = collections.deque(maxlen=0)
+
+
+def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:
+    """Sends a message on the client's stream: a task as one message costs a quarter of a graph of one task."""
+    client._send_to_scheduler(message)
+
+
+# Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
+
+
+def topics(scheduler: Scheduler) -> list[str]:
+    """The names of all topics."""
+    return list(scheduler._broker._topics)
+
+
+def has_listeners(scheduler: Scheduler, topic: str) -> bool:
+    """Whether a client listens to *topic*."""
+    found = scheduler._broker._topics.get(topic)
+    return found is not None and bool(found.subscribers)
+
+
+def drop_topic(scheduler: Scheduler, topic: str) -> None:
+    """Forgets *topic*, its events included."""
+    del scheduler._broker._topics[topic]
+
+
+def drop_events(scheduler: Scheduler, topic: str) -> None:
+    """Forgets the events of *topic*."""
+    scheduler._broker.truncate(topic)
+
+
+# Tasks without a graph ----------------------------------------------------------------------------------------------
+
+
+def create_task(
+    scheduler: Scheduler, client: str, key: str, call: tuple[Callable[..., object], bytes, bytes], resources: object
+) -> None:
+    """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread."""
+    from dask._task_spec import Task
+    from distributed.metrics import time as clock
+
+    scheduler._create_taskstate_from_graph(**_graph(clock(), client, Task(key, *call), {"resources": resources}))
+
+
+def _graph(now: float, client: str, task: Any, annotations: dict[str, object]) -> dict[str, object]:
+    return {
+        "start": now,
+        "dsk": {task.key: task},
+        "keys": {task.key},
+        "ordered": {task.key: 0},
+        "client": client,
+        "annotations_by_type": {},
+        "global_annotations": annotations,
+        "stimulus_id": f"skyinfra-task-{now}",
+        "submitting_task": None,
+        "span_metadata": {"collections": []},
+        "fifo_timeout": _FIFO_S,
+    }
+
+
+def keep_no_spans(scheduler: Scheduler) -> None:
+    """Replaces the record of what ran together, for the dashboard: it never forgets a task, and nobody reads it."""
+    from distributed.spans import SpansSchedulerExtension
+
+    class NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
+        def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
+            return {}
+
+        def heartbeat(self, *_: object) -> None:
+            pass
+
+    scheduler.extensions["spans"] = NoSpans(scheduler)
+
+
+# Tasks on a worker --------------------------------------------------------------------------------------------------
+
+
+def give_back_waiting(worker: Worker) -> None:
+    """Has the scheduler place the tasks anew that *worker* was given and has not started."""
+    from distributed.worker_state_machine import READY, CancelComputeEvent
+
+    for key in [task.key for task in worker.state.tasks.values() if task.state in READY]:
+        # Ordered: by the time the scheduler places the task anew, it knows that this worker is paused.
+        stimulus = f"drain-{time.time()}"
+        worker.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
+        worker.batched_send({"op": "reschedule", "key": key, "worker": worker.address, "stimulus_id": stimulus})
+
+
+def running(worker: Worker) -> list[str]:
+    """The keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
+    return sorted(str(task.key) for task in worker.state.all_running_tasks)
+
+
+def is_cancelled(worker: Worker, key: object) -> bool:
+    """Whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
+    task = worker.state.tasks.get(key)
+    return task is not None and task.state == "cancelled"
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+# The opcode of pickle that takes a buffer from outside of the stream (NEXT_BUFFER), and the end.
+_NEXT_BUFFER = b"\x80\x05\x97."
+
+
+def without_copy(data: bytes | memoryview) -> Any:
+    """*data* as a part of a message that travels from where it lies to where it arrives.
+
+    What `ToPickle` makes of a PickleBuffer. That itself, around a memoryview that is part of a garbage cycle, as the
+    traceback of an error makes one, ends Python before 3.11.9 and 3.12.3 (python/cpython issue 77894).
+    """
+    from distributed.protocol.serialize import Pickled
+
+    return Pickled({"pickled-obj": _NEXT_BUFFER}, [memoryview(data)])
+
+
+def memory(size: int) -> memoryview:
+    """Memory of *size* bytes; not filled with zeros first, as a bytearray is, where numpy is there."""
+    from distributed.protocol.utils import host_array
+
+    found: memoryview = host_array(size)
+    return found
+
+
+# Connections --------------------------------------------------------------------------------------------------------
+# Where the peer hangs up, or speaks, before the handshake, Tornado raises a ValueError, which `distributed` takes for a
+# malformed address: what was to connect again once the head is back ends with it. It is a closed connection; one that
+# is told at once, since what speaks there may be no fleet at all. Nor does Tornado close the socket then: that would
+# be open until somebody collects garbage.
+
+# The streams that the present call of `_Connector.connect` has made.
+_made: ContextVar[list[Any]] = ContextVar("skyinfra_streams")
+
+
+class _Client(TCPClient):
+    """Tornado's, which notes the streams that it makes."""
+
+    def _create_stream(self, *arguments: Any, **keywords: Any) -> Any:
+        stream, connected = super()._create_stream(*arguments, **keywords)
+        _made.get([]).append(stream)
+        return stream, connected
+
+
+class _Connector(TLSConnector):  # type: ignore[misc]
+    client = _Client(resolver=BaseTCPConnector.client.resolver)
+
+    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        made: list[Any] = []
+        _made.set(made)
+        try:
+            return await self._connect(address, deserialize, connection_args)
+        except BaseException:
+            for stream in made:
+                # One that TLS has taken over has no socket any more.
+                if stream.socket is not None:
+                    stream.close()
+            raise
+
+    async def _connect(self, address: str, deserialize: bool, connection_args: dict[str, Any]) -> Any:
+        try:
+            return await super().connect(address, deserialize=deserialize, **connection_args)
+        except ValueError as error:
+            if "convert to SSL" not in str(error):
+                raise
+            raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
+
+
+class _Backend(TLSBackend):  # type: ignore[misc]
+    _connector_class = _Connector
+
+
+def install_connector() -> None:
+    """Opens every ``tls://`` connection of this process as above, from now on."""
+    if not isinstance(registry.backends.get("tls"), _Backend):
+        registry.backends["tls"] = _Backend()
