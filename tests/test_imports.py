@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"blobs", "protocol", "worker"},
     "head": {"blobs", "engine", "node", "protocol", "worker"},
     "gpu": {"mig", "node", "protocol"},
-    "drain": {"node", "protocol"},
+    "drain": {"first_boot", "node", "protocol"},
     "doctor": {"gpu", "node", "protocol"},
     "runner": {
         "blobs",

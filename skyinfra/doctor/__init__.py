@@ -1,1 +1,1 @@
-"""``skyinfra-runner doctor``: examines a node, and says what to do about what it finds."""
+"""``skyinfra-runner doctor``: examines a node and proposes remedies."""

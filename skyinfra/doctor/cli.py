@@ -1,4 +1,4 @@
-"""``skyinfra-runner doctor``: what is wrong with this node, and what to do about it."""
+"""The command ``skyinfra-runner doctor``."""
 
 from __future__ import annotations
 

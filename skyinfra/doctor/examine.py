@@ -1,7 +1,4 @@
-"""``skyinfra-runner doctor``: looks at everything that a node needs for its tasks, and says what to do about it.
-
-It changes nothing, and nothing that it cannot look at ends it.
-"""
+"""Examines everything that a node needs for its tasks. Changes nothing; what cannot be examined is a finding."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ logger = logging.getLogger("skyinfra.runner")
 
 
 def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Finding]:
-    """What is found on this machine, against the node configuration in the file *config* where one is given.
+    """Returns the findings on this machine, compared with the node configuration in the file *config*, if given.
 
-    *root*: where device files and the kernel's are looked for. Raises `InvalidNodeConfig` where *config* cannot be
-    read.
+    *root*: the folder with ``dev``, ``proc`` and ``sys``. Raises `InvalidNodeConfig` where *config* cannot be read.
     """
     node = _node(config) if config is not None else None
     directory = NodeDirectory(config.absolute().parent) if config is not None else None
@@ -38,12 +34,17 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     ]
     findings = [finding for look in looks for finding in _guarded(look)]
     if node is None and not any(finding.what.startswith("accelerators") for finding in findings):
-        findings.insert(0, _none_found())
+        found = "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen"
+        todo = (
+            "Install the accelerator's driver, or choose a machine type that has one; a node of CPU slots has a "
+            "configuration, which `--config` names."
+        )
+        findings.insert(0, Finding("accelerators", "wrong", found, "at least one", todo))
     return findings
 
 
 def _node(config: Path) -> NodeConfig:
-    """The configuration, with the layout that counts."""
+    """Returns the configuration with the desired layout."""
     read = NodeConfig.load(config)
     try:
         return desired.find(read, file_sha256(config), NodeDirectory(config.absolute().parent)).config
@@ -52,23 +53,18 @@ def _node(config: Path) -> NodeConfig:
 
 
 def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What *look* finds; what it raises in the middle is a finding too."""
+    """Yields the findings of *look*; an error that it raises is a finding too."""
     try:
         yield from look()
     except SkyinfraError as error:
-        yield wrong(error)
+        where = f"{error.field}: " if error.field else ""
+        yield Finding("accelerators", "wrong", f"{where}{error.message}", "as declared", error.hint or "")
     except OSError as error:
         yield Finding("system", "unknown", f"cannot be looked at: {error}", "to be readable")
 
 
-def wrong(error: SkyinfraError, what: str = "accelerators") -> Finding:
-    """The finding that *error* is."""
-    where = f"{error.field}: " if error.field else ""
-    return Finding(what, "wrong", f"{where}{error.message}", "as declared", error.hint or "")
-
-
 def _runner(directory: NodeDirectory | None) -> Iterator[Finding]:
-    """What the runner itself says."""
+    """The status of the runner."""
     if directory is None:
         return
     status, holder = directory.status(), directory.holder()
@@ -78,23 +74,8 @@ def _runner(directory: NodeDirectory | None) -> Iterator[Finding]:
         return
     if holder is None:
         status = replace(status, state="stopped" if status.state != "failed" else "failed")
-    reason = ": ".join(status.error) if status.error else status.leaving or ""
+    reason = ": ".join(status.error) if status.error else status.drain_reason or ""
     found = f"{status.state}{f': {reason}' if reason else ''}"
     fine = status.state in ("ready", "drained")
-    yield Finding("runner", "ok" if fine else "wrong", found, wanted, "" if fine else _about_runner(directory))
-
-
-def _about_runner(directory: NodeDirectory) -> str:
-    log = directory.log_file
-    return f"{log} says more." if log.exists() else "`journalctl -u skyinfra-runner` says more."
-
-
-def _none_found() -> Finding:
-    return Finding(
-        "accelerators",
-        "wrong",
-        "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen",
-        "at least one",
-        "Install the accelerator's driver, or choose a machine type that has one; a node of CPU slots has a "
-        "configuration, which `--config` names.",
-    )
+    log = directory.log_file if directory.log_file.exists() else "`journalctl -u skyinfra-runner`"
+    yield system.judged("runner", fine, found, wanted, f"{log} says more.")

@@ -1,4 +1,4 @@
-"""What the kernel's log says of GPUs: NVIDIA's Xid errors since the machine started."""
+"""NVIDIA's Xid errors in the kernel's log since the machine started."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)")
 _RECORD = 8192
-# Meanings and what to do: NVIDIA, "XID Errors" of the GPU deployment and management documentation. What is not here
-# stands for a fault that the driver has noticed.
+# Meanings and remedies: NVIDIA, "XID Errors" of the GPU deployment and management documentation. Another number is a
+# fault that the driver has noticed.
 _RESET = "Drain the node (`skyinfra-runner drain`) and reset the GPU, or reboot; replace the machine where it returns."
 _REPLACE = "Drain the node and replace the machine."
 _TASK = ""
@@ -44,7 +44,7 @@ _KNOWN: dict[int, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Xid:
-    """The error *number* of the GPU at the PCI address *device*, and how often it came."""
+    """The error *number* of the GPU at the PCI address *device*, with its *count*."""
 
     number: int
     device: str
@@ -52,22 +52,17 @@ class Xid:
 
     @property
     def meaning(self) -> str:
-        """In words."""
+        """The meaning, for people."""
         return _KNOWN.get(self.number, ("an error of the driver or the GPU", _RESET))[0]
 
     @property
     def to_do(self) -> str:
-        """What helps; empty where it was a task's own error."""
+        """The remedy; empty for an error of a task, after which the GPU works."""
         return _KNOWN.get(self.number, ("", _RESET))[1]
-
-    @property
-    def serious(self) -> bool:
-        """Whether the GPU may be broken, or the next task be hit too."""
-        return bool(self.to_do)
 
 
 def xids(root: Path = Path("/")) -> list[Xid]:
-    """The errors in the kernel's log, by device and number. Raises OSError where it may not be read."""
+    """Returns the errors in the kernel's log, by device and number. Raises OSError where it cannot be read."""
     found = Counter(
         (match[1].strip(), int(match[2])) for line in _lines(root / "dev/kmsg") if (match := _XID.search(line))
     )
@@ -75,7 +70,7 @@ def xids(root: Path = Path("/")) -> list[Xid]:
 
 
 def _lines(file: Path) -> list[str]:
-    """The records of the kernel's ring buffer: each read gives one. A plain file, as in tests, gives its lines."""
+    """Reads the records of the kernel's ring buffer, one with each read. A plain file, as in tests, has lines."""
     lines: list[str] = []
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:

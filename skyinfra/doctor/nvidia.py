@@ -1,4 +1,4 @@
-"""`doctor` for NVIDIA GPUs: driver against CUDA, layout against what is wanted, and the health of each GPU."""
+"""`doctor` for NVIDIA GPUs: driver and CUDA, desired and actual layout, and the health of each GPU."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
 from skyinfra.doctor import packages
 from skyinfra.doctor.kernel_log import xids
+from skyinfra.doctor.system import judged, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
 from skyinfra.gpu import device_files, inventory
 from skyinfra.gpu.actual import Recorded
@@ -23,7 +23,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 
 _VENDOR = "0x10de"
 _FABRIC = {0: None, 1: "not started", 2: "in progress", 3: "completed"}
-# Clocks that are lower for these reasons cost speed; a power cap under load, or idling, is as it should be.
+# Reasons of lower clocks that cost speed; a power cap under load, or idling, is normal.
 _SLOWDOWNS = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "too hot",
     pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "hot",
@@ -35,7 +35,7 @@ _BRANCHES = {11: 450, 12: 525, 13: 580}
 
 
 def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
-    """What is found; nothing where no NVIDIA GPU is declared and none is there."""
+    """Yields the findings; none where no NVIDIA GPU is declared and none is present."""
     declared = node is not None and node.accelerator is not None and node.accelerator.vendor == "nvidia"
     if node is not None and (not declared or node.scheduler_only):
         return
@@ -65,7 +65,7 @@ def _opened(
     names = ", ".join(f"{[g.name for g in gpus].count(name)} x {name}" for name in dict.fromkeys(g.name for g in gpus))
     wanted = f"{node.accelerator.count} x {node.accelerator.name}" if node and node.accelerator else "at least one"
     if node is None or directory is None:
-        yield Finding("accelerators", "ok" if gpus else "wrong", names or "none", wanted)
+        yield judged("accelerators", bool(gpus), names or "none", wanted, "")
     else:
         yield from _as_declared(node, directory, names or "none", wanted)
     yield from _driver(nvml, packages.cuda(path))
@@ -76,7 +76,7 @@ def _opened(
 
 
 def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted: str) -> Iterator[Finding]:
-    """The GPUs and their layouts against the node configuration."""
+    """Compares the GPUs and their layouts with the node configuration."""
     hardware: Hardware | Recorded = Hardware(node, directory)
     try:
         hardware.devices()
@@ -93,17 +93,14 @@ def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted:
     except SkyinfraError as error:
         yield Finding("MIG layout", "wrong", error.message, spelled, error.hint or "")
         return
-    if not steps:
-        yield Finding("MIG layout", "ok", "as wanted", spelled)
-        return
-    gpus = sorted({step.gpu for step in steps})
-    found = f"differs on GPU {', '.join(map(str, gpus))}: {len(steps)} steps to it"
+    gpus = ", ".join(map(str, sorted({step.gpu for step in steps})))
+    found = f"differs on GPU {gpus}: {len(steps)} steps to it" if steps else "as wanted"
     todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
-    yield Finding("MIG layout", "wrong", found, spelled, todo)
+    yield judged("MIG layout", not steps, found, spelled, todo)
 
 
 def _driver(nvml: Nvml, needs: Sequence[packages.Need]) -> Iterator[Finding]:
-    """The driver against the CUDA of each package that tasks may import."""
+    """Compares the driver with the CUDA of each package that tasks may import."""
     driver = nvml.driver_version()
     offers = nvml.cuda_version()
     shown = f"driver {driver}" + (f", CUDA up to {offers[0]}.{offers[1]}" if offers else "")
@@ -131,7 +128,8 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     switches = any((root / "dev").glob("nvidia-nvswitch[0-9]*"))
     if not states and not switches:
         return
-    manager = any(_named(entry, "nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*"))
+    # The kernel cuts names of processes at 15 characters.
+    manager = any(text_of(entry).startswith("nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*/comm"))
     waiting = {index: state for index, state in states.items() if state != "completed"}
     found = "running" if manager else "no process nv-fabricmanager"
     if waiting:
@@ -140,11 +138,11 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
         found += "; every GPU is in the fabric"
     fine = not waiting and (manager or bool(states))
     todo = "`systemctl enable --now nvidia-fabricmanager`; its version has to be that of the driver."
-    yield Finding("fabric manager", "ok" if fine else "wrong", found, "running, for NVSwitch", "" if fine else todo)
+    yield judged("fabric manager", fine, found, "running, for NVSwitch", todo)
 
 
 def _device_files(root: Path) -> Iterator[Finding]:
-    """Those that CUDA opens and this user may not be able to make."""
+    """The device files that CUDA opens."""
     needed = device_files.needed(root)
     if not needed:
         return
@@ -154,7 +152,7 @@ def _device_files(root: Path) -> Iterator[Finding]:
     todo = "`skyinfra-runner partition --config FILE` makes them, as root, with the driver's nvidia-modprobe."
     wanted = "unified memory, and the capabilities of every partition"
     shown = "; ".join(found) or "all there"
-    yield Finding("device files", "wrong" if found else "ok", shown, wanted, todo if found else "")
+    yield judged("device files", not found, shown, wanted, todo)
 
 
 def _health(gpu: Gpu) -> Iterator[Finding]:
@@ -171,11 +169,10 @@ def _health(gpu: Gpu) -> Iterator[Finding]:
         reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     if reasons is not None:
         slow = [text for bit, text in _SLOWDOWNS.items() if reasons & bit]
-        what = f"clocks of GPU {gpu.index}"
         temperature = gpu.temperature()
         shown = f"{', '.join(slow) or 'not throttled'}" + (f", {temperature} °C" if temperature is not None else "")
         todo = "Look at the cooling and the power supply, or tell the provider; the GPU runs at lower clocks."
-        yield Finding(what, "wrong" if slow else "ok", shown, "not throttled", todo if slow else "")
+        yield judged(f"clocks of GPU {gpu.index}", not slow, shown, "not throttled", todo)
 
 
 def _ecc(what: str, on: bool, errors: int | None, rows: tuple[int, int, int, int] | None) -> Finding:
@@ -193,7 +190,7 @@ def _ecc(what: str, on: bool, errors: int | None, rows: tuple[int, int, int, int
 
 
 def _kernel(root: Path) -> Iterator[Finding]:
-    """Xid errors, which the driver writes into the kernel's log."""
+    """Xid errors, which the driver writes to the kernel's log."""
     try:
         found = xids(root)
     except OSError as error:
@@ -205,14 +202,13 @@ def _kernel(root: Path) -> Iterator[Finding]:
     for xid in found:
         times = f", {xid.count} times" if xid.count > 1 else ""
         text = f"{xid.meaning} on {xid.device}{times}"
-        result: Any = "wrong" if xid.serious else "ok"
-        yield Finding(f"Xid {xid.number}", result, text, "none", xid.to_do if xid.serious else "")
+        yield judged(f"Xid {xid.number}", not xid.to_do, text, "none", xid.to_do)
 
 
 def _present(root: Path) -> bool:
     """Whether a display or 3D controller of NVIDIA is on the PCI bus."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
-        if _text(device / "vendor") == _VENDOR and _text(device / "class").startswith("0x03"):
+        if text_of(device / "vendor") == _VENDOR and text_of(device / "class").startswith("0x03"):
             return True
     return any((root / "dev").glob("nvidia[0-9]*"))
 
@@ -223,15 +219,3 @@ def _has_driver() -> bool:
             return True
     except AcceleratorMissing as error:
         return error.message != inventory.no_driver(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)).message
-
-
-def _named(process: Path, name: str) -> bool:
-    """Whether the process is called so; the kernel cuts names at 15 characters."""
-    return _text(process / "comm").startswith(name)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

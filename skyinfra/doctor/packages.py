@@ -1,4 +1,4 @@
-"""Which CUDA, ROCm or Neuron the installed Python packages were made for, from what they left on the disk.
+"""The CUDA, ROCm or Neuron versions that the installed Python packages need, from their files.
 
 Nothing is imported: importing torch takes seconds and opens devices.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-# Those that bring CUDA's runtime along, or are made for one: name, and the version in it where it has one.
+# Packages with a CUDA runtime, or built for one; the name may hold its version.
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
 _MADE_FOR = re.compile(r"(?:cupy-cuda|jax-cuda|numba-cuda-cu|onnxruntime-gpu-cuda|cudf-cu|cuml-cu)(\d+)x?(?:-plugin)?")
 
@@ -30,12 +30,12 @@ class Need:
 
 
 def search_path(packages: Path | None) -> list[str]:
-    """Where tasks import from: the folder of what the node installed for them, then this Python's own."""
+    """Returns the import path of tasks: the folder of the node's *packages*, then this Python's own path."""
     return [*([str(packages)] if packages is not None and packages.is_dir() else []), *sys.path]
 
 
 def cuda(path: list[str]) -> list[Need]:
-    """What needs CUDA among the packages on the import path *path*, by name."""
+    """Returns the CUDA needs of the packages on the import path *path*, by name."""
     found: dict[str, Need] = {}
     for name, need in _cuda(path):
         found.setdefault(name, need)  # the first one on the path is imported
@@ -61,33 +61,27 @@ def _cuda(path: list[str]) -> Iterator[tuple[str, Need]]:
 
 
 def torch_version(distribution: metadata.Distribution, what: str) -> tuple[int, ...] | None:
-    """What torch was built for: its ``torch.version.cuda`` (or ``hip``), read from ``torch/version.py``."""
+    """Returns the version that torch was built for: ``torch.version.cuda`` (or ``hip``), from ``torch/version.py``."""
     file = Path(str(distribution.locate_file("torch/version.py")))
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         return None
     for node in tree.body:
-        target = (
-            node.target
-            if isinstance(node, ast.AnnAssign)
-            else node.targets[0]
-            if isinstance(node, ast.Assign)
-            else None
-        )
-        value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
-        if isinstance(target, ast.Name) and target.id == what and isinstance(value, ast.Constant):
-            return _numbers(value.value)[:2] if isinstance(value.value, str) else None
+        if isinstance(node, ast.AnnAssign | ast.Assign):
+            target, value = node.target if isinstance(node, ast.AnnAssign) else node.targets[0], node.value
+            if isinstance(target, ast.Name) and target.id == what and isinstance(value, ast.Constant):
+                return _numbers(value.value)[:2] if isinstance(value.value, str) else None
     return None
 
 
 def torch(path: list[str]) -> metadata.Distribution | None:
-    """The torch that tasks would import."""
+    """Returns the torch that tasks import."""
     return next(iter(metadata.distributions(path=path, name="torch")), None)
 
 
 def version_of(name: str, path: list[str]) -> str | None:
-    """The version of the package *name*; None where it is not installed."""
+    """Returns the version of the package *name*; None where it is not installed."""
     found = next(iter(metadata.distributions(path=path, name=name)), None)
     return found.version if found is not None else None
 

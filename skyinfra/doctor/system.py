@@ -1,4 +1,4 @@
-"""`doctor` for the machine itself: disks, shared memory, clock, and what NCCL is told."""
+"""`doctor` for the machine itself: disks, shared memory, clock, and NCCL's settings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 _GB = 10**9
 _FREE_GB = 5.0
 _SHM_GB = 1.0
-# adjtimex(2): nobody keeps the clock.
+# adjtimex(2): no time service keeps the clock.
 _STA_UNSYNC = 0x0040
 _CLOCK_FAR_US = 1_000_000
 
 
 def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
-    """What is found."""
+    """Yields the findings about the machine."""
     yield _disk("disk", directory.path if directory is not None else root)
     scratch = root / "mnt/scratch"
     if scratch.is_dir():
@@ -33,6 +33,19 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -
     yield from _nccl({**os.environ, **(node.env if node is not None else {})}, root)
 
 
+def judged(what: str, fine: bool, found: str, wanted: str, to_do: str) -> Finding:
+    """Returns a finding that is ok where it is *fine*, else wrong with *to_do*."""
+    return Finding(what, "ok" if fine else "wrong", found, wanted, "" if fine else to_do)
+
+
+def text_of(file: Path) -> str:
+    """Returns the content of *file*; empty where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _disk(what: str, path: Path) -> Finding:
     usage = shutil.disk_usage(path)
     inodes = os.statvfs(path)
@@ -40,25 +53,23 @@ def _disk(what: str, path: Path) -> Finding:
     wanted = f"at least {_FREE_GB:g} GB, and 2 % of the files"
     if inodes.f_files and inodes.f_favail < 0.02 * inodes.f_files:
         return Finding(what, "wrong", f"{found}, but no more files", wanted, "Remove files that nobody needs.")
-    if usage.free < _FREE_GB * _GB:
-        return Finding(what, "wrong", found, wanted, "Free some space, or give the node a larger disk (disk_gb).")
-    return Finding(what, "ok", found, wanted)
+    todo = "Free some space, or give the node a larger disk (disk_gb)."
+    return judged(what, usage.free >= _FREE_GB * _GB, found, wanted, todo)
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:
-    """NCCL, and data loaders with processes, pass data through it; containers have 64 MB unless told otherwise."""
+    """NCCL, and data loaders with processes, pass data through it; containers have 64 MB by default."""
     folder = root / "dev/shm"
     if not folder.is_dir():
         return
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / _GB:.2f} of {usage.total / _GB:.2f} GB free"
-    fine = usage.free >= _SHM_GB * _GB
     todo = "Remove what ended processes left there, or give the container more (`docker run --shm-size=16g`)."
-    yield Finding("shared memory", "ok" if fine else "wrong", found, f"at least {_SHM_GB:g} GB", "" if fine else todo)
+    yield judged("shared memory", usage.free >= _SHM_GB * _GB, found, f"at least {_SHM_GB:g} GB", todo)
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of adjtimex(2), of which the first fields are of interest."""
+    """The first fields of struct timex of adjtimex(2)."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -82,15 +93,13 @@ def _clock() -> Finding:
         todo = "`timedatectl set-ntp true`, or start chrony."
         return Finding("clock", "wrong", "nobody keeps it", wanted, todo)
     error = f"kept, within {state.maxerror / 1e6:.3f} s"
-    if state.maxerror > _CLOCK_FAR_US:
-        return Finding(
-            "clock", "wrong", error, f"{wanted}, within 1 s", "`chronyc sources` shows whether servers answer."
-        )
-    return Finding("clock", "ok", error, wanted)
+    near = state.maxerror <= _CLOCK_FAR_US
+    todo = "`chronyc sources` shows whether servers answer."
+    return judged("clock", near, error, wanted if near else f"{wanted}, within 1 s", todo)
 
 
 def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
-    """What would make NCCL slow, or fail, though the machine could do better."""
+    """NCCL's settings that make it slow, or fail, on this machine."""
     settings = {**_of_file(root / "etc/nccl.conf"), **{k: v for k, v in environment.items() if k.startswith("NCCL_")}}
     fabric = sorted(entry.name for entry in (root / "sys/class/infiniband").glob("*"))
     shown = " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
@@ -104,14 +113,14 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
         free = limit == resource.RLIM_INFINITY
         found = "no limit" if free else f"at most {limit / _GB:.3f} GB"
         todo = "Run it in the runner's unit, which has LimitMEMLOCK=infinity, or raise `ulimit -l`."
-        yield Finding("locked memory", "ok" if free else "wrong", found, "no limit, for RDMA", "" if free else todo)
+        yield judged("locked memory", free, found, "no limit, for RDMA", todo)
 
 
 _NCCL_ADVICE = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
 
 
 def _interfaces(settings: Mapping[str, str]) -> str:
-    """Why NCCL_SOCKET_IFNAME leaves no interface, or nothing. Names are prefixes; ``=`` exact, ``^`` not."""
+    """Returns why NCCL_SOCKET_IFNAME matches no interface, or "". Names are prefixes; ``=``: exact, ``^``: not."""
     value = settings.get("NCCL_SOCKET_IFNAME", "")
     if not value or value.startswith("^"):
         return ""
@@ -132,9 +141,5 @@ def _disabled(settings: Mapping[str, str], fabric: list[str]) -> Iterator[str]:
 
 
 def _of_file(file: Path) -> dict[str, str]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.split("#")[0].partition("=") for line in lines)
+    pairs = (line.split("#")[0].partition("=") for line in text_of(file).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs if name.strip().startswith("NCCL_")}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyinfra.doctor import packages
+from skyinfra.doctor.system import judged, text_of
 from skyinfra.errors import SkyinfraError
 from skyinfra.gpu import inventory
 from skyinfra.gpu.hardware import Hardware
@@ -23,7 +24,7 @@ _TOOL_S = 20.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the accelerators of one vendor are looked at. *tool*: a command that fails where something is wrong."""
+    """How to examine the accelerators of one vendor. *tool*: a command that fails where something is wrong."""
 
     vendor: Vendor
     name: str
@@ -41,7 +42,7 @@ _KINDS = (
 
 
 def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
-    """What is found; nothing of a vendor whose accelerators are neither declared nor there."""
+    """Yields the findings; none of a vendor whose accelerators are neither declared nor present."""
     for kind in _KINDS:
         files, driver = inventory.device_files(kind.vendor, root)
         accelerator = node.accelerator if node is not None and not node.scheduler_only else None
@@ -56,8 +57,8 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[st
         wanted = f"{accelerator.count} x {accelerator.name}" if accelerator is not None else "at least one"
         enough = len(files) == accelerator.count if accelerator is not None else bool(files)
         found = f"{len(files)} {kind.name}" if files else f"no {kind.name}"
-        todo = "" if enough else f"Their files come with {driver}; is it installed, and the machine type as declared?"
-        yield Finding("accelerators", "ok" if enough else "wrong", found, wanted, todo)
+        todo = f"Their files come with {driver}; is it installed, and the machine type as declared?"
+        yield judged("accelerators", enough, found, wanted, todo)
         if files:
             yield from _details(kind, files, path, root)
         if declared and files and directory is not None and node is not None and kind.vendor == "amd":
@@ -68,19 +69,19 @@ def _details(kind: _Kind, files: list[Path], path: list[str], root: Path) -> Ite
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     rights = f"may not be opened: {', '.join(map(str, closed))}" if closed else "may be opened"
     todo = "Add the user of the runner to the groups of the files (`ls -l`), such as render or neuron."
-    yield Finding(f"{kind.name}: files", "wrong" if closed else "ok", rights, "to be opened", todo if closed else "")
-    version = _text(root / f"sys/module/{kind.module}/version")
+    yield judged(f"{kind.name}: files", not closed, rights, "to be opened", todo)
+    version = text_of(root / f"sys/module/{kind.module}/version")
     if kind.module != "vfio_pci":
         loaded = (root / f"sys/module/{kind.module}").is_dir()
         found = f"{kind.module} {version}".strip() if loaded else f"{kind.module} is not loaded"
-        todo = "" if loaded else f"`modprobe {kind.module}` loads it; `dmesg` says why it does not."
-        yield Finding(f"{kind.name}: driver", "ok" if loaded else "wrong", found, f"{kind.module} is loaded", todo)
+        todo = f"`modprobe {kind.module}` loads it; `dmesg` says why it does not."
+        yield judged(f"{kind.name}: driver", loaded, found, f"{kind.module} is loaded", todo)
     yield from _tool(kind)
     yield from _package(kind, path, root)
 
 
 def _tool(kind: _Kind) -> Iterator[Finding]:
-    """What the vendor's own tool says, where it is installed."""
+    """Runs the vendor's own tool, where it is installed."""
     program = shutil.which(kind.tool[0]) if kind.tool else None
     if program is None:
         return
@@ -95,11 +96,11 @@ def _tool(kind: _Kind) -> Iterator[Finding]:
     tail = (done.stderr or done.stdout).strip().splitlines()[-1:] or [""]
     fine = done.returncode == 0
     found = "answers" if fine else f"exit code {done.returncode}: {tail[0]}"
-    yield Finding(what, "ok" if fine else "wrong", found, wanted, "" if fine else f"Run `{' '.join(kind.tool)}`.")
+    yield judged(what, fine, found, wanted, f"Run `{' '.join(kind.tool)}`.")
 
 
 def _package(kind: _Kind, path: list[str], root: Path) -> Iterator[Finding]:
-    """The Python package that tasks need; torch against the machine's ROCm."""
+    """The Python package that tasks need, and for AMD the ROCm of torch."""
     version = packages.version_of(kind.package, path)
     if kind.vendor != "amd":
         if version is not None:
@@ -115,7 +116,7 @@ def _package(kind: _Kind, path: list[str], root: Path) -> Iterator[Finding]:
         yield Finding(what, "wrong", f"torch {torch.version} is not made for ROCm", "a torch made for ROCm", todo)
         return
     # The wheels bring ROCm's user space; only the kernel's part has to be new enough.
-    system = re.match(r"\d+\.\d+", _text(root / "opt/rocm/.info/version"))
+    system = re.match(r"\d+\.\d+", text_of(root / "opt/rocm/.info/version"))
     shown = f"torch {torch.version} with ROCm {'.'.join(map(str, built))}"
     found = shown + (f", the machine has {system[0]}" if system else "")
     yield Finding(what, "ok", found, "a torch made for ROCm")
@@ -130,12 +131,6 @@ def _partitions(node: NodeConfig, directory: NodeDirectory) -> Iterator[Finding]
         yield Finding("partition mode", "wrong", error.message, wanted, error.hint or "")
         return
     found = f"differs on GPU {', '.join(str(step.gpu) for step in steps)}" if steps else "as wanted"
-    todo = "`skyinfra-runner partition --config FILE` sets it, as root." if steps else ""
-    yield Finding("partition mode", "wrong" if steps else "ok", found, wanted, todo)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    yield judged(
+        "partition mode", not steps, found, wanted, "`skyinfra-runner partition --config FILE` sets it, as root."
+    )

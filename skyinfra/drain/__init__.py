@@ -1,1 +1,1 @@
-"""Taking a node out of service: who asks for it, preemption notices of providers, and what tasks are told."""
+"""Draining a node: the request, preemption notices of providers, and informing tasks."""

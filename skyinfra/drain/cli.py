@@ -1,4 +1,4 @@
-"""``skyinfra-runner drain``, ``undrain`` and ``interrupt``: taking a node out of service, and back into it."""
+"""``skyinfra-runner drain``, ``undrain`` and ``interrupt``: draining a node, and taking it back into service."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.errors import InvalidField, NodeFailed
+from skyinfra.errors import InvalidField, NodeFailed, SkyinfraError
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import NodeConfig
 
+logger = logging.getLogger("skyinfra.runner")
+
 _POLL_S = 0.1
-# Beyond the time that tasks have: their workers are ended then, and the head is told.
+# After an error of a look.
+_RETRY_S = 2.0
+# After the tasks' time: their workers end, and the head is informed.
 _SLACK_S = 30.0
 _BACK_S = 120.0
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -28,7 +32,7 @@ _Command = Callable[[_Commands, str, object, str], argparse.ArgumentParser]
 
 
 def add(commands: _Commands, command: _Command) -> None:
-    """Adds the commands by *command*, which gives them ``--config``."""
+    """Adds the commands; *command* adds one with ``--config``."""
     text = "take the node out of service: no new tasks; what runs may end, what has not started moves to other nodes"
     parser = command(commands, "drain", _drain, text)
     parser.add_argument(
@@ -63,18 +67,20 @@ def _drain(options: argparse.Namespace) -> int:
 def _undrain(options: argparse.Namespace) -> int:
     config = NodeConfig.load(options.config)
     directory = NodeDirectory(options.config.absolute().parent)
-    asked = request.clear(directory)
+    drained = request.clear(directory)
     if directory.holder() is None:
         print(f"No runner serves node {config.node}; it will have slots when one does.")
         return 0
-    status = _wait(config.node, directory, lambda status: status.state == "ready" and status.leaving is None, _BACK_S)
-    print(f"Node {status.node} is in service{'' if asked else ', as it was'}: {len(status.slots)} slots.")
+    status = _wait(
+        config.node, directory, lambda status: status.state == "ready" and status.drain_reason is None, _BACK_S
+    )
+    print(f"Node {status.node} is in service{'' if drained else ', as it was'}: {len(status.slots)} slots.")
     return 0
 
 
 def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], patience_s: float) -> Status:
-    """Waits until what the node is doing is *done*, and says what it waits for. Raises `NodeFailed`."""
-    told: tuple[str, ...] = ()
+    """Waits until the status is *done*, and prints what the node waits for. Raises `NodeFailed`."""
+    shown: tuple[str, ...] = ()
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         status = directory.status()
@@ -82,9 +88,9 @@ def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], p
             return status
         if directory.holder() is None:
             raise NodeFailed(f"the runner of node {node} ended meanwhile", field=str(directory.path))
-        if status is not None and status.waits_for and status.waits_for != told:
-            told = status.waits_for
-            print(f"waiting: {'; '.join(told)}", file=sys.stderr, flush=True)
+        if status is not None and status.waits_for and status.waits_for != shown:
+            shown = status.waits_for
+            print(f"waiting: {'; '.join(shown)}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
     found = directory.status()
     state = "has no status" if found is None else f"is {found.state}"
@@ -93,12 +99,24 @@ def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], p
 
 
 def _interrupt(options: argparse.Namespace) -> int:
-    from skyinfra.drain.preemption import Interrupt
+    from skyinfra.drain.preemption import PreemptionWatch
 
+    watcher = PreemptionWatch(options.config)
+    return watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
+
+
+def watch(look: Callable[[], object], *, once: bool, pause_s: float) -> int:
+    """Calls *look* *once*, or without end: an error, which may pass, is logged once."""
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    watcher = Interrupt(options.config)
-    if options.once:
-        watcher.look()
-    else:
-        watcher.run()
+    last: str | None = None
+    while not once:
+        try:
+            look()
+            last, again_s = None, pause_s
+        except SkyinfraError as error:
+            if str(error) != last:
+                logger.error("%s: %s", type(error).__name__, error)
+            last, again_s = str(error), max(pause_s, _RETRY_S)
+        time.sleep(again_s)
+    look()
     return 0

@@ -1,5 +1,4 @@
-"""What providers tell a machine that they will take back: one class for each provider, all of them by its metadata
-service.
+"""Preemption notices: one class for each provider, which reads them from its metadata service.
 
 - AWS, spot: ``spot/instance-action`` two minutes ahead, and ``events/recommendations/rebalance`` perhaps sooner, which
   may come to nothing
@@ -10,6 +9,7 @@ service.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
 import json
@@ -17,17 +17,19 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from skyinfra.errors import NodeFailed, NotSupported
+from skyinfra.first_boot import fetch
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-# Stands above every other address, for tests and for machines behind something.
+# Overrides the address of the metadata service of every provider.
 ENDPOINT = "SKYINFRA_METADATA_ENDPOINT"
 _TIMEOUT_S = 5.0
-# Tasks are ended that long before the machine is, at most: the scheduler is to hear of it from this node.
+_QUESTION = "whether the machine is taken back"
+# Tasks are ended at most that long before the machine, so that this node still tells the scheduler.
 _MARGIN_S = 10.0
 
 
@@ -35,31 +37,23 @@ _MARGIN_S = 10.0
 class Notice:
     """The provider takes the machine back, or suspends it.
 
-    key: equal for the same notice. why: in words. until: Unix time at which tasks that still run are to be ended; None
-    where nothing is said of that. certain: whether it will happen. acknowledge: what `Notices.acknowledge` takes.
+    key: equal for the same notice. why: for people. until: Unix time at which running tasks are ended; None where the
+    provider gives no time. certain: whether it will happen. acknowledge: tells the provider that the node is idle.
     """
 
     key: str
     why: str
     until: float | None = None
     certain: bool = True
-    acknowledge: str | None = None
+    acknowledge: Callable[[], None] | None = field(default=None, compare=False)
 
 
-class Notices(Protocol):
-    """The notices of one provider."""
+def notices(config: NodeConfig) -> AwsNotices | GcpNotices | AzureNotices:
+    """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none.
 
-    pause_s: float
-
-    def look(self) -> Notice | None:
-        """The notice that stands now, or None. Raises `NodeFailed` where the metadata service does not say."""
-
-    def acknowledge(self, what: str) -> None:
-        """Lets the provider know that nothing runs here any more. Raises `NodeFailed`."""
-
-
-def notices(config: NodeConfig) -> Notices:
-    """Those of the provider of the node *config*. Raises `NotSupported` for a provider that gives none."""
+    ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
+    ``pause_s`` is the time between two looks.
+    """
     if config.provider == "aws":
         return AwsNotices()
     if config.provider == "gcp":
@@ -76,16 +70,9 @@ def notices(config: NodeConfig) -> Notices:
 
 
 class AwsNotices:
-    """EC2's, through version 2 of its metadata service, with a session token that is taken anew when it is refused."""
+    """EC2's notices for spot instances."""
 
     pause_s = 2.0
-    _TOKEN_S = 21_600
-
-    def __init__(self) -> None:
-        # The variable that AWS's own tools have for another address.
-        default = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
-        self._service = _Service(default)
-        self._token: str | None = None
 
     def look(self) -> Notice | None:
         action = self._document("spot/instance-action")
@@ -100,33 +87,13 @@ class AwsNotices:
             return Notice(f"rebalance {when}", "AWS recommends to leave the spot instance", certain=False)
         return None
 
-    def acknowledge(self, what: str) -> None:
-        """Nothing is acknowledged there."""
-
     def _document(self, path: str) -> dict[str, Any] | None:
-        """What is said there; None where nothing is."""
-        text = self._read(path)
-        return None if text is None else _object(text, self._service.base)
-
-    def _read(self, path: str) -> str | None:
-        for _ in range(2):
-            if self._token is None:
-                ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_S)}
-                self._token = self._service.ask("PUT", "/latest/api/token", ttl)
-            try:
-                return self._service.ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
-            except _Refused as refused:
-                if refused.status == 404:
-                    return None
-                if refused.status != 401:
-                    raise
-                # It ran out, or the instance was moved.
-                self._token = None
-        raise self._service.silent("it refuses the tokens that it gives (401)")
+        text = ec2_metadata(path, _QUESTION, base=os.environ.get(ENDPOINT))
+        return None if text is None else _object(text, path)
 
 
 class GcpNotices:
-    """Compute Engine's. *hour*: whether host maintenance is told an hour ahead, as machines with GPUs hear of it."""
+    """Compute Engine's notices. *hour*: whether they come an hour before host maintenance, as for GPU machines."""
 
     # The request itself waits.
     pause_s = 0.0
@@ -135,7 +102,7 @@ class GcpNotices:
 
     def __init__(self, *, hour: bool) -> None:
         host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-        self._service = _Service(f"http://{host}")
+        self._base = f"http://{host}"
         self._ahead_s = 3600.0 if hour else 60.0
         self._since: dict[str, float] = {}
         # Names the value that was seen last: a change between two requests is answered at once.
@@ -151,27 +118,24 @@ class GcpNotices:
         self._since = {}
         return None
 
-    def acknowledge(self, what: str) -> None:
-        """Nothing is acknowledged there."""
-
     def _notice(self, key: str, why: str, ahead_s: float) -> Notice:
         # It does not say when; it is as far ahead as documented when it is first seen.
         since = self._since.setdefault(key, time.time())
         return Notice(f"{key} {since}", why, _before(since + ahead_s, now=since))
 
     def _value(self, path: str, *, waits: bool = False) -> str:
-        headers = {"Metadata-Flavor": "Google"}
-        path = f"/computeMetadata/v1/instance/{path}"
-        text = self._service.ask("GET", path, headers, timeout_s=self._WAIT_S + _TIMEOUT_S)
+        path, timeout_s = f"/computeMetadata/v1/instance/{path}", self._WAIT_S + _TIMEOUT_S
+        text, etag = _ask(self._base, path, {"Metadata-Flavor": "Google"}, timeout_s=timeout_s)
         if waits:
-            self._seen = self._service.etag
+            self._seen = etag
         return text.strip()
 
 
 class AzureNotices:
-    """Azure's scheduled events that are about this machine. A freeze of some seconds is none."""
+    """Azure's scheduled events for this machine, except freezes, which last some seconds."""
 
     pause_s = 1.0
+    _BASE = "http://169.254.169.254"
     _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
     _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
     _HEADERS = {"Metadata": "true"}  # noqa: RUF012 - never changed
@@ -183,74 +147,63 @@ class AzureNotices:
     }
 
     def __init__(self) -> None:
-        self._service = _Service("http://169.254.169.254")
         self._name: str | None = None
 
     def look(self) -> Notice | None:
         if self._name is None:
-            self._name = self._service.ask("GET", self._NAME, self._HEADERS).strip()
+            self._name = _ask(self._BASE, self._NAME, self._HEADERS)[0].strip()
         # The first request of a machine switches the service on, which takes up to two minutes.
-        document = _object(self._service.ask("GET", self._EVENTS, self._HEADERS, timeout_s=130), self._service.base)
-        events = document.get("Events")
+        text, _ = _ask(self._BASE, self._EVENTS, self._HEADERS, timeout_s=130)
+        events = _object(text, self._EVENTS).get("Events")
         for event in events if isinstance(events, list) else []:
             kind = event.get("EventType")
             if kind in self._KINDS and self._name in event.get("Resources", ()):
                 return self._notice(event, kind)
         return None
 
-    def acknowledge(self, what: str) -> None:
-        body = json.dumps({"StartRequests": [{"EventId": what}]})
-        self._service.ask("POST", self._EVENTS, {**self._HEADERS, "Content-Type": "application/json"}, body=body)
+    def _acknowledge(self, event: str) -> None:
+        headers = {**self._HEADERS, "Content-Type": "application/json"}
+        _ask(self._BASE, self._EVENTS, headers, body={"StartRequests": [{"EventId": event}]})
 
     def _notice(self, event: Mapping[str, Any], kind: str) -> Notice:
         # Empty once the event has begun.
         when = _time(event.get("NotBefore"))
         until = time.time() if when is None else _before(when)
         identity = event["EventId"]
-        return Notice(identity, f"Azure {self._KINDS[kind]}", until, acknowledge=identity)
+        return Notice(identity, f"Azure {self._KINDS[kind]}", until, acknowledge=lambda: self._acknowledge(identity))
 
 
-class _Refused(NodeFailed):
-    """The metadata service answers, but not with 200; ``status`` says with what."""
+@contextlib.contextmanager
+def _answers(question: str, where: str, hint: str | None = None) -> Iterator[None]:
+    """Raises `NodeFailed` where the metadata service does not answer *question*."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = f"it answers {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
+        raise NodeFailed(f"the metadata service does not say {question}: {why}", field=where, hint=hint) from None
 
-    status = 0
 
-
-class _Service:
-    """The metadata service at *default*, unless the environment names another one."""
-
-    def __init__(self, default: str) -> None:
-        self.base = os.environ.get(ENDPOINT, default).rstrip("/")
-        # Of the last answer.
-        self.etag: str | None = None
-        # The machine's own address is not behind a proxy.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def ask(
-        self, method: str, path: str, headers: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S, body: str = ""
-    ) -> str:
-        """The text that it answers with. Raises `_Refused`, or `NodeFailed` where it does not answer."""
-        data = body.encode() if body else None
-        request = urllib.request.Request(f"{self.base}{path}", headers=dict(headers), method=method, data=data)  # noqa: S310 - http
+def ec2_metadata(path: str, question: str, *, base: str | None = None, hint: str | None = None) -> str | None:
+    """Returns the text at *path* of EC2's metadata service, or None where there is none. Raises `NodeFailed`."""
+    with _answers(question, base or path, hint):
         try:
-            with self._opener.open(request, timeout=timeout_s) as answer:
-                self.etag = answer.headers["ETag"]
-                return str(answer.read().decode())
+            return fetch.metadata(path, base)
         except urllib.error.HTTPError as error:
-            error.close()
-            refused = _Refused(*self._words(f"it answers {error.code}"), field=self.base)
-            refused.status = error.code
-            raise refused from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.silent(str(error)) from None
+            if error.code != 404:
+                raise
+            return None
 
-    def silent(self, why: str) -> NodeFailed:
-        """The error for a service that does not say what was asked."""
-        return NodeFailed(*self._words(why), field=self.base)
 
-    @staticmethod
-    def _words(why: str) -> tuple[str]:
-        return (f"the metadata service does not say whether the machine is taken back: {why}",)
+def _ask(
+    base: str, path: str, headers: dict[str, str], *, timeout_s: float = _TIMEOUT_S, body: object = None
+) -> tuple[str, str | None]:
+    """Returns the text of the answer and its ETag; *body* is sent as JSON. Raises `NodeFailed`."""
+    url = os.environ.get(ENDPOINT, base).rstrip("/") + path
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, headers=headers, data=data)  # noqa: S310 - http
+    # The machine's own address is not behind a proxy.
+    with _answers(_QUESTION, url), fetch.direct().open(request, timeout=timeout_s) as answer:
+        return str(answer.read().decode()), answer.headers["ETag"]
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""That a node is to be taken out of service, and by whom: ``drain.json`` in its folder.
+"""The request to drain a node: ``drain.json`` in its folder.
 
-`skyinfra-runner drain` writes it for a person, `skyinfra-runner interrupt` for a provider that takes the machine back;
-`undrain` and a notice that is withdrawn remove it. A running runner follows within a second; one that starts comes up
-without slots. What a person asked for holds through reboots; a provider's notice is about the boot in which it came.
+`skyinfra-runner drain` writes it for a person, `skyinfra-runner interrupt` for a preemption notice; `undrain` and a
+withdrawn notice remove it. A running runner follows within a second; a runner that starts has no slots. A person's
+request holds through reboots; that of a notice ends with the boot in which the notice came.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Drain:
     """The content of ``drain.json``.
 
-    by: `OPERATOR`, or the name of the provider. why: in words. until: Unix time at which tasks that still run are
-    ended; None where they may end by themselves. boot: the boot that it is about; None for any. if_others: only where
-    another node of the fleet has slots in service, because the provider does not say that it will come to anything.
+    by: `OPERATOR`, or the name of the provider. why: for people. until: Unix time at which running tasks are ended;
+    None where they may end by themselves. boot: the boot in which it holds; None for every boot. if_others: drain only
+    where another node of the fleet has slots in service, because the preemption is not certain.
     """
 
     version: int
@@ -38,14 +38,9 @@ class Drain:
     boot: str | None = None
     if_others: bool = False
 
-    @property
-    def stale(self) -> bool:
-        """Whether it is about an earlier boot of this machine."""
-        return self.boot is not None and self.boot != this_boot()
-
 
 def this_boot() -> str | None:
-    """Names the boot of this machine; None where the system has no name for it."""
+    """Returns the id of this machine's boot; None where the system has none."""
     try:
         return _BOOT.read_text(encoding="utf-8").strip()
     except OSError:
@@ -53,12 +48,12 @@ def this_boot() -> str | None:
 
 
 def write(directory: NodeDirectory, drain: Drain) -> None:
-    """Asks for *drain*, in the place of what was asked before. Raises `StateDirectoryError`."""
+    """Requests *drain*, in place of an earlier request. Raises `StateDirectoryError`."""
     directory.write(directory.drain_file, json.dumps(_schema.write(drain)) + "\n")
 
 
 def clear(directory: NodeDirectory) -> bool:
-    """The node may serve; whether it was asked not to. Raises `StateDirectoryError`."""
+    """Removes the request; returns whether there was one. Raises `StateDirectoryError`."""
     there = os.path.lexists(directory.drain_file)
     with writing(directory.drain_file):
         directory.drain_file.unlink(missing_ok=True)
@@ -66,7 +61,7 @@ def clear(directory: NodeDirectory) -> bool:
 
 
 def find(directory: NodeDirectory) -> Drain | None:
-    """What is asked for; None where that is nothing, or is about an earlier boot. Raises `InvalidNodeConfig`."""
+    """Returns the request; None where there is none, or one of an earlier boot. Raises `InvalidNodeConfig`."""
     file = directory.drain_file
     if not os.path.lexists(file):
         return None
@@ -74,13 +69,4 @@ def find(directory: NodeDirectory) -> Drain | None:
     hint = f"This runner reads version {VERSION}; `skyinfra-runner undrain` removes the file."
     _schema.check_version(value, VERSION, path=str(file), error=InvalidNodeConfig, hint=hint)
     drain = _schema.read(Drain, value, path=str(file), error=InvalidNodeConfig)
-    return None if drain.stale else drain
-
-
-def stamp(directory: NodeDirectory) -> tuple[int, int, int] | None:
-    """Changes whenever ``drain.json`` does; None while it is not there."""
-    try:
-        found = directory.drain_file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return drain if drain.boot in (None, this_boot()) else None

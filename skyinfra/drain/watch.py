@@ -1,4 +1,4 @@
-"""Whether the node is to leave its fleet, and what its tasks are told of that."""
+"""Whether the node is to be drained now, and telling its tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidNodeConfig, StateDirectoryError
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.folder import NodeDirectory, stamp
 from skyinfra.node.node import Node
 from skyinfra.protocol.interruption import Interruption
 
@@ -20,81 +20,78 @@ _ASK_AGAIN_S = 15.0
 
 
 class DrainWatch:
-    """Watches ``drain.json`` of *directory*. *changed* is set when what it asks for changes.
+    """Watches ``drain.json`` of *directory*; sets *changed* when the request changes.
 
-    drain: what counts now; None while the node is to serve.
+    drain: the request that holds now; None while the node serves. *may_drain*: whether the fleet can do without a node.
     """
 
     def __init__(
-        self, directory: NodeDirectory, may_leave: Callable[[Node, str], Awaitable[bool]], *, changed: asyncio.Event
+        self, directory: NodeDirectory, may_drain: Callable[[Node, str], Awaitable[bool]], *, changed: asyncio.Event
     ) -> None:
         self.drain: Drain | None = None
         self._directory = directory
-        self._may_leave = may_leave
+        self._may_drain = may_drain
         self._changed = changed
         self._stamp: tuple[int, int, int] | None = None
-        # May be followed though it says `if_others`.
+        # The request with `if_others` that the head has granted.
         self._granted: Drain | None = None
         self._asking: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Notices that another thing is asked for. Tasks hear of it at once, whatever the runner is at."""
-        stamp = request.stamp(self._directory)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            asked = self._read()
-            if asked is None or not asked.if_others:
-                self._tell(asked)
+        """Notices a changed request and informs tasks at once, even while the runner is busy."""
+        if stamp(self._directory.drain_file) != self._stamp:
+            drain = self._read()
+            if drain is None or not drain.if_others:
+                self._inform_tasks(drain)
             self._changed.set()
         if self._asking is not None and self._asking.done():
             self._asking.result()
 
     async def wanted(self, node: Node) -> Drain | None:
-        """What *node* is to follow now."""
+        """Returns the request that *node* has to follow now."""
         self.close()
-        self._stamp = request.stamp(self._directory)
-        asked = self._read()
-        undecided = asked is not None and asked.if_others and asked not in (self.drain, self._granted)
-        if asked is not None and undecided and not await self._may_leave(node, asked.why):
-            logger.info("%s; no other node has slots, so this one stays in service", asked.why)
-            self._asking = asyncio.create_task(self._ask_again(node, asked), name="may leave")
-            asked = None
-        if asked != self.drain:
-            logger.info("%s", f"leaves the fleet: {asked.why}" if asked is not None else "serves the fleet again")
-        self._tell(asked)
-        self.drain = asked
-        return asked
+        drain = self._read()
+        undecided = drain is not None and drain.if_others and drain not in (self.drain, self._granted)
+        if drain is not None and undecided and not await self._may_drain(node, drain.why):
+            logger.info("%s; no other node has slots, so this one stays in service", drain.why)
+            self._asking = asyncio.create_task(self._ask_again(node, drain), name="may drain")
+            drain = None
+        if drain != self.drain:
+            logger.info("%s", f"leaves the fleet: {drain.why}" if drain is not None else "serves the fleet again")
+        self._inform_tasks(drain)
+        self.drain = drain
+        return drain
 
     def close(self) -> None:
-        """Asks no more."""
+        """Stops asking the head."""
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None
 
-    async def _ask_again(self, node: Node, asked: Drain) -> None:
+    async def _ask_again(self, node: Node, drain: Drain) -> None:
         await asyncio.sleep(_ASK_AGAIN_S)
-        while not await self._may_leave(node, asked.why):
+        while not await self._may_drain(node, drain.why):
             await asyncio.sleep(_ASK_AGAIN_S)
-        self._granted = asked
+        self._granted = drain
         self._changed.set()
 
     def _read(self) -> Drain | None:
+        self._stamp = stamp(self._directory.drain_file)
         try:
             return request.find(self._directory)
         except InvalidNodeConfig as refused:
             logger.error("%s: %s", type(refused).__name__, refused)
             return None
 
-    def _tell(self, asked: Drain | None) -> None:
-        """Lets the tasks know; what they were told already is not written again."""
+    def _inform_tasks(self, drain: Drain | None) -> None:
         file = self._directory.interrupted_file
-        if asked is None:
+        if drain is None:
             file.unlink(missing_ok=True)
             return
-        text = Interruption(asked.why, asked.until).dumps()
+        text = Interruption(drain.why, drain.until).dumps()
         try:
             if not file.exists() or file.read_text(encoding="utf-8") != text:
                 self._directory.write(file, text)
         except StateDirectoryError as error:
-            # The node is drained all the same; its tasks are ended without a word.
+            # The node is drained all the same; its tasks end without notice.
             logger.warning("%s", error)

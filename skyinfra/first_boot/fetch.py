@@ -12,6 +12,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,37 +66,43 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _opened(request: urllib.request.Request, timeout: float, *, proxied: bool = True) -> Any:
+def _opened(request: urllib.request.Request, timeout: float) -> Any:
     # Made anew each time: the certificates may have changed since this program began.
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.HTTPSHandler(context=ssl.create_default_context()),
     ]
-    if not proxied:
-        handlers.append(urllib.request.ProxyHandler({}))
-    if not proxied or request.has_header("Authorization"):
+    if request.has_header("Authorization"):
         handlers.append(_Stay())
     return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
 
 
-def _metadata(path: str, token: str | None = None) -> str:
+@lru_cache
+def direct() -> urllib.request.OpenerDirector:
+    """Opens addresses of this machine: without a proxy, and without following a redirect."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
+
+
+def metadata(path: str, base: str | None = None) -> str:
+    """The text at *path* of EC2's metadata service, version 2, of this machine. Raises OSError, ValueError."""
     # The variable that AWS's own tools have for another address.
-    base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/")
-    headers = {"X-aws-ec2-metadata-token": token} if token else {"X-aws-ec2-metadata-token-ttl-seconds": "300"}
-    request = urllib.request.Request(base + path, headers=headers, method="GET" if token else "PUT")  # noqa: S310
-    with _opened(request, _METADATA_S, proxied=False) as answer:
-        return str(answer.read().decode())
+    base = (base or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")).rstrip("/")
+
+    def ask(method: str, path: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(base + path, headers=headers, method=method)  # noqa: S310
+        with direct().open(request, timeout=_METADATA_S) as answer:
+            return str(answer.read().decode())
+
+    token = ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
+    return ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
 
 
 def _s3_request(url: str) -> urllib.request.Request:
     """A signed request, with the credentials of the instance's role."""
     bucket, _, key = url[len("s3://") :].partition("/")
     try:
-        token = _metadata("/latest/api/token")
-        roles = "/latest/meta-data/iam/security-credentials/"
-        role = _metadata(roles, token).split()[0]
-        credentials = json.loads(_metadata(roles + role, token))
-        region = _metadata("/latest/meta-data/placement/region", token).strip()
-        domain = _metadata("/latest/meta-data/services/domain", token).strip()
+        roles = "iam/security-credentials/"
+        credentials = json.loads(metadata(roles + metadata(roles).split()[0]))
+        region, domain = metadata("placement/region").strip(), metadata("services/domain").strip()
     except (OSError, ValueError, IndexError) as error:
         raise Failed(f"{url} needs the credentials of the instance's role, and there are none: {error}") from None
     own = os.environ.get("AWS_ENDPOINT_URL_S3")

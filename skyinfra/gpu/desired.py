@@ -96,15 +96,6 @@ def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None
         directory.write(directory.told_file, text)
 
 
-def stamp(directory: NodeDirectory) -> tuple[int, int, int] | None:
-    """Changes whenever ``desired.json`` does; None while it is not there."""
-    try:
-        found = directory.desired_file.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
 def spelled(layout: Sequence[PlacedPartition]) -> str:
     """One GPU's layout in words, such as ``3g.40gb+1g.10gb*2``; ``whole`` for a GPU that is not partitioned."""
     counts = Counter(partition.profile for partition in layout)

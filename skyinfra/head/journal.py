@@ -29,8 +29,7 @@ from skyinfra.blobs import store
 from skyinfra.blobs.store import BlobStore
 from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
 from skyinfra.head.kept_trees import KeptTrees
-from skyinfra.node.disk import sync_folder
-from skyinfra.node.folder import replace_file, writing
+from skyinfra.node.folder import replace_file, sync_folder, writing
 from skyinfra.protocol import _schema, jobs
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.jobs import JobInfo, Submission

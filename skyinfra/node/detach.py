@@ -1,4 +1,4 @@
-"""A runner in the background: starting one, telling a running one of a changed configuration, ending it."""
+"""A runner in the background: starting it, applying a changed configuration, ending it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from skyinfra.errors import NodeFailed
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory, Status, writing
 from skyinfra.node.node import Node, file_sha256
+from skyinfra.node.processes import poll
 
 _POLL_S = 0.05
 _KILL_PATIENCE_S = 10.0
 
 
 def boot(path: Path, *, wait_s: float) -> Status:
-    """Makes sure that a runner in the background serves the node *path* as its configuration says now.
+    """Makes a runner in the background serve the node *path* with its current configuration.
 
-    A runner that serves it already is told to read its configuration again; else one is started. Returns once every
-    slot is ready; the time in which tasks end on slots that go does not count. Raises `NodeFailed` with the node's
-    error and the end of its log; a runner that was started here does not outlive that.
+    A running one reads its configuration again; else one is started. Returns once every slot is ready. Raises
+    `NodeFailed`, with the node's error and the end of its log, on an error or after *wait_s* seconds, in which draining
+    does not count; a runner that was started here is ended then.
     """
     node = Node.load(path)
     directory = NodeDirectory(path.parent)
@@ -35,7 +36,7 @@ def boot(path: Path, *, wait_s: float) -> Status:
         try:
             return _start(node, directory, wait_s)
         except NodeFailed:
-            # Somebody else may have started one in the same moment.
+            # Another process may have started one in the same moment.
             pid = directory.holder()
             if pid is None:
                 raise
@@ -43,10 +44,9 @@ def boot(path: Path, *, wait_s: float) -> Status:
 
 
 def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
-    """Ends the runner that serves *directory*, and all its processes. False where none does.
+    """Ends the runner that serves *directory*, and all its processes. Returns False where none does.
 
-    It has *timeout_s* seconds to end by itself, then its session is killed. Raises `NodeFailed` where that did
-    not help.
+    The runner is killed after *timeout_s* seconds. Raises `NodeFailed` where it cannot be.
     """
     pid = directory.holder()
     if pid is None:
@@ -77,24 +77,29 @@ def _update(node: Node, directory: NodeDirectory, pid: int, wait_s: float) -> St
 
 
 def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
-    with writing(directory.log_file):
-        log = directory.log_file.open("ab")
-    with log:
-        process = subprocess.Popen(
-            command("boot", node.path), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    process = spawn(directory, "boot", node.path)
     try:
         return _wait(node, directory, wait_s, lambda status: status.pid == process.pid, lambda: process.poll() is None)
     except BaseException:
-        _terminate(process)
+        if process.poll() is None:
+            processes.end([process.pid], grace_s=_KILL_PATIENCE_S)
+            process.wait()
+        _end_session(process.pid)
         raise
 
 
-def command(name: str, path: Path, *options: str) -> list[str]:
-    """What runs the command *name* of skyinfra-runner for the node *path*, in a process that goes on without this."""
+def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Starts the command *name* of skyinfra-runner for the node *path* in a session of its own, with the node's log.
+
+    Raises `StateDirectoryError`.
+    """
     # Running `-m` puts the current folder on the import path, where any file could shadow a module.
     safe = [] if Path(skyinfra.__file__).parents[1] == Path.cwd() else ["-P"]
-    return [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
+    command = [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
+    with writing(directory.log_file):
+        log = directory.log_file.open("ab")
+    with log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait(
@@ -104,12 +109,12 @@ def _wait(
     concerns: Callable[[Status], bool],
     alive: Callable[[], bool],
 ) -> Status:
-    """Waits for a status that *concerns* the request and is final. Raises `NodeFailed`."""
+    """Waits for a final status that *concerns* the request. Raises `NodeFailed`."""
     status: Status | None = None
-    told: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        # Asked before the status is read: what the runner wrote last is seen.
+        # Checked before the status is read, so that the last status is seen.
         living = alive()
         current = directory.status()
         status = current if current is not None and concerns(current) else None
@@ -117,7 +122,7 @@ def _wait(
             return status
         if status is not None and status.state == "failed":
             if status.generation == 0:
-                # It ends by itself, and may still have something to say in its log.
+                # It ends by itself, and may still write to its log.
                 poll(lambda: not alive(), _KILL_PATIENCE_S)
             raise _failed(node, directory, status, "did not come up")
         if not living:
@@ -127,20 +132,15 @@ def _wait(
                 f"node {node.name} has got another configuration while this one was waited for", field=str(node.path)
             )
         if current is not None and current.state == "draining":
-            # Tasks have their own patience, which the node's configuration says; it ends there.
+            # The node's configuration limits the time of draining.
             deadline += _POLL_S
-            told = _tell(node, current.waits_for, told)
+            if current.waits_for and current.waits_for != shown:
+                # `skyinfra deploy` shows the lines of a local node that begin so.
+                shown = current.waits_for
+                text = f"skyinfra: waiting: node {node.name}: tasks end on slots that go: {'; '.join(shown)}"
+                print(text, file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
     raise _failed(node, directory, status, f"was not ready within {wait_s:g} s")
-
-
-def _tell(node: Node, waits_for: tuple[str, ...], told: tuple[str, ...]) -> tuple[str, ...]:
-    """Says what a node that is draining waits for, where that is news."""
-    if waits_for and waits_for != told:
-        # `skyinfra deploy` shows the lines of a local node that begin so.
-        text = f"skyinfra: waiting: node {node.name}: tasks end on slots that go: {'; '.join(waits_for)}"
-        print(text, file=sys.stderr, flush=True)
-    return waits_for or told
 
 
 def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: str) -> NodeFailed:
@@ -150,32 +150,11 @@ def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: s
     return NodeFailed(message, hint=f"The end of {directory.log_file}:\n{tail}" if tail else None)
 
 
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_KILL_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    _end_session(process.pid)
-
-
 def _end_session(session: int) -> None:
-    """Kills what is left of the session of a detached runner that has ended, and waits until nothing is."""
+    """Ends the remaining processes of the session of a detached runner that has ended."""
     # Dask's helper processes end by themselves when the runner is gone.
     if poll(lambda: not processes.of_session(session), 1.0):
         return
     for process in processes.of_session(session):
         process.kill()
     poll(lambda: not processes.of_session(session), _KILL_PATIENCE_S)
-
-
-def poll(condition: Callable[[], bool], seconds: float) -> bool:
-    """Waits until *condition*, but no longer than *seconds*; whether it came to be."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True

@@ -1,31 +1,31 @@
-"""The node's directory: what the runner keeps there, and who holds it.
+"""The node's directory: its files, and the lock of the runner that serves it.
 
 The directory is the folder of the node configuration. The runner writes
 
-    status.json     what the node is doing (`Status`), replaced atomically
+    status.json     the state of the node (`Status`), replaced atomically
     scheduler       on the head: ``HOST:PORT`` where the scheduler listens
     runner.pid      process id of the runner that holds the directory
     runner.lock     locked for as long as a runner serves the directory
     runner.log      output of a detached runner; the log of one whose output goes elsewhere
-    keeper.pid      process id of who starts a runner in the background again; locked for as long as that is there
-    tasks/          what each task printed
-    blobs/          what was synced, and large calls and results; on the head, for the whole fleet
-    trees/          what tasks see of that
-    files/          what clients put there, see `sky.files`
-    partitions.json what root partitioned, where the runner is not root; partition.request asks for it, see `Record`
-    reboot.json     that the machine was rebooted to activate a MIG mode; see `RebootGuard`
-    told.json       the last layout that the node knows of, where it is not that of its configuration
-    interrupted.json  while the node is taken out of service: what its tasks are told, see `Interruption`
+    keeper.pid      process id of the watchdog of a detached runner, which locks the file
+    tasks/          the output of each task
+    blobs/          synced files, and large calls and results; on the head, for the whole fleet
+    trees/          synced files as tasks see them
+    files/          files that clients put there, see `sky.files`
+    partitions.json the partitions that root made, where the runner is not root; partition.request asks for them
+    reboot.json     that the machine was rebooted to activate a MIG mode, see `RebootGuard`
+    told.json       the last known layout, where it is not that of the configuration
+    interrupted.json  while the node is drained: the message for its tasks, see `Interruption`
 
 it reads
 
-    drain.json      that the node is to be taken out of service, see `skyinfra.drain.request`
+    drain.json      the request to drain the node, see `skyinfra.drain.request`
 
 and on the head
 
-    desired.json    the layout that the fleet is to have in place of the configured one, see `desired.write_desired`
+    desired.json    the fleet's desired layout, which replaces the configured one, see `desired.write_desired`
     jobs/           the journal of its jobs, see `skyinfra.head.journal`
-    kept/           what they need of what was synced, see `skyinfra.head.kept_trees`
+    kept/           synced files that jobs need, see `skyinfra.head.kept_trees`
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ import fcntl
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import IO, Literal, TextIO
 
-from skyinfra.errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
-from skyinfra.node.disk import sync_folder
+from skyinfra.errors import InvalidNodeConfig, NodeFailed, StateDirectoryError
+from skyinfra.node.processes import poll
 from skyinfra.protocol import interruption
 from skyinfra.protocol.instance import InstanceInfo
 
@@ -51,6 +50,8 @@ VERSION = 1
 
 State = Literal["starting", "partitioning", "draining", "drained", "serving", "ready", "failed", "stopped"]
 
+# Fields of `Status` that stand in status.json as they are.
+_PLAIN = ("fleet", "node", "state", "pid", "scheduler", "config_sha256", "generation", "simulated")
 _HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
     errno.EDQUOT: "The quota is used up: free some space, or raise the quota.",
@@ -59,23 +60,23 @@ _HINTS = {
     errno.EPERM: "The runner's user may not write there: change the owner of the directory to that user.",
     errno.ENOTDIR: "A part of the path is a file: choose a directory for the node configuration.",
 }
-# A probe (`holder`) takes the lock for an instant; a starting runner waits that long for it.
+# `holder` takes the lock for an instant; a starting runner waits that long for it.
 _LOCK_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the node is doing, as ``status.json`` says it.
+    """The content of ``status.json``.
 
-    state: ``starting`` (installing), ``partitioning``, ``draining`` (tasks end on slots that go), ``serving`` (slots
-    are on their way), ``ready`` (every slot is registered with the scheduler), ``drained`` (out of service, see
-    ``leaving``), ``failed`` (see ``error``), ``stopped``.
-    config_sha256: of the bytes of the node configuration that the state is about.
-    generation: how many times this runner has applied a configuration; a second `boot` waits for it to grow.
-    error: class name and message of what stands in the way, also while the runner still tries.
-    layouts: the layout that each GPU is to have, such as ``3g.40gb+1g.10gb*2``; none where GPUs are not partitioned.
-    layout_from: the file that says so. waits_for: what a node that is draining waits for, a sentence for each slot.
-    leaving: why the node is taken out of service, or None.
+    state: ``starting`` (installing), ``partitioning``, ``draining`` (slots that go wait for their tasks), ``serving``
+    (workers start), ``ready`` (every slot is registered with the scheduler), ``drained`` (out of service, see
+    ``drain_reason``), ``failed`` (see ``error``), ``stopped``.
+    config_sha256: the hash of the node configuration to which the state belongs.
+    generation: the number of configurations that this runner has applied; a second `boot` waits for it to grow.
+    error: class name and message of the current error, also while the runner tries again.
+    layouts: the desired layout of each GPU, such as ``3g.40gb+1g.10gb*2``; empty where GPUs are not partitioned.
+    layout_from: the file with that layout. waits_for: what a draining node waits for, a sentence for each slot.
+    drain_reason: why the node is drained, or None.
     """
 
     fleet: str
@@ -91,49 +92,35 @@ class Status:
     layouts: tuple[str, ...] = ()
     layout_from: str = "node.json"
     waits_for: tuple[str, ...] = ()
-    leaving: str | None = None
+    drain_reason: str | None = None
 
     def dumps(self) -> str:
         """The text of ``status.json``."""
         error = {"class": self.error[0], "message": self.error[1]} if self.error else None
         document = {
             "version": VERSION,
-            "fleet": self.fleet,
-            "node": self.node,
-            "state": self.state,
-            "pid": self.pid,
-            "scheduler": self.scheduler,
-            "config_sha256": self.config_sha256,
-            "generation": self.generation,
-            "simulated": self.simulated,
+            **{name: getattr(self, name) for name in _PLAIN},
             "error": error,
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
-            "leaving": self.leaving,
+            "leaving": self.drain_reason,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
     def loads(cls, text: str) -> Status:
-        """The inverse of `dumps`."""
+        """The inverse of `dumps`. Raises ValueError, KeyError, `InvalidNodeConfig`."""
         document = json.loads(text)
-        error = document["error"]
+        error, layout = document["error"], document["layout"]
         return cls(
-            fleet=document["fleet"],
-            node=document["node"],
-            state=document["state"],
-            config_sha256=document["config_sha256"],
-            pid=document["pid"],
-            scheduler=document["scheduler"],
-            simulated=document["simulated"],
+            **{name: document[name] for name in _PLAIN},
             error=(error["class"], error["message"]) if error else None,
             slots=tuple(InstanceInfo.read(slot, source="status.json") for slot in document["slots"]),
-            generation=document["generation"],
-            layouts=tuple(document["layout"]["gpus"]),
-            layout_from=document["layout"]["from"],
+            layouts=tuple(layout["gpus"]),
+            layout_from=layout["from"],
             waits_for=tuple(document["waits_for"]),
-            leaving=document.get("leaving"),
+            drain_reason=document.get("leaving"),
         )
 
 
@@ -147,7 +134,7 @@ class NodeDirectory:
         self.pid_file = path / "runner.pid"
         self.lock_file = path / "runner.lock"
         self.log_file = path / "runner.log"
-        self.keeper_file = path / "keeper.pid"
+        self.watchdog_file = path / "keeper.pid"
         self.reboot_file = path / "reboot.json"
         self.record_file = path / "partitions.json"
         self.request_file = path / "partition.request"
@@ -167,7 +154,7 @@ class NodeDirectory:
         replace_file(file, text)
 
     def status(self) -> Status | None:
-        """What ``status.json`` says; None where no runner, or only one of another version, has served here."""
+        """Reads ``status.json``; returns None where no runner, or only one of another version, has served here."""
         try:
             return Status.loads(self.status_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, InvalidNodeConfig):
@@ -179,7 +166,12 @@ class NodeDirectory:
         with writing(self.lock_file):
             stream = self.lock_file.open("a")
         with stream:
-            self._lock(stream.fileno())
+            if not poll(lambda: locked(stream, fcntl.LOCK_EX), _LOCK_PATIENCE_S):
+                hint = (
+                    "Run `skyinfra-runner boot --detach` to apply a changed configuration, or `skyinfra-runner stop`."
+                )
+                text = f"another runner (process {self.holder()}) serves this node"
+                raise NodeFailed(text, field=str(self.path), hint=hint)
             self._lock_id = _identity(os.fstat(stream.fileno()))
             self.write(self.pid_file, f"{os.getpid()}\n")
             try:
@@ -190,55 +182,30 @@ class NodeDirectory:
 
     @property
     def lost(self) -> bool:
-        """Whether the directory that this process holds was removed, and perhaps made anew for somebody else."""
+        """Whether the directory that this process holds was removed, or replaced by another one."""
         try:
             return self._lock_id is not None and _identity(self.lock_file.stat()) != self._lock_id
         except (FileNotFoundError, NotADirectoryError):
             return True
 
-    def _lock(self, handle: int) -> None:
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise self._taken() from None
-            time.sleep(0.02)
-
-    def _taken(self) -> SkyinfraError:
-        return NodeFailed(
-            f"another runner (process {self.holder()}) serves this node",
-            field=str(self.path),
-            hint="Run `skyinfra-runner boot --detach` to apply a changed configuration, or `skyinfra-runner stop`.",
-        )
-
     def holder(self) -> int | None:
-        """Process id of the runner that serves this directory, or None. A stale ``runner.pid`` does not count."""
+        """Returns the process id of the runner that serves this directory, or None. A stale file does not count."""
         try:
             stream = self.lock_file.open("r")
         except (FileNotFoundError, NotADirectoryError):
             return None
         with stream:
-            try:
-                fcntl.flock(stream.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return self._pid()
-        return None
-
-    def _pid(self) -> int | None:
-        """What ``runner.pid`` says. A runner writes it right after it has locked the directory."""
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                return int(self.pid_file.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                time.sleep(0.02)
-        return None
+            if locked(stream, fcntl.LOCK_SH):
+                return None
+        # A runner writes it right after it has locked the directory.
+        poll(self.pid_file.exists, _LOCK_PATIENCE_S)
+        try:
+            return int(self.pid_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last *lines* of the log of a detached runner; empty where there is none."""
+        """Returns the last *lines* of the log of a detached runner; empty where there is none."""
         try:
             text = self.log_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -247,12 +214,10 @@ class NodeDirectory:
 
 
 def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Replaces *file* with *content* at once, text as UTF-8. *durable*: it is on the disk then.
+    """Replaces *file* with *content* atomically, text as UTF-8. *durable*: also writes it to the disk.
 
-    Raises `StateDirectoryError`.
-
-    Root writes into folders of another user, who may put a link anywhere there: no name is followed, and what is
-    changed is the open file.
+    Root writes into folders of another user, who may put links there: no link is followed. Raises
+    `StateDirectoryError`.
     """
     with writing(file):
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
@@ -271,8 +236,35 @@ def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> 
             sync_folder(file.parent)
 
 
+def stamp(file: Path) -> tuple[int, int, int] | None:
+    """Returns what changes whenever *file* does; None without the file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def sync_folder(path: Path) -> None:
+    """Writes the names in the folder *path* to the disk. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def locked(stream: IO[str], kind: int) -> bool:
+    """Takes the lock *kind* of fcntl on *stream* without waiting; returns whether it could."""
+    try:
+        fcntl.flock(stream.fileno(), kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def appending(file: Path) -> TextIO:
-    """*file*, open for appending; a link in its place is refused with OSError, and a pipe is not waited for."""
+    """Opens *file* for appending. Refuses a link with OSError, and does not wait for a pipe."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.fdopen(os.open(file, flags, 0o644), "a", encoding="utf-8")
 

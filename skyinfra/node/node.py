@@ -1,4 +1,4 @@
-"""One node as its configuration file describes it, with the fleet secret."""
+"""A node: its configuration and the fleet secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 
 @dataclass(frozen=True)
 class Node:
-    """A node configuration that was read from *path*. ``sha256`` is that of the bytes of the file, in hex."""
+    """The configuration from the file *path*. ``sha256``: of the bytes of the file, in hex."""
 
     config: NodeConfig
     path: Path
@@ -28,16 +28,15 @@ class Node:
 
     @classmethod
     def load(cls, path: Path) -> Node:
-        """The node that the file *path* and its secret file describe. Raises `InvalidNodeConfig`."""
-        # The digest comes first: should the file change in between, the digest is the old one and the caller who
-        # changed it waits for the reload that it has asked for.
+        """Reads the file *path* and its secret file. Raises `InvalidNodeConfig`."""
+        # The digest comes first: where the file changes in between, the process that changed it waits for a reload.
         digest = file_sha256(path)
         config = NodeConfig.load(path)
         return cls(config=config, path=path, sha256=digest, secret=_secret(path, config))
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of the file *path* in hex. Raises `InvalidNodeConfig`."""
+    """Returns the SHA-256 of the file *path* in hex. Raises `InvalidNodeConfig`."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -45,22 +44,16 @@ def file_sha256(path: Path) -> str:
 
 
 def _secret(path: Path, config: NodeConfig) -> str:
-    # As a systemd unit hands it over where the file itself is root's.
+    # systemd passes the secret where only root may read the file.
     handed = Path(os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent"), "secret")
     file = handed if handed.exists() else path.parent / config.secret_file
+    field, hint = f"{path}.secret_file", "Terraform writes it there with the node configuration; apply the stack again."
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise InvalidNodeConfig(
-            f"the fleet secret cannot be read: {error.strerror}",
-            field=f"{path}.secret_file",
-            given=str(file),
-            hint="Terraform writes it there with the node configuration; apply the stack again.",
-        ) from None
+        text = f"the fleet secret cannot be read: {error.strerror}"
+        raise InvalidNodeConfig(text, field=field, given=str(file), hint=hint) from None
     if len(secret) < MIN_SECRET_LENGTH:
-        raise InvalidNodeConfig(
-            f"a fleet secret has at least {MIN_SECRET_LENGTH} characters; the file holds {len(secret)}",
-            field=f"{path}.secret_file",
-            hint="Terraform writes it there with the node configuration; apply the stack again.",
-        )
+        text = f"a fleet secret has at least {MIN_SECRET_LENGTH} characters; the file holds {len(secret)}"
+        raise InvalidNodeConfig(text, field=field, hint=hint)
     return secret

@@ -1,4 +1,4 @@
-"""The processes of this machine, from /proc: finding what a runner leaves behind, and what holds a GPU."""
+"""The processes of this machine, from /proc."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process that runs (a zombie does not). ``started``: in clock ticks since boot, unique with ``pid``."""
+    """A running process, no zombie. ``started``: in clock ticks since boot, unique with ``pid``."""
 
     pid: int
     session: int
@@ -38,27 +41,47 @@ class Process:
 
 
 def running() -> list[Process]:
-    """Every process that runs now."""
-    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [process for process in map(_read, numbers) if process is not None]
+    """Returns every running process."""
+    return [process for pid in _pids() if (process := _read(pid)) is not None]
 
 
 def of_session(session: int) -> list[Process]:
-    """The processes of *session*: what a detached runner and its tasks started, unless it started a session."""
+    """Returns the processes of *session*: what a detached runner and its tasks started, unless in a new session."""
     return [process for process in running() if process.session == session]
 
 
 def holding(prefix: str) -> list[int]:
-    """The processes, without this one, that have a file open whose path begins with *prefix*. Root sees all."""
+    """Returns the processes, without this one, with an open file whose path begins with *prefix*. Root sees all."""
+    return [pid for pid in _pids() if pid != os.getpid() and any(file.startswith(prefix) for file in open_files(pid))]
+
+
+def open_files(pid: int | Literal["self"]) -> list[str]:
+    """Returns the open files of a process, as far as they can be read."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid() and _has_open(entry / "fd", prefix):
-            found.append(int(entry.name))
-    return sorted(found)
+    # A process may end meanwhile, or belong to another user.
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(link))  # noqa: PTH115 - the text, not a path
+    return found
+
+
+def poll(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits until *condition*, at most *seconds*; returns whether it was met."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _pids() -> list[int]:
+    return sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def describe(pid: int) -> str:
-    """``PID (NAME, user NAME)`` as far as the system says it."""
+    """Returns ``PID (NAME, user NAME)``, as far as the system knows them."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
         owner = Path(f"/proc/{pid}").stat().st_uid
@@ -77,19 +100,7 @@ def end(pids: Iterable[int], *, grace_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in found:
             process.send(number)
-        deadline = time.monotonic() + grace_s
-        while (found := [process for process in found if process.alive]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _has_open(folder: Path, prefix: str) -> bool:
-    # A process may end, or belong to somebody else, while it is looked at.
-    with contextlib.suppress(OSError):
-        for link in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if os.readlink(link).startswith(prefix):  # noqa: PTH115 - the text, not a path
-                    return True
-    return False
+        poll(lambda: not any(process.alive for process in found), grace_s)
 
 
 def _read(pid: int) -> Process | None:

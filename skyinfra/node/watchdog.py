@@ -1,7 +1,7 @@
-"""Starting a runner in the background again that was killed, as systemd does it on machines that were bought.
+"""The watchdog of a detached runner: starts it again where it was killed, as systemd does on cloud nodes.
 
-The keeper is a process beside the runner, so that what ends the runner does not end it as well. A runner that was
-stopped, that has failed, or whose folder is gone is left alone, and its keeper ends.
+The watchdog is a process of its own, so that it survives the runner. Where the runner was stopped or has failed, or
+its folder is gone, the watchdog ends.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.node import detach
-from skyinfra.node.folder import NodeDirectory, writing
+from skyinfra.node.folder import NodeDirectory, locked
+from skyinfra.node.processes import poll
 
 _POLL_S = 0.5
-# As RestartSec of the unit. Whoever has stopped the runner has said so by then.
+# As RestartSec of the unit. A runner that was stopped has written its status by then.
 _PAUSE_S = 2.0
 _START_S = 20.0
 _ATTEMPTS = 3
@@ -31,33 +30,29 @@ _ENDED = ("stopped", "failed")
 
 
 def ensure(path: Path, *, wait_s: float) -> None:
-    """Makes sure that the runner of the node *path* has a keeper, which gives it *wait_s* to be ready again.
+    """Starts a watchdog for the runner of the node *path*, unless it has one. Raises `StateDirectoryError`.
 
-    Raises `StateDirectoryError`.
+    *wait_s*: how long a restarted runner may take to be ready.
     """
     directory = NodeDirectory(path.parent)
     if _pid(directory) is not None:
         return
-    with writing(directory.log_file):
-        log = directory.log_file.open("ab")
-    with log:
-        command = detach.command("keep", path, "--wait", str(wait_s))
-        keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    # Who stops the node finds it from now on.
-    detach.poll(lambda: _pid(directory) is not None or keeper.poll() is not None, _START_S)
+    watchdog = detach.spawn(directory, "keep", path, "--wait", str(wait_s))
+    # From then on, `end` finds it.
+    poll(lambda: _pid(directory) is not None or watchdog.poll() is not None, _START_S)
 
 
 def end(directory: NodeDirectory) -> None:
-    """Ends the keeper of the runner that serves *directory*, and what it is about to start."""
+    """Ends the watchdog of *directory*, and a runner that it is starting."""
     pid = _pid(directory)
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-        detach.poll(lambda: _pid(directory) != pid, _START_S)
+        poll(lambda: _pid(directory) != pid, _START_S)
 
 
 def keep(path: Path, *, wait_s: float) -> None:
-    """Starts the runner of the node *path* whenever it was killed, until it has ended otherwise."""
+    """Is the watchdog: starts the runner of the node *path* whenever it was killed, until it ends otherwise."""
     signal.signal(signal.SIGTERM, _leave)
     directory = NodeDirectory(path.parent)
     with _claimed(directory) as claimed:
@@ -71,7 +66,7 @@ def _starts(path: Path, wait_s: float) -> bool:
         try:
             detach.boot(path, wait_s=wait_s)
         except SkyinfraError as error:
-            # The rest is the end of the log, where this goes.
+            # The other lines are the end of the log, to which this is written.
             print(f"skyinfra-runner: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_S)
         else:
@@ -80,7 +75,7 @@ def _starts(path: Path, wait_s: float) -> bool:
 
 
 def _was_killed(directory: NodeDirectory) -> bool:
-    """Waits until no runner serves the directory. Whether the last one was killed."""
+    """Waits until no runner serves the directory; returns whether the last one was killed."""
     while True:
         while directory.holder() is not None:
             time.sleep(_POLL_S)
@@ -91,21 +86,21 @@ def _was_killed(directory: NodeDirectory) -> bool:
 
 
 def _leave(*_: object) -> None:
-    # An exception: a start that is under way is taken back.
+    # An exception undoes a start that is under way.
     raise SystemExit(0)
 
 
 @contextlib.contextmanager
 def _claimed(directory: NodeDirectory) -> Iterator[bool]:
-    """Whether this process is the one keeper of *directory*, which it is until the end of the block."""
+    """Makes this process the watchdog of *directory* within the block; yields False where it cannot."""
     try:
-        stream = directory.keeper_file.open("a")
+        stream = directory.watchdog_file.open("a")
     except OSError:  # the folder is gone
         yield False
         return
     with stream:
-        # Whoever only looks holds the lock for a moment.
-        if not detach.poll(lambda: _locked(stream, fcntl.LOCK_EX), _PATIENCE_S):
+        # `_pid` holds the lock for a moment.
+        if not poll(lambda: locked(stream, fcntl.LOCK_EX), _PATIENCE_S):
             yield False
             return
         stream.truncate(0)
@@ -114,22 +109,14 @@ def _claimed(directory: NodeDirectory) -> Iterator[bool]:
         yield True
 
 
-def _locked(stream: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(stream.fileno(), kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _pid(directory: NodeDirectory) -> int | None:
-    """Process id of the keeper, or None where there is none, or it has not said it yet."""
+    """Returns the process id of the watchdog, or None where there is none, or it has not written it yet."""
     try:
-        with directory.keeper_file.open("r") as stream:
-            if _locked(stream, fcntl.LOCK_SH):
+        with directory.watchdog_file.open("r") as stream:
+            if locked(stream, fcntl.LOCK_SH):
                 return None
             pid = int(stream.read())
-        # What an earlier one has left in the file is somebody else by now.
+        # The id that an earlier watchdog left may be another process now.
         return pid if b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") else None
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError, ValueError):
         return None

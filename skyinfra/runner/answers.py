@@ -1,41 +1,50 @@
-"""Answers of a node to the questions of clients, see `skyinfra.protocol.questions`."""
+"""The answers of a node to clients, see `skyinfra.protocol.questions`, among them its logs."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skyinfra.errors import NotSupported
+from skyinfra.errors import InvalidField, NodeFailed, NotSupported
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import questions
-from skyinfra.runner import logs
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
+from skyinfra.worker import output
+
+# The first existing file counts: the log of the steps, that of the script, all output of cloud-init.
+_BOOT_LOGS = ("var/log/skyinfra/boot.jsonl", "var/log/skyinfra-setup.log", "var/log/cloud-init-output.log")
+_UNIT = "skyinfra-runner.service"
+_PART_BYTES = 256 * 1024
+_JOURNAL_S = 20.0
 
 
 class Answers:
-    """Answers for the node whose configuration is the file *config*. *kill_task*: see `Workers.kill_task`."""
+    """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`."""
 
     def __init__(self, config: Path, kill_task: Callable[[str, str], bool]) -> None:
         self._config = config
         self._directory = NodeDirectory(config.absolute().parent)
-        self._commands = Commands(self._directory.path)
-        self._files = Files(config, self._directory)
+        commands = Commands(self._directory.path)
+        files = Files(config, self._directory)
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
             questions.LOG: self._log,
-            questions.START: lambda command: self._commands.start(command),
-            questions.OUTPUT: lambda identity, longest_s: self._commands.output(identity, longest_s),
-            questions.END: lambda identity: self._commands.end(identity),
-            questions.STOP: lambda slot, key: kill_task(slot, key),
-            questions.PUT: lambda tree: self._files.put(tree),
-            questions.GET: lambda path: self._files.get(path),
+            questions.START: commands.start,
+            questions.OUTPUT: commands.output,
+            questions.END: commands.end,
+            questions.STOP: kill_task,
+            questions.PUT: files.put,
+            questions.GET: files.get,
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
-        """The answer; blocks until it is there. Raises the error of the question."""
+        """Returns the answer; blocks until it is there. Raises what the answering function raises."""
         known = self._known.get(question)
         if known is None:
             raise NotSupported(
@@ -51,9 +60,88 @@ class Answers:
         return [finding.to_json() for finding in examine(self._config)]
 
     def _log(self, source: str, task: str = "", offset: int | None = None, lines: int = 100) -> object:
-        return logs.read(self._directory, source, task=task, offset=offset, lines=lines)
+        return read_log(self._directory, source, task=task, offset=offset, lines=lines)
 
     def _metrics(self) -> object:
         from skyinfra.runner import metrics
 
         return [reading.to_json() for reading in metrics.read(self._config)]
+
+
+def read_log(
+    directory: NodeDirectory,
+    source: str,
+    *,
+    task: str = "",
+    offset: int | None = None,
+    lines: int = 100,
+    root: Path = Path("/"),
+) -> dict[str, Any] | None:
+    """Returns a part of a log: its ``text``, the ``path`` of the log, and the ``offset`` of the next part.
+
+    source: ``boot``, ``runner`` or ``task``. task: the task's key, or its beginning. offset: of the last part, or
+    None for the last *lines* lines. Returns None for an unknown task. Raises `NodeFailed` where the log cannot be read,
+    `InvalidField` for another source.
+    """
+    if source == "task":
+        if not task or "/" in task:
+            raise InvalidField("not the key of a task", field="--task", given=task)
+        file = output.find(directory.path, task)
+    elif source == "boot":
+        file = _boot(root)
+    elif source == "runner":
+        file = directory.log_file
+        if not file.exists():
+            return _journal(lines) if offset is None else {"text": "", "path": _UNIT, "offset": offset}
+    else:
+        raise InvalidField("no such log", field="source", given=source, hint="Logs: boot, runner, task.")
+    if file is None:
+        return None
+    try:
+        return _part(file, offset, lines)
+    except OSError as error:
+        raise NodeFailed(f"cannot be read: {error.strerror or error}", field=str(file)) from None
+
+
+def _boot(root: Path) -> Path:
+    found = [root / name for name in _BOOT_LOGS if (root / name).exists()]
+    if not found:
+        raise NodeFailed(
+            "this node was not set up by a boot: it has no log of one", hint="`--runner` has its runner's."
+        )
+    return found[0]
+
+
+def _part(file: Path, offset: int | None, lines: int) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if offset is not None and offset > size:
+            offset = 0  # the log was rotated
+        start = max(0, size - _PART_BYTES) if offset is None else offset
+        stream.seek(start)
+        data = stream.read(_PART_BYTES)
+    # Whole lines only, so that no character is cut; a last line without an end is given where it is all there is.
+    end = data.rfind(b"\n") + 1
+    if end and (offset is not None or start + len(data) < size):
+        data = data[:end]
+    text = data.decode(errors="replace")
+    if offset is None:
+        text = "".join(text.splitlines(keepends=True)[-lines:])
+    return {"text": text, "path": str(file), "offset": start + len(data)}
+
+
+def _journal(lines: int) -> dict[str, Any]:
+    """Returns the end of the unit's journal, where there is no log file."""
+    program = shutil.which("journalctl")
+    if program is None:
+        raise NodeFailed("the runner of this node has no log file, and the system no journal")
+    command = [program, "--no-pager", "-o", "short-iso", "-u", _UNIT, "-n", str(lines)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NodeFailed(f"journalctl did not answer within {_JOURNAL_S:g} s", field=_UNIT) from None
+    if done.returncode != 0:
+        raise NodeFailed(f"journalctl: {done.stderr.strip() or done.returncode}", field=_UNIT)
+    return {"text": done.stdout, "path": f"journal of {_UNIT}", "offset": 0}

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
-from skyinfra.errors import SkyinfraError
+from skyinfra.errors import InvalidField, SkyinfraError
 from skyinfra.node.folder import NodeDirectory, Status, appending
-from skyinfra.runner import metrics_cli, partition_cli
+from skyinfra.runner import partition_cli
 
-# For how long a service that could not start tells why, before it ends and its supervisor starts it again.
-_TELL_S = 15.0
+# A service that could not start reports the reason for that long; then it ends, and its supervisor restarts it.
+_REPORT_S = 15.0
 _LOG_BYTES = 5 * 2**20
+_LISTEN = "127.0.0.1:9835"
 _LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -42,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unknown(config: Path | None, error: Exception) -> int:
     text = "".join(traceback.format_exception(error))
-    place = ""
+    log_hint = ""
     if config is not None:
         log = NodeDirectory(config.parent).log_file
         with contextlib.suppress(OSError), appending(log) as stream:
             stream.write(text)
-            place = f"; {log} has the details"
-    print(f"skyinfra-runner failed: {type(error).__name__}: {error}{place}", file=sys.stderr)
+            log_hint = f"; {log} has the details"
+    print(f"skyinfra-runner failed: {type(error).__name__}: {error}{log_hint}", file=sys.stderr)
     return 1
 
 
@@ -70,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="as JSON")
     drain_cli.add(commands, _command)
     doctor_cli.add(commands)
-    metrics_cli.add(commands)
+    metrics = _command(commands, "metrics", _metrics, "serve what the slots use for Prometheus, or print it once")
+    metrics.add_argument("--listen", default=_LISTEN, metavar="HOST:PORT", help=f"for GET /metrics ({_LISTEN})")
+    metrics.add_argument("--once", action="store_true", help="print it, for a textfile collector")
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
     stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
     return parser
@@ -129,7 +132,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
                 from skyinfra.runner import reports
 
                 # It is started again then.
-                reports.tell(directory.path / config.name, error, seconds=_TELL_S)
+                reports.tell(directory.path / config.name, error, seconds=_REPORT_S)
             raise
     return 0
 
@@ -161,12 +164,23 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
 def _watch(options: argparse.Namespace) -> int:
     from skyinfra.runner.watch import Watch
 
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    watch = Watch(options.config)
+    watcher = Watch(options.config)
+    return drain_cli.watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    """Prints the metrics, or serves them until a signal."""
+    from skyinfra.runner import metrics
+
     if options.once:
-        watch.look()
-    else:
-        watch.run()
+        sys.stdout.write(metrics.prometheus(metrics.read(options.config)))
+        return 0
+    host, _, port = options.listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidField("expected HOST:PORT", field="--listen", given=options.listen)
+    # Read once, so that a wrong configuration is refused at the start.
+    metrics.read(options.config)
+    metrics.serve(options.config, host, int(port))
     return 0
 
 
@@ -196,8 +210,8 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
-    if status.leaving:
-        lines.append(f"out of service: {status.leaving}")
+    if status.drain_reason:
+        lines.append(f"out of service: {status.drain_reason}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

@@ -1,7 +1,7 @@
-"""Programs that a client runs on this node, as the runner's user and outside of the slots: `skyinfra exec`.
+"""Programs that clients run on this node, as the runner's user and outside of the slots: `skyinfra exec`.
 
-A client starts one, asks for its output again and again, and so learns of its end. One that nobody asks for any more is
-ended, with everything that it started.
+A client starts a program and fetches its output again and again until its end. A program whose output nobody fetches
+any more is ended, with everything that it started.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from typing import IO, Any
 
 from skyinfra.errors import InvalidField, NodeFailed
 
-# A client that has not asked for that long is gone.
-_ABANDONED_S = 60.0
-# Not more than that many at once.
-_MOST = 16
-# Characters that wait to be fetched: who prints more waits.
+_ABANDONED_S = 60.0  # without a request of its client
+_AT_ONCE = 16
+# Characters that wait to be fetched; a program that prints more waits.
 _BUFFER = 2**20
 _PART = 256 * 1024
 _GRACE_S = 5.0
@@ -38,31 +36,31 @@ class Commands:
         self._lock = threading.Lock()
         self._running: dict[str, _Command] = {}
 
-    def start(self, arguments: list[str]) -> str:
-        """Starts a program; the id to ask for it by. Raises `NodeFailed`, `InvalidField`."""
-        if not arguments or not all(isinstance(each, str) for each in arguments):
+    def start(self, command: list[str]) -> str:
+        """Starts a program and returns its id. Raises `NodeFailed`, `InvalidField`."""
+        if not command or not all(isinstance(each, str) for each in command):
             raise InvalidField("no command", field="CMD")
         with self._lock:
-            if len(self._running) >= _MOST:
-                raise NodeFailed(f"{_MOST} commands run on this node already", hint="Wait until some have ended.")
+            if len(self._running) >= _AT_ONCE:
+                raise NodeFailed(f"{_AT_ONCE} commands run on this node already", hint="Wait until some have ended.")
             identity = uuid.uuid4().hex
             try:
-                self._running[identity] = _Command(arguments, self._folder)
+                self._running[identity] = _Command(command, self._folder)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
-                raise NodeFailed(f"cannot be run: {reason}", field=arguments[0]) from None
+                raise NodeFailed(f"cannot be run: {reason}", field=command[0]) from None
         threading.Thread(target=self._watch, args=(identity,), name=f"command {identity}", daemon=True).start()
         return identity
 
-    def output(self, identity: str, wait_s: float) -> dict[str, Any]:
-        """``parts``, each (stream, text), that came since the last time, and ``code`` once it has ended with them.
+    def output(self, identity: str, longest_s: float) -> dict[str, Any]:
+        """Returns the new output, ``parts`` of (stream, text), and the exit ``code`` once all output is fetched.
 
-        Waits for some, at most *wait_s* seconds. The code is negative for a signal. Raises `NodeFailed`.
+        Waits at most *longest_s* seconds for output. The code is negative for a signal. Raises `NodeFailed`.
         """
-        return self._find(identity).take(wait_s)
+        return self._find(identity).take(longest_s)
 
     def end(self, identity: str) -> None:
-        """Ends it: SIGTERM, and SIGKILL 5 s later. One that has ended already is forgotten."""
+        """Ends the program, if it runs: SIGTERM, and SIGKILL 5 s later."""
         with contextlib.suppress(NodeFailed):
             self._find(identity).end()
 

@@ -1,6 +1,6 @@
-"""Files of this node that clients put there and get: those below `sky.files()`.
+"""The files of this node that clients put and get, below `sky.files()`.
 
-They go through the blobs of the head. What takes long goes on while the client asks again and again.
+They pass through the blobs of the head. A long transfer goes on while the client asks again and again.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from skyinfra.blobs import store, transfer
 from skyinfra.blobs.store import BlobStore, digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing
 from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
-from skyinfra.engine.credentials import Credentials
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
 from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol.rpc import Peer
+from skyinfra.runner.membership import worker_security
 from skyinfra.worker import views
 
-# A client is told after that long that it has to ask again.
+# Then the client has to ask again.
 _WAIT_S = 15.0
 _CONNECT_S = 15.0
 
 
 class Files:
-    """The files in *directory*, of the node whose configuration is the file *config*."""
+    """The files in *directory* of the node with the configuration file *config*."""
 
     def __init__(self, config: Path, directory: NodeDirectory) -> None:
         self._config = config
@@ -47,14 +47,14 @@ class Files:
         self._lock = Lock()
 
     def put(self, tree: str) -> dict[str, Any]:
-        """Makes the files of *tree*, which is at the head; ``done`` once they are there. Files besides stay.
+        """Writes the files of *tree* from the head; ``done`` once all are written. Other files stay.
 
         Raises `NodeFailed`, `StateDirectoryError`.
         """
         return self._answer("put", tree, partial(self._put, tree))
 
     def get(self, path: str) -> dict[str, Any]:
-        """Brings a file or folder to the head; ``tree`` is its name once it is ``done``.
+        """Sends a file or folder to the head; ``tree`` is its name once it is ``done``.
 
         Raises `InvalidField`, `NodeFailed`, `StateDirectoryError`.
         """
@@ -113,7 +113,7 @@ class Files:
         return tree.name
 
     def _below(self, start: Path) -> Iterator[Path]:
-        """The file *start*, or those in the folder. Links that lead out of the folder for files are not followed."""
+        """Yields the file *start*, or those in the folder, without links to folders or out of the folder for files."""
         if not start.resolve().is_relative_to(self._folder.resolve()):
             raise InvalidField("leads out of the folder for files", field=str(self._folder), given=str(start))
         if start.is_dir():
@@ -128,10 +128,9 @@ class Files:
         declared = node.config.scheduler
         if node.config.head:
             declared = self._directory.scheduler_file.read_text(encoding="utf-8")
-        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
 
         async def call() -> None:
-            arguments = security.get_connection_args("worker")
+            arguments = worker_security(node).get_connection_args("worker")
             address = str(head.parse(declared))
             async with distributed.rpc(address, connection_args=arguments, timeout=_CONNECT_S) as scheduler:
                 await work(scheduler)

@@ -1,4 +1,4 @@
-"""The node's place in its fleet: the head carries the scheduler and hands its layout on, the other nodes follow it."""
+"""The node's place in its fleet: the head carries the scheduler and the fleet's layout, the other nodes follow it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ _RETRY_S = 1.0
 
 
 class Membership:
-    """Ties a node to its fleet. *changed* is set when the head wants another layout than the node is known to have;
-    *respond* answers what clients ask the node.
+    """Ties a node to its fleet. Sets *changed* when the head wants another layout; *respond* answers clients.
 
-    endpoint: where the scheduler is, once it has answered. obstacle: class name and message of why it has not.
-    refused: why what the head wants is not done.
+    endpoint: the scheduler's, once it has answered. obstacle: class name and message of why it has not. refused: why
+    the head's layout is not followed.
     """
 
     def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event, respond: Respond) -> None:
@@ -55,20 +54,20 @@ class Membership:
         self._follower: Follower | None = None
         self._follows: tuple[Endpoint, str, str] | None = None
         self._sha256 = ""
-        # What the head wants, and of which node configuration.
+        # The layout that the head wants, with the hash of the node configuration.
         self._heard: tuple[str, FleetLayout | None] = ("", None)
 
-    def told(self, node: Node) -> FleetLayout | None:
-        """What the head wants of *node*: what it says now, or has said since the configuration is this one."""
+    def layout_for(self, node: Node) -> FleetLayout | None:
+        """Returns the layout that the head wants of *node*, or wanted last for the same configuration."""
         self._sha256 = node.sha256
         if self._hears(node):
             self._heard = node.sha256, self._follower.layout if self._follower is not None else None
         return self._heard[1] if self._heard[0] == node.sha256 else None
 
     async def join(self, node: Node, layout: FleetLayout) -> Endpoint | None:
-        """The scheduler's address, once it answers; None where something new is wanted before that.
+        """Returns the scheduler's address, once it answers; None where the desired state changes before.
 
-        On the head the scheduler hands *layout* on.
+        On the head the scheduler passes *layout* on.
         """
         declared = start.parse(node.config.scheduler)
         if node.config.head:
@@ -77,7 +76,7 @@ class Membership:
         if self._hears(node):
             return declared
         await self._stop_scheduler()
-        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
+        security = worker_security(node)
         self.obstacle = ("NodeFailed", f"the head {start.host_port(declared)} has not answered yet")
         while not self._changed.is_set():
             try:
@@ -96,31 +95,30 @@ class Membership:
         return None
 
     def offer(self, layout: FleetLayout) -> None:
-        """On the head: hands *layout* on to the other nodes."""
+        """On the head: passes *layout* on to the other nodes."""
         if self._scheduler is not None:
             self._scheduler.offer(layout)
 
-    def promise(self, node: Node, slots: Sequence[str], *, leaving: str | None = None) -> None:
-        """Lets the head know the names of the slots that *node* is to have, and why it leaves if it does."""
+    def promise(self, node: Node, slots: Sequence[str], *, drain: str | None = None) -> None:
+        """Informs the head of the names of the slots that *node* is to have, and why it is drained, if it is."""
         if self._scheduler is not None:
             self._scheduler.promise(node.name, tuple(slots))
-            if leaving is not None:
-                self._scheduler.leave(node.name, leaving)
+            if drain is not None:
+                self._scheduler.leave(node.name, drain)
         elif self._follower is not None:
-            self._follower.promise(slots, leaving=leaving)
+            self._follower.promise(slots, leaving=drain)
 
-    async def may_leave(self, node: Node, why: str) -> bool:
-        """Whether another node of the fleet has slots in service; not so where the head does not say."""
+    async def may_drain(self, node: Node, why: str) -> bool:
+        """Whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
-        security = Credentials.derive(node.secret, role="worker", name=node.name).security()
         try:
-            return await follow.may_leave(start.parse(node.config.scheduler), security, node.name, why)
+            return await follow.may_leave(start.parse(node.config.scheduler), worker_security(node), node.name, why)
         except (OSError, NotSupported):
             return False
 
     def check(self) -> None:
-        """Raises what ended the following of the head, or its jobs, which only an error of the runner itself does."""
+        """Raises the error of the runner itself that ended its follower or jobs, if any."""
         if self._jobs is not None:
             self._jobs.check()
         if self._follower is not None:
@@ -128,16 +126,16 @@ class Membership:
 
     @property
     def scheduler_ended(self) -> bool:
-        """Whether the head's scheduler was shut down, by a client for instance."""
+        """Whether the head's scheduler was shut down, for instance by a client."""
         return self._scheduler is not None and self._scheduler.status in (DaskStatus.closed, DaskStatus.failed)
 
-    async def leave(self) -> None:
-        """Ends the scheduler, with the workers, or stops following it."""
+    async def close(self) -> None:
+        """Ends the scheduler with the workers, or stops following it."""
         await self._unfollow()
         await self._stop_scheduler()
 
     async def _learns_better(self, node: Node, layout: FleetLayout, security: Security) -> bool:
-        """Whether the head, of which nothing was heard when *layout* was chosen, wants another one."""
+        """Whether the head, which had not answered when *layout* was chosen, wants another one."""
         if self._heard[0] == node.sha256:
             return False
         try:
@@ -152,6 +150,8 @@ class Membership:
 
     async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
         made_from = (declared, node.secret)
+        if self.scheduler_ended:
+            logger.warning("the scheduler ended; starting it again")
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
@@ -171,7 +171,7 @@ class Membership:
         return self.endpoint
 
     async def _own_jobs(self) -> Jobs:
-        """Those of the journal; they outlive a scheduler."""
+        """Returns the jobs of the journal, which outlive a scheduler."""
         if self._jobs is None:
             found = Jobs(Journal(self._directory.jobs))
             await found.load()
@@ -185,7 +185,7 @@ class Membership:
         if self._jobs is not None:
             await self._jobs.stop()
         if self._scheduler is not None:
-            # A closing scheduler ends its workers; they are to start anew against the next one.
+            # A closing scheduler ends its workers; they start anew with the next one.
             await self._workers.stop(self._workers)
             await self._scheduler.close(reason="skyinfra-runner")
             self._scheduler = None
@@ -204,7 +204,7 @@ class Membership:
             )
 
     def _hears(self, node: Node) -> bool:
-        """Whether the head of *node* is connected and has said what it wants."""
+        """Whether the head of *node* is connected and has sent its layout."""
         return self._follower is not None and self._follows == _head_of(node) and self._follower.layout is not None
 
     async def _unfollow(self) -> None:
@@ -224,5 +224,10 @@ class Membership:
 
 
 def _head_of(node: Node) -> tuple[Endpoint, str, str]:
-    """What a connection to the head is made from."""
+    """Returns the parameters of a connection to the head."""
     return start.parse(node.config.scheduler), node.secret, node.name
+
+
+def worker_security(node: Node) -> Security:
+    """Returns the TLS settings with which *node* connects to the head."""
+    return Credentials.derive(node.secret, role="worker", name=node.name).security()

@@ -1,21 +1,25 @@
-"""What the slots of this node use now: utilization, memory, temperature and power, from NVML.
+"""Metrics of this node's slots: utilization, memory, temperature and power, from NVML, also for Prometheus.
 
-NVML tells no utilization of MIG devices: `nvmlDeviceGetUtilizationRates` is refused on them and on their GPU. GPM does,
-on Hopper and later, from two samples of a GPU instance.
+NVML refuses `nvmlDeviceGetUtilizationRates` on MIG devices and on their GPU. GPM measures them, on Hopper and later,
+from two samples of a GPU instance.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from skyinfra.errors import AcceleratorMissing
+from skyinfra.errors import AcceleratorMissing, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.nvml_readings import MigDevice
@@ -29,9 +33,9 @@ _SAMPLE_S = 0.15
 
 
 def read(config: Path) -> list[SlotReading]:
-    """Of each slot that the node *config* has now. Raises `InvalidNodeConfig`.
+    """Returns the reading of each slot that the node *config* has now. Raises `InvalidNodeConfig`.
 
-    What cannot be measured is None: the slots of other vendors have no figures, and a driver may refuse some.
+    A value that cannot be measured is None: for slots of other vendors, or where a driver refuses it.
     """
     directory = NodeDirectory(config.absolute().parent)
     status = directory.status()
@@ -78,7 +82,7 @@ def _reading(slot: InstanceInfo, gpu: Gpu | None, device: MigDevice | None) -> S
 
 
 def _busy(parts: dict[str, tuple[Gpu, MigDevice]]) -> dict[str, float]:
-    """Percent of the multiprocessors of each partition that were busy within the last moment."""
+    """Returns the percentage of busy multiprocessors of each partition, within the last moment."""
     able = {name: part for name, part in parts.items() if part[0].has_gpm()}
     with contextlib.ExitStack() as stack:
         first = {name: sample for name, part in able.items() if (sample := _sample(part, stack)) is not None}
@@ -100,7 +104,7 @@ def _sample(part: tuple[Gpu, MigDevice], stack: contextlib.ExitStack) -> Any:
 
 @dataclass
 class _Family:
-    """One metric of the text format: its help, and its samples by labels."""
+    """A metric of the text format: its help text, and its samples by labels."""
 
     name: str
     text: str
@@ -114,8 +118,8 @@ class _Family:
 
 
 def prometheus(readings: Iterable[SlotReading]) -> str:
-    """The figures in Prometheus's text format. What is not known is left out."""
-    there = _Family("skyinfra_slot_info", "A slot that has a worker; always 1.")
+    """Returns the readings in Prometheus's text format, without unknown values."""
+    info = _Family("skyinfra_slot_info", "A slot that has a worker; always 1.")
     families = {
         "utilization": _Family("skyinfra_slot_utilization_ratio", "Share of the time, or multiprocessors, in use."),
         "memory_used": _Family("skyinfra_slot_memory_used_bytes", "Device memory of the slot in use."),
@@ -131,12 +135,12 @@ def prometheus(readings: Iterable[SlotReading]) -> str:
         kind = _labels(
             kind=slot.kind, accelerator=slot.accelerator or "", profile=slot.profile or "", uuid=slot.uuid or ""
         )
-        there.samples.append((f"{name},{kind}", 1.0))
+        info.samples.append((f"{name},{kind}", 1.0))
         for key, family in families.items():
             value = getattr(reading, key)
             if value is not None:
                 family.samples.append((name, value / 100 if key == "utilization" else float(value)))
-    return "".join(f"{line}\n" for family in (there, *families.values()) for line in family.lines())
+    return "".join(f"{line}\n" for family in (info, *families.values()) for line in family.lines())
 
 
 def _labels(**labels: str) -> str:
@@ -145,3 +149,52 @@ def _labels(**labels: str) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def serve(config: Path, host: str, port: int) -> None:
+    """Answers GET /metrics until the process ends. *host* may stand in brackets. Raises `PortTaken`, `NodeFailed`."""
+    try:
+        server = ThreadingHTTPServer((host.strip("[]"), port), partial(_Handler, config))
+    except OSError as error:
+        raise cannot_listen(f"{host}:{port}", error) from None
+    with server:
+        print(f"serving http://{host}:{server.server_address[1]}/metrics", file=sys.stderr, flush=True)
+        server.serve_forever()
+
+
+def cannot_listen(listen: str, error: OSError) -> SkyinfraError:
+    """Returns the error for an address where nothing can listen."""
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(f"another process listens at {listen}", field="--listen", hint="Choose another port.")
+    return NodeFailed(f"cannot listen at {listen}: {error.strerror or error}", field="--listen")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET /metrics for the node with the configuration file *config*."""
+
+    def __init__(self, config: Path, *arguments: Any) -> None:
+        self._config = config
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        """Answers one request."""
+        if self.path.partition("?")[0] != "/metrics":
+            self._answer(404, "GET /metrics\n")
+            return
+        try:
+            text = prometheus(read(self._config))
+        except SkyinfraError as error:
+            self._answer(500, f"{error}\n")
+            return
+        self._answer(200, text)
+
+    def _answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Each scrape would be a line."""

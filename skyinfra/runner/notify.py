@@ -1,4 +1,4 @@
-"""Telling systemd how the service is: sd_notify(3), over the socket that ``NOTIFY_SOCKET`` names."""
+"""Notifies systemd of the service's state: sd_notify(3), over the socket in ``NOTIFY_SOCKET``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import socket
 import time
 
-# A watchdog is told that often in the time it waits.
+# Keep-alives within the time-out of systemd's watchdog.
 _BEATS = 4
 
 
 class Notifier:
-    """Tells systemd; does nothing where nobody listens. Whatever cannot be told is not an error of the service."""
+    """Notifies systemd, if it listens. A failed notification is no error of the service."""
 
     def __init__(self) -> None:
-        # Taken out of the environment: tasks speak for themselves, not for the service.
+        # Removed from the environment: tasks must not notify for the service.
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
         patience = os.environ.pop("WATCHDOG_USEC", "")
         self._beat_s = int(patience) / 1e6 / _BEATS if patience.isdigit() and self._address else None
@@ -23,15 +23,10 @@ class Notifier:
         self._ready = False
         self._status = ""
 
-    @property
-    def listened_to(self) -> bool:
-        """Whether a service manager listens."""
-        return bool(self._address)
-
     def alive(self, status: str) -> None:
-        """The service goes on, and *status* is what there is to say of it, in one line. To be called often.
+        """Notifies that the service runs, with *status* in one line. Is called often.
 
-        The first call says that it has started: from then on the watchdog counts.
+        The first call notifies that it has started; from then on the watchdog counts.
         """
         changes = []
         if not self._ready:
@@ -47,7 +42,7 @@ class Notifier:
             self._send("\n".join(changes))
 
     def stopping(self) -> None:
-        """The service ends."""
+        """Notifies that the service ends."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""What a node does once before its first slot starts: install the image's packages, run its commands.
+"""Prepares a node before its first slot starts: installs the image's packages and runs its commands.
 
-``prepared.json`` remembers each by a digest of what was asked for, so that a boot that finds it done does nothing.
+``prepared.json`` holds a digest of what is done, so that the next boot does not repeat it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _LINE_LIMIT = 2**20
 
 
 async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
-    """Installs ``config.pip`` and executes ``config.run``, each unless it is done already. Raises `NodeFailed`."""
-    done = _done(directory)
+    """Installs ``config.pip`` and runs ``config.run``, each unless it is done already. Raises `NodeFailed`."""
+    file = directory.prepared_file
+    done: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     variables = _variables(config.packages, directory) if config.packages is not None else {}
     if config.pip:
         commands = _pip_commands(config, directory, only=["--no-index"] if "PIP_NO_INDEX" in variables else [])
@@ -42,7 +43,7 @@ async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
 
 
 def _variables(source: PackageSource, directory: NodeDirectory) -> dict[str, str]:
-    """What tells pip, uv and the image's commands where packages come from."""
+    """Returns the variables that set the package source for pip, uv and the image's commands."""
     bundle = directory.path / "ca.pem"
     if source.ca_certificate is not None:
         known = ssl.get_default_verify_paths().cafile
@@ -68,12 +69,6 @@ async def _once(
     directory.write(directory.prepared_file, json.dumps(done) + "\n")
 
 
-def _done(directory: NodeDirectory) -> dict[str, str]:
-    if not directory.prepared_file.exists():
-        return {}
-    return {str(k): str(v) for k, v in json.loads(directory.prepared_file.read_text(encoding="utf-8")).items()}
-
-
 def _pip_commands(config: NodeConfig, directory: NodeDirectory, *, only: list[str]) -> list[list[str]]:
     target = [*only, "--target", str(directory.packages), "--upgrade", *config.pip]
     if importlib.util.find_spec("pip") is not None:
@@ -90,7 +85,7 @@ def _pip_commands(config: NodeConfig, directory: NodeDirectory, *, only: list[st
 
 
 async def _execute(command: Sequence[str], directory: NodeDirectory, variables: dict[str, str]) -> None:
-    """Runs *command* in the node's directory. Its output goes to the log; the last lines into the error."""
+    """Runs *command* in the node's directory. Logs its output; the last lines also go into the error."""
     shown = command[-1] if command[0] == "/bin/sh" else " ".join(command)
     logger.info("running: %s", shown)
     process = await asyncio.create_subprocess_exec(

@@ -100,14 +100,14 @@ class Reconciler:
             await self._workers.resume(self._workers.draining())
             raise
 
-    async def leave(self, node: Node, layout: FleetLayout, drain: Drain) -> bool:
+    async def drain(self, node: Node, layout: FleetLayout, drain: Drain) -> bool:
         """Takes every slot of the node out of service; False where something else was desired before that was done.
 
         The GPUs stay as they are. *layout*: what a head hands on; its scheduler stays.
         """
         began = time.monotonic()
         patience_s = math.inf if drain.until is None else drain.until - time.time()
-        self._membership.promise(node, (), leaving=drain.why)
+        self._membership.promise(node, (), drain=drain.why)
         while await self._workers.drain(self._workers, patience_s, since=began, why=drain.why):
             self._enter("draining")
             await pause(self._superseded, _POLL_S)
@@ -115,7 +115,7 @@ class Reconciler:
                 return False
         if await self._membership.join(node, layout) is None:
             return False
-        self._membership.promise(node, (), leaving=drain.why)
+        self._membership.promise(node, (), drain=drain.why)
         return True
 
     async def _run(self, run: _Run) -> bool:

@@ -1,7 +1,7 @@
-"""What nodes tell the head of where they could not be set up, and telling it.
+"""Failures of first boots: the head receives those of other nodes, and a runner reports its own in the same way.
 
-A node whose first boot has failed has no credentials of the fleet's TLS: it needs a runner for those. It tells the
-head on a port of its own, beside the scheduler's, see `skyinfra.first_boot.report`.
+A node whose first boot has failed cannot use the fleet's TLS, which needs a runner. It reports on a port of its own,
+next to the scheduler's, see `skyinfra.first_boot.report`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
@@ -24,12 +25,12 @@ from skyinfra.protocol.manifest import Endpoint
 logger = logging.getLogger("skyinfra.runner")
 
 _ANSWER_S = 5.0
-# So many nodes may tell at once; the others are turned away, and tell again.
+# Further connections are closed; their nodes report again.
 _AT_ONCE = 64
 
 
 class BootReports:
-    """Hears of failures at the port after *scheduler*'s. on_failure: gets the node's name and what it says."""
+    """Receives failures at the port after *scheduler*'s. on_failure: is called with the node's name and failure."""
 
     def __init__(self, scheduler: Endpoint, secret: str, on_failure: Callable[[str, NodeFailure], None]) -> None:
         self._scheduler = scheduler
@@ -39,7 +40,7 @@ class BootReports:
         self._open = 0
 
     async def start(self) -> None:
-        """Listens. Where it cannot, the fleet does without: its log says so."""
+        """Listens. Where it cannot, it logs that; the fleet works without."""
         host, port = self._scheduler.address, self._scheduler.port + 1
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=report.LARGEST)
@@ -47,7 +48,7 @@ class BootReports:
             logger.warning("port %s is taken, so failed first boots of other nodes are not heard of: %s", port, error)
 
     async def close(self) -> None:
-        """Ends it."""
+        """Stops listening."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -57,7 +58,7 @@ class BootReports:
         self._open += 1
         try:
             if self._open <= _AT_ONCE:
-                # What hangs up, says too much, or is no text is none of ours.
+                # A peer that hangs up, sends too much, or sends no text is none of the fleet.
                 with contextlib.suppress(OSError, ValueError):
                     await within(self._hear(reader, writer), _ANSWER_S)
         finally:
@@ -76,17 +77,16 @@ class BootReports:
 
 
 def tell(path: Path, error: SkyinfraError, *, seconds: float) -> None:
-    """Tells for *seconds* that the runner of the node *path* ended with *error*, as a failed first boot is told."""
+    """Reports for *seconds* that the runner of the node *path* ended with *error*, as a failed first boot does."""
     with contextlib.suppress(SkyinfraError):
         node = Node.load(path)
-        shown = f"{type(error).__name__}: {error.field + ': ' if error.field else ''}{error.message}"
-        failure = {
-            "version": 1,
-            "fleet": node.config.fleet,
-            "node": node.name,
-            "step": "runner",
-            "error": shown,
-            "lines": (error.hint or "").splitlines()[-15:],
-        }
         until = time.monotonic() + seconds
+        failure = failure_of(node.config.fleet, node.name, error)
         report.spread(_schema.write(node.config), node.secret, failure, lambda: time.monotonic() < until)
+
+
+def failure_of(fleet: str, node: str, error: SkyinfraError) -> dict[str, Any]:
+    """Returns the document that reports *error*, with the fields of a failed first boot."""
+    shown = f"{type(error).__name__}: {error.field + ': ' if error.field else ''}{error.message}"
+    lines = (error.hint or "").splitlines()[-15:]
+    return {"version": 1, "fleet": fleet, "node": node, "step": "runner", "error": shown, "lines": lines}

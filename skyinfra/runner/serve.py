@@ -1,9 +1,8 @@
 """The service of one node: the scheduler on the head, a worker per slot everywhere.
 
-It is level-triggered: `Service` compares what runs with what the configuration and the fleet's layout want and touches
-only the difference: at the start, on SIGHUP, when another layout is wanted or the node is to be taken out of service,
-when something ended by itself, and again and again while what is wanted is refused for a reason that may pass, such as
-a process on a GPU that is to change.
+It is level-triggered: `Service` compares the actual state with the desired one and changes only the difference: at the
+start, on SIGHUP, for another layout or a drain, when the scheduler ended, and repeatedly after an error that may pass,
+such as a process on a GPU that has to change.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, Sky
 from skyinfra.gpu import desired
 from skyinfra.gpu.desired import Desired
 from skyinfra.head import start
-from skyinfra.node.folder import NodeDirectory, State, Status
+from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
 from skyinfra.runner.answers import Answers
 from skyinfra.runner.membership import Membership
@@ -35,13 +34,13 @@ from skyinfra.runner.workers import Workers
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.2
-# What may pass without another configuration, and after how long it is tried again: the last for ever.
+# Errors that may pass without another configuration, and the pauses before retries; the last one repeats.
 _MAY_PASS = (PartitionFailed, AcceleratorMissing, StateDirectoryError)
 _RETRY_S = (2.0, 5.0, 15.0, 30.0, 60.0)
 
 
 class Service:
-    """Serves the node that the file *path* describes. *partitions*: whether it may change the GPUs' layout."""
+    """Serves the node with the configuration file *path*. *partitions*: whether it may change the GPUs' layout."""
 
     def __init__(self, path: Path, directory: NodeDirectory, *, partitions: bool) -> None:
         self._path = path
@@ -62,7 +61,7 @@ class Service:
             superseded=self._reload,
             enter=self._enter,
         )
-        self._leaving = DrainWatch(directory, self._membership.may_leave, changed=self._reload)
+        self._drain = DrainWatch(directory, self._membership.may_drain, changed=self._reload)
         self._phase: State = "starting"
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -74,9 +73,9 @@ class Service:
         self._systemd = Notifier()
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT. Raises what stands in the way of the first start.
+        """Serves until SIGTERM or SIGINT. Raises the error of the first start.
 
-        Also ends, with a `NodeFailed`, when the node's directory is removed: nobody could find this runner any more.
+        Raises `NodeFailed` when the node's directory is removed: nothing could find this runner any more.
         """
         self._handle_signals()
         settings.configure(scratch=self._directory.scratch)
@@ -86,18 +85,18 @@ class Service:
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
                 self._watch_desired()
-                self._leaving.watch()
+                self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
-                    anew = self._reload.is_set() or self._scheduler_ended()
-                    if anew or self._retry_is_due():
+                    anew = self._reload.is_set() or self._membership.scheduler_ended
+                    if anew or (self._retry_at is not None and time.monotonic() >= self._retry_at):
                         self._reload.clear()
                         applying = asyncio.create_task(self._apply(anew=anew))
                 self._workers.check()
                 self._membership.check()
                 self._publish()
                 if self._published is not None:
-                    # The node's configuration and secret are read, and the loop turns: from here on it is watched.
+                    # Configuration and secret are read, and the loop runs: from here on systemd watches it.
                     self._systemd.alive(_line(self._published))
                 await pause(self._stop, _POLL_S)
         finally:
@@ -111,14 +110,14 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     def _watch_desired(self) -> None:
-        """Notices that the head's desired layout was written anew."""
-        stamp = desired.stamp(self._directory)
-        if self._node is not None and self._node.config.head and stamp != self._stamp:
-            self._stamp = stamp
+        """Notices a change of the head's desired layout."""
+        seen = stamp(self._directory.desired_file)
+        if self._node is not None and self._node.config.head and seen != self._stamp:
+            self._stamp = seen
             self._reload.set()
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
-        """What an `_apply` ended with: the first one must succeed, a later one may leave the node as it was."""
+        """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""
         error = applying.exception()
         if error is None or error is self._error:
             return
@@ -127,29 +126,17 @@ class Service:
         if str(error) != str(self._error):
             logger.error("%s: %s", type(error).__name__, error)
         if self._retries == 0:
-            # A `boot` that waits for an answer has it; what is tried again by itself is none.
+            # Answers a waiting `boot`; a retry is no answer.
             self._generation += 1
         self._error = error
         if isinstance(error, _MAY_PASS):
             self._retry_at = time.monotonic() + _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
 
-    def _retry_is_due(self) -> bool:
-        return self._retry_at is not None and time.monotonic() >= self._retry_at
-
-    def _scheduler_ended(self) -> bool:
-        ended = self._membership.scheduler_ended
-        if ended:
-            logger.warning("the scheduler ended; starting it again")
-        return ended
-
     def _enter(self, phase: State) -> None:
         self._phase = phase
 
     async def _apply(self, *, anew: bool) -> None:
-        """Brings the node to what is desired now; ends early where that changes meanwhile.
-
-        *anew*: not for the second time what was refused before.
-        """
+        """Brings the node to the desired state; ends early where that changes. *anew*: whether this is no retry."""
         self._retry_at, self._retries = None, 0 if anew else self._retries + 1
         loaded = await asyncio.to_thread(Node.load, self._path)
         if anew:
@@ -159,9 +146,9 @@ class Service:
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
         self._membership.offer(found.layout)
-        drain = await self._leaving.wanted(node)
+        drain = await self._drain.wanted(node)
         if drain is not None:
-            if await self._reconciler.leave(node, found.layout, drain):
+            if await self._reconciler.drain(node, found.layout, drain):
                 self._done("drained")
             return
         self._phase = "starting"
@@ -177,33 +164,33 @@ class Service:
         self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
-        told = self._membership.told(node)
-        self._stamp = desired.stamp(self._directory)
-        found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, told)
+        wanted = self._membership.layout_for(node)
+        self._stamp = stamp(self._directory.desired_file)
+        found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, wanted)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)
         if found.source != "node.json":
             try:
                 desired.remember(found.layout, node.sha256, self._directory)
             except StateDirectoryError as error:
-                # The next boot would not know of this layout before its head answers.
+                # The next boot does not know this layout before its head answers.
                 logger.warning("%s", error)
         return found
 
     async def _end(self, applying: asyncio.Task[None]) -> None:
-        self._leaving.close()
+        self._drain.close()
         applying.cancel()
         await asyncio.wait({applying})
         if not applying.cancelled() and (error := applying.exception()) is not None:
             unknown = NodeFailed(f"{type(error).__name__}: {error}")
             self._error = error if isinstance(error, SkyinfraError) else unknown
         await self._workers.stop(self._workers)
-        await self._membership.leave()
+        await self._membership.close()
         self._phase = "failed" if self._error else "stopped"
         self._publish()
 
     def _publish(self) -> None:
-        """Writes ``status.json`` where it would say something new."""
+        """Writes ``status.json`` where the status has changed."""
         status = self._status()
         if status is None or status == self._published or self._directory.lost:
             return
@@ -212,7 +199,7 @@ class Service:
         except StateDirectoryError as error:
             if not self._was_ready:
                 raise
-            # Tasks go on; what reads the status sees the old one until there is space again.
+            # Tasks go on; readers see the old status until there is space again.
             if status != self._unwritten:
                 logger.warning("%s", error)
             self._unwritten = status
@@ -242,15 +229,15 @@ class Service:
             layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
-            leaving=self._leaving.drain.why if self._leaving.drain is not None else None,
+            drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
         )
 
     def _problem(self, state: State) -> tuple[str, str] | None:
-        """Class name and message of what stands in the way."""
-        refused = self._desired.refused if self._desired is not None else None
-        error = self._error or refused or self._membership.refused
+        """Returns class name and message of the current error."""
         if self._error is None and self._membership.obstacle is not None:
             return self._membership.obstacle
+        refused = self._desired.refused if self._desired is not None else None
+        error = self._error or refused or self._membership.refused
         if error is not None:
             return type(error).__name__, str(error)
         if state == "serving" and self._workers.problems:
@@ -259,5 +246,5 @@ class Service:
 
 
 def _line(status: Status) -> str:
-    """What systemctl shows."""
+    """Returns the line that systemctl shows."""
     return f"{status.state}: {': '.join(status.error)}" if status.error else status.state

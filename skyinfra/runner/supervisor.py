@@ -1,4 +1,4 @@
-"""Keeps one slot's worker alive: makes a Nanny, and another one whenever that one ends."""
+"""Keeps one slot's worker alive: starts a Nanny, and another one whenever it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skyinfra.protocol.instance import InstanceInfo
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.2
-# A Nanny whose worker process is gone that long has failed to start another (it only logs that).
+# A Nanny without a worker process for that long has failed to start another one, which it only logs.
 _GIVE_UP_S = 30.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 # A worker is asked to end; after 80 % of this it is killed.
@@ -34,10 +34,8 @@ _ANSWER_S = 5.0
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What keeps a drained worker: ``running``, the keys of its tasks; ``kept``, how many results are not fetched yet.
-
-    ``silent``: the worker does not answer, so that nothing of it is known.
-    """
+    """Why a drained worker stays: ``running``, the keys of its tasks; ``kept``, the number of results to be fetched;
+    ``silent``: it does not answer."""
 
     running: tuple[str, ...] = ()
     kept: int = 0
@@ -54,10 +52,10 @@ class Unfinished:
 
 
 class SlotSupervisor:
-    """The worker of *slot*. *make* gives a Nanny that is not started.
+    """Supervises the worker of *slot*. *make* returns a Nanny that is not started.
 
-    ``up``: whether the worker is registered with the scheduler. ``error``: why it is not, as far as that is known.
-    ``draining_since``: since when (``time.monotonic``) the worker is being drained, or None.
+    ``error``: why the worker is not up, where that is known. ``draining_since``: when draining began
+    (``time.monotonic``), or None.
     """
 
     def __init__(self, slot: InstanceInfo, make: Callable[[], Nanny]) -> None:
@@ -74,44 +72,37 @@ class SlotSupervisor:
     @property
     def up(self) -> bool:
         """Whether the worker process runs and is registered with the scheduler."""
-        nanny = self._nanny
-        return nanny is not None and self._serves(nanny)
-
-    @property
-    def _draining(self) -> bool:
-        return self.draining_since is not None
+        return self._serving() is not None
 
     @property
     def ended(self) -> bool:
-        """Whether there is no worker any more, and no other will come."""
+        """Whether there is no worker any more, and none will start."""
         return self._task.done()
 
     async def stop(self) -> None:
         """Ends the worker and everything that its tasks started. A running task has 1.6 s to end by itself."""
         self._stopping.set()
-        # Not awaited itself: whoever waits here may be cancelled, and the worker has to end all the same.
+        # The task itself is not awaited: the caller may be cancelled, and the worker has to end all the same.
         await asyncio.wait({self._task})
         self._task.result()
 
-    async def kill(self) -> None:
-        """Ends the worker at once: a task that starts again elsewhere must not run here any more."""
-        self._kill_group()
-        await self.stop()
-
-    def kill_process(self) -> None:
-        """Ends the worker process at once, with what its tasks started. Its Nanny starts another one."""
-        self._kill_group()
+    def kill(self) -> None:
+        """Kills the worker process and what its tasks started. Its Nanny starts another one, unless it is drained."""
+        if self._pid is not None:
+            # The worker leads a process group, see SlotWorker.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
 
     async def drain(self) -> Unfinished | None:
-        """Takes the worker out of service; what it still has to finish, or None where that is nothing.
+        """Takes the worker out of service; returns what it has to finish, or None.
 
-        To be called again until nothing is left, see `SlotWorker.drain`. A worker that ends meanwhile, because its
-        task took it down, is not started again; one that was not up is ended.
+        Is called again until nothing is left, see `SlotWorker.drain`. A worker that ends meanwhile is not started
+        again; one that is not up is ended.
         """
         if self.draining_since is None:
             self.draining_since = time.monotonic()
-        nanny = self._nanny
-        if nanny is None or not self._serves(nanny):
+        nanny = self._serving()
+        if nanny is None:
             await self.stop()
             return None
         if nanny.status == Status.running:
@@ -124,16 +115,16 @@ class SlotSupervisor:
         return left if left != Unfinished() else None
 
     async def resume(self) -> bool:
-        """Takes a worker that was being drained back into service. False: not yet, or not any more, see `ended`."""
-        nanny = self._nanny
-        if nanny is None or not self._serves(nanny):
+        """Takes a drained worker back into service; returns whether it is. Where it has `ended`, it cannot be."""
+        nanny = self._serving()
+        if nanny is None:
             await self.stop()
             return False
         try:
             await self._call_drain(nanny, on=False)
         except OSError:
             return False
-        if not self._serves(nanny):
+        if not self.up:
             return False
         nanny.status = Status.running
         self.draining_since = None
@@ -147,7 +138,7 @@ class SlotSupervisor:
         return await within(services.drain(self._line, on=on), _ANSWER_S)
 
     def check(self) -> None:
-        """Raises what ended the supervision, which only an error of the runner itself does."""
+        """Raises the error of the runner itself that ended the supervision, if any."""
         if self._task.done():
             self._task.result()
 
@@ -156,13 +147,13 @@ class SlotSupervisor:
         while not self._stopping.is_set():
             started = time.monotonic()
             await self._one_nanny()
-            if self._draining:
+            if self.draining_since is not None:
                 return
             attempts = 1 if time.monotonic() - started > _GIVE_UP_S else attempts + 1
             await pause(self._stopping, _BACKOFF_S[min(attempts, len(_BACKOFF_S)) - 1])
 
     async def _one_nanny(self) -> None:
-        """Runs one Nanny until it ends or `stop` is called; returns when nothing of it is left."""
+        """Runs one Nanny until it ends or `stop` is called, and cleans up after it."""
         try:
             nanny = self._make()
         except OSError as error:
@@ -174,19 +165,16 @@ class SlotSupervisor:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await self._started(nanny, starting.exception())
+                if (refused := starting.exception()) is not None:
+                    self._failed(refused)
+                else:
+                    self.error = None
+                    logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
+                    await self._until_it_ends(nanny)
         finally:
             stopping.cancel()
             await self._end(nanny, starting)
             self._nanny = None
-
-    async def _started(self, nanny: Nanny, error: BaseException | None) -> None:
-        if error is not None:
-            self._failed(error)
-            return
-        self.error = None
-        logger.info("slot %s: ready, process %s", self.slot.slot, nanny.pid)
-        await self._until_it_ends(nanny)
 
     def _failed(self, error: BaseException) -> None:
         reason = start.innermost(error)
@@ -197,7 +185,7 @@ class SlotSupervisor:
         gone_since: float | None = None
         while self._keeps(nanny) and not self._stopping.is_set():
             self._sweep(nanny.pid)
-            if _serving(nanny):
+            if _has_worker(nanny):
                 gone_since = None
             elif gone_since is None:
                 gone_since = time.monotonic()
@@ -207,28 +195,23 @@ class SlotSupervisor:
                 return
             await pause(self._stopping, _POLL_S)
 
-    def _serves(self, nanny: Nanny) -> bool:
-        return self._keeps(nanny) and _serving(nanny)
+    def _serving(self) -> Nanny | None:
+        """Returns the Nanny where its worker is registered with the scheduler."""
+        nanny = self._nanny
+        return nanny if nanny is not None and self._keeps(nanny) and _has_worker(nanny) else None
 
     def _keeps(self, nanny: Nanny) -> bool:
-        """Whether *nanny* has a worker and does not mean to end it."""
+        """Whether *nanny* has had a worker and does not end it."""
         # A Nanny is running only after its worker has reported that the scheduler accepted it. While it is closing
-        # gracefully, which is what `drain` makes of it, it does not start a worker anew.
-        draining = nanny.status == Status.closing_gracefully and self._draining
+        # gracefully, as `drain` makes it, it does not start a worker anew.
+        draining = nanny.status == Status.closing_gracefully and self.draining_since is not None
         return draining or bool(nanny.status == Status.running)
 
     def _sweep(self, pid: int | None) -> None:
-        """Kills what the tasks of a worker that is gone have left; *pid* is that of the worker now."""
-        if pid == self._pid:
-            return
-        self._kill_group()
-        self._pid = pid
-
-    def _kill_group(self) -> None:
-        if self._pid is not None:
-            # The worker leads a process group, see SlotWorker.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+        """Kills what the tasks of an ended worker left; *pid* is that of the current worker."""
+        if pid != self._pid:
+            self.kill()
+            self._pid = pid
 
     async def _end(self, nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
         if self._line is not None:
@@ -250,7 +233,7 @@ class SlotSupervisor:
         self._sweep(None)
 
 
-def _serving(nanny: Nanny) -> bool:
+def _has_worker(nanny: Nanny) -> bool:
     return nanny.process is not None and nanny.process.status == Status.running
 
 

@@ -27,7 +27,7 @@ _CHANGES = "its layout or configuration changes"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a slot's worker is started from; a slot whose `Wanted` stays the same is left alone."""
+    """The parameters of a slot's worker; a worker whose `Wanted` stays the same is left alone."""
 
     slot: InstanceInfo
     vendor: Vendor | None
@@ -39,13 +39,13 @@ class Wanted:
 
     @classmethod
     def of(cls, slot: InstanceInfo, config: NodeConfig, scheduler: Endpoint, secret: str) -> Wanted:
-        """What *slot* of the node *config* is started from."""
+        """Returns the parameters for *slot* of the node *config*."""
         vendor = config.accelerator.vendor if config.accelerator else None
         return cls(slot, vendor, tuple(config.env.items()), config.pip, config.preload, scheduler, secret)
 
 
 class Workers:
-    """The workers that run in *directory*, by what they were started from. Iterating gives that."""
+    """The workers that run in *directory*, by their `Wanted`, over which it iterates."""
 
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
@@ -57,7 +57,7 @@ class Workers:
 
     @property
     def slots(self) -> tuple[InstanceInfo, ...]:
-        """The slots that have a worker, or one that is on its way, by index."""
+        """The slots whose worker runs or starts, by index."""
         return tuple(sorted((key.slot for key in self._running), key=lambda slot: slot.worker))
 
     @property
@@ -67,26 +67,26 @@ class Workers:
 
     @property
     def problems(self) -> list[str]:
-        """Why workers are not up, as far as that is known."""
+        """Why workers are not up, where that is known."""
         return [f"slot {s.slot.slot}: {s.error}" for s in self._running.values() if s.error and not s.up]
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """What keeps the workers that are being drained, one sentence for each."""
+        """Why drained workers stay, one sentence for each."""
         found = sorted(self._unfinished.items(), key=lambda item: item[0].slot.worker)
         return tuple(f"slot {key.slot.slot}: {left}" for key, left in found)
 
     def draining(self) -> set[Wanted]:
-        """Those that are out of service."""
+        """Returns the workers that are out of service."""
         return {key for key, supervisor in self._running.items() if supervisor.draining_since is not None}
 
     def check(self) -> None:
-        """Raises what ended the supervision of a worker, which only an error of the runner itself does."""
+        """Raises the error of the runner itself that ended the supervision of a worker, if any."""
         for supervisor in self._running.values():
             supervisor.check()
 
     def start(self, wanted: Wanted, *, threads: int) -> None:
-        """Starts the worker of one slot. *threads*: how many CPU threads numerical libraries start in it."""
+        """Starts the worker of one slot. *threads*: the number of CPU threads of numerical libraries in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
         confine = slots.environment(wanted.slot, wanted.vendor)
         env = process.environment(
@@ -115,9 +115,9 @@ class Workers:
         self._running[wanted] = SlotSupervisor(wanted.slot, make)
 
     def kill_task(self, slot: str, key: str) -> bool:
-        """Ends the worker process on *slot* for its task *key*, which does not listen; another one is started at once.
+        """Kills the worker process on *slot* to end its task *key*; another process starts at once.
 
-        False where the task is not running any more. May be called from any thread.
+        Returns False where the task does not run any more. May be called from any thread.
         """
         if not attempts.begun(key, self._directory.path):
             return False
@@ -125,13 +125,13 @@ class Workers:
         if supervisor is None:
             return False
         attempts.forgive(key, self._directory.path)
-        supervisor.kill_process()
+        supervisor.kill()
         return True
 
     async def stop(self, keys: Iterable[Wanted]) -> None:
-        """Ends these workers, and what runs there."""
+        """Ends these workers and their tasks."""
         keys = tuple(keys)
-        # Forgotten once they have ended: a stop that is cancelled half way is taken up by the next one.
+        # Forgotten only after their end: the next stop continues a cancelled one.
         await asyncio.gather(*(self._running[key].stop() for key in keys if key in self._running))
         for key in keys:
             self._running.pop(key, None)
@@ -140,11 +140,10 @@ class Workers:
     async def drain(
         self, keys: Iterable[Wanted], patience_s: float, *, since: float | None = None, why: str = _CHANGES
     ) -> set[Wanted]:
-        """One round of draining: takes *keys* out of service and ends those that have nothing to finish any more.
+        """Does one round of draining: takes *keys* out of service and ends those that have nothing to finish.
 
-        Gives those that have. A task that has not finished *patience_s* seconds after the first round, or after
-        *since* (``time.monotonic``), is ended with its worker: the scheduler starts it again on another slot. *why*:
-        what happens to the slot, for the log.
+        Returns the others. A task that has not finished *patience_s* seconds after the first round, or after *since*
+        (``time.monotonic``), ends with its worker: the scheduler starts it on another slot. *why*: for the log.
         """
         keys = tuple(keys)
         # All are out of service before one is ended: what ran there would start again on another of them.
@@ -157,7 +156,7 @@ class Workers:
     async def _drained(
         self, key: Wanted, left: Unfinished | None, patience_s: float, start: float | None, why: str
     ) -> bool:
-        """Whether *key* has something *left* to finish; ends it where it has not."""
+        """Ends the worker *key* where nothing is *left* to finish or time is up; returns whether it still runs."""
         supervisor = self._running[key]
         if left is None:
             await self.stop([key])
@@ -175,12 +174,12 @@ class Workers:
         )
         for task in left.running:
             attempts.forgive(task, self._directory.path)
-        await supervisor.kill()
+        supervisor.kill()
         await self.stop([key])
         return False
 
     async def resume(self, keys: Iterable[Wanted]) -> None:
-        """Takes workers that were being drained back into service; those that have ended meanwhile are forgotten."""
+        """Takes drained workers back into service, and forgets those that have ended meanwhile."""
         for key in tuple(keys):
             supervisor = self._running[key]
             if await supervisor.resume():

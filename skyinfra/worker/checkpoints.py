@@ -1,6 +1,6 @@
-"""Checkpoints that survive an end at any moment: written beside, put on the disk, and renamed into place.
+"""Checkpoints that survive an end at any moment: written to a temporary folder, synced to the disk, and renamed.
 
-Travels to nodes: standard library only; torch is imported where a state is to be read that torch has written.
+torch is imported only to read a state that torch has written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra.errors import InvalidField, MissingDependency
-from skyinfra.node.disk import sync_folder
+from skyinfra.node.folder import sync_folder
 from skyinfra.worker.interruption import interrupted
 
 Save = Callable[[Any, Path], object]
@@ -26,7 +26,7 @@ Load = Callable[[Path], Any]
 
 LATEST = "latest"
 _NAME = re.compile(r"step-(\d{12})\.(ckpt|pickle|pt)")
-# Once the node is being taken, each save may follow the one before after this many times what that one took.
+# While the node is drained, the pause between saves is this many times the duration of a save.
 _PAUSE = 10
 
 
@@ -39,8 +39,8 @@ class SpotCheckpointer:
             state, step = train_step(state), step + 1
             checkpoints.update(state, step, every=500)
 
-    A checkpoint is there as a whole or not at all, and the link ``latest`` points at the last one that was saved. The
-    folder is made. One writer at a time: each slot that trains on its own needs a folder of its own.
+    A checkpoint is complete or absent, and the link ``latest`` points at the last one. The folder is made. It has one
+    writer at a time: each slot that trains on its own needs a folder of its own.
 
     save: ``save(state, file)`` writes *state* to the path *file*, as a file or as a folder. load: ``load(file)`` reads
     it. Both or neither are given, as in ``SpotCheckpointer(path, save=torch.save, load=torch.load)``; without them,
@@ -70,10 +70,9 @@ class SpotCheckpointer:
         self._last: tuple[int, float, float] | None = None
 
     def save(self, state: Any, step: int) -> Path:
-        """Saves *state* as that of *step*, at least 0; the path of the checkpoint, which is on the disk then.
+        """Saves *state* for *step*, at least 0, durably; returns the path of the checkpoint.
 
-        A checkpoint of the same step is replaced. Raises what *save* raises, and OSError; the checkpoints before it
-        stay as they are then.
+        Replaces a checkpoint of the same step. Raises what *save* raises, and OSError; earlier checkpoints stay then.
         """
         if step < 0:
             raise InvalidField("steps are counted from 0", field="step", given=step)
@@ -87,7 +86,7 @@ class SpotCheckpointer:
             write(state, made)
             _sync(made)
             if place.is_dir() and not place.is_symlink():
-                # A folder cannot be replaced at once: it goes out of the way first.
+                # A folder cannot be replaced atomically: the old one is moved first.
                 place.rename(Path(folder, "old"))
             made.rename(place)
             link = Path(folder, LATEST)
@@ -101,7 +100,7 @@ class SpotCheckpointer:
         return place
 
     def load_latest(self) -> tuple[Any, int] | None:
-        """The state that was saved last and its step; None where nothing was saved. Raises what *load* raises."""
+        """Returns the last saved state and its step; None where nothing was saved. Raises what *load* raises."""
         try:
             place = self.path / os.readlink(self.path / LATEST)  # noqa: PTH115 - the text: a name in the folder
         except FileNotFoundError:
@@ -112,10 +111,10 @@ class SpotCheckpointer:
         return self._reader(place)(place), int(named[1])
 
     def update(self, state: Any, step: int, *, every: int | None = None) -> bool:
-        """Tells what there would be to save now, after each step; whether it was saved.
+        """Offers *state* after each step; returns whether it was saved.
 
-        It is saved where the node is being taken out of service (`interrupted`), and at every *every*-th step. While
-        the node goes, that is repeated, but for no more than about a tenth of the time.
+        It is saved at every *every*-th step, and where the node is drained (`interrupted`); the latter repeatedly, but
+        for at most about a tenth of the time.
         """
         due = every is not None and step % every == 0 and (self._last is None or self._last[0] != step)
         if not due and interrupted():
@@ -146,14 +145,14 @@ class SpotCheckpointer:
         return lambda file: torch.load(file, weights_only=False)
 
     def _prune(self, newest: Path) -> None:
-        """Removes all but the last *keep*, by the time of their saving; *newest* stays in any case."""
+        """Removes all but the last *keep* checkpoints, by time; *newest* always stays."""
         found = [entry for entry in self.path.iterdir() if _NAME.fullmatch(entry.name) and entry != newest]
         found.sort(key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
         for entry in found[: max(0, len(found) - (self.keep - 1))]:
             _remove(entry)
 
     def _clear(self) -> None:
-        """Removes what a process left that ended while it saved."""
+        """Removes the temporary folders of processes that ended while they saved."""
         for entry in self.path.glob(".step-*"):
             _remove(entry)
 
@@ -176,7 +175,7 @@ def _remove(entry: Path) -> None:
 
 
 def _sync(entry: Path) -> None:
-    """Puts a file, or a folder with everything in it, on the disk."""
+    """Writes a file, or a folder with everything in it, to the disk."""
     for path in (*entry.rglob("*"), entry):
         if path.is_dir():
             sync_folder(path)

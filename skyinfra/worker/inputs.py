@@ -1,8 +1,6 @@
-"""Bringing what a task needs to its node before it starts, and a large result to the head, from its worker process.
+"""Fetches the inputs of a task to its node, and sends a large result to the head, from the worker process.
 
-A blob comes to a node once, whichever of its slots needs it.
-
-Travels to nodes: standard library and ``distributed`` only.
+A node fetches a blob once for all of its slots.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,12 +27,12 @@ from skyinfra.worker.views import Views
 
 T = TypeVar("T")
 
-# A head that is gone for longer loses the task: its client sends it again.
+# A head that is away for longer loses the task: its client sends it again.
 _PATIENCE_S = 30.0
 _RETRY_S = 0.5
-# How often a task that waits here can be interrupted.
+# A waiting task can be interrupted that often.
 _POLL_S = 0.1
-# Somebody else on the node may make room between fetching and using.
+# Another process of the node may remove a blob between fetching and using it.
 _ATTEMPTS = 3
 
 
@@ -59,11 +57,11 @@ def _tree(name: str) -> Tree:
 
 
 def use_tree(name: str | None) -> None:
-    """Lets the task of this process see the tree *name*, or none. Raises `BlobsMissing`, `StateDirectoryError`."""
+    """Makes the tree *name*, or none, visible to the task. Raises `BlobsMissing`, `StateDirectoryError`."""
     if name is None and not _views.cache_info().currsize:
         return
     views = _views()
-    if views.using(name):
+    if views.tree == name:
         return
     try:
         if name is None:
@@ -80,28 +78,27 @@ def use_tree(name: str | None) -> None:
 
 
 def load(parts: Sequence[Part]) -> object:
-    """The value that *parts* make. Raises `BlobsMissing`, and what unpickling raises."""
+    """Returns the value of *parts*. Raises `BlobsMissing`, and what unpickling raises."""
     return _repeatedly({part.digest: part.size for part in parts}, lambda: unpack(parts, _store()))
 
 
 def keep(payload: Payload) -> None:
     """Sends a large result to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`."""
     parcels = payload.blobs()
-    _patiently(lambda head: transfer.send(head, parcels), payload.parts)
+    _patiently(lambda head: transfer.send(head, parcels), [part.digest for part in payload.parts])
 
 
 def fetch(wanted: dict[str, int]) -> None:
-    """Brings blobs, digest to size, to this node. Raises `BlobsMissing`, `StateDirectoryError`, `TaskTooLarge`."""
+    """Fetches blobs, digest to size. Raises `BlobsMissing`, `StateDirectoryError`, `TaskTooLarge`."""
     store = _store()
     missing = {digest: size for digest, size in wanted.items() if not store.has(digest, size)}
     if missing:
         with store.locked(min(missing)):
-            parts = [Part(digest, size) for digest, size in missing.items()]
-            _patiently(lambda head: transfer.fetch(head, store, missing), parts)
+            _patiently(lambda head: transfer.fetch(head, store, missing), missing)
 
 
 def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
-    """Fetches *wanted* and calls *use*, again where somebody has made room meanwhile."""
+    """Fetches *wanted* and calls *use*, again where a blob was removed meanwhile."""
     for attempt in range(_ATTEMPTS):
         fetch(wanted)
         try:
@@ -112,21 +109,21 @@ def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
     raise AssertionError  # the last attempt has returned or raised
 
 
-def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], parts: Sequence[Part]) -> T:
-    """The result of what *start* gives, again while the head is away."""
+def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], digests: Iterable[str]) -> T:
+    """Returns the result of *start*, which is called again while the head is away."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             return _with_head(start)
         except OSError:
             if time.monotonic() > deadline:
-                raise BlobsMissing([part.digest for part in parts]) from None
+                raise BlobsMissing([*digests]) from None
             time.sleep(_RETRY_S)
 
 
 def _with_head(start: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-    """Runs what *start* gives in the worker's event loop; an interrupt of the task ends it."""
-    # Here, because the process of a rank needs none of this, and would wait for the import.
+    """Runs *start* in the worker's event loop; an interrupt of the task ends it."""
+    # Imported here: the process of a rank does not need it, and would wait for the import.
     from distributed import get_worker
 
     worker = get_worker()

@@ -1,10 +1,7 @@
-"""What a task can know of the end of its node, and do about it.
+"""How a task learns that its node is drained, and reacts.
 
-The runner of a node that is taken back, or drained by hand, says so in `FILE` in the node's folder. Every process of a
-task can see it: the worker, the scripts and the ranks that it started. Nothing is sent to it, so that a task that holds
-the GIL learns of it as soon as it looks.
-
-Travels to nodes: standard library only.
+The runner of a drained or preempted node writes `FILE` in the node's folder. Every process of a task can read it: the
+worker, its scripts and ranks. A file, not a message: a task that holds the GIL sees it as soon as it looks.
 """
 
 from __future__ import annotations
@@ -24,20 +21,17 @@ from skyinfra.protocol.interruption import FILE, Interruption
 
 C = TypeVar("C", bound=Callable[[], object])
 
-# How often a process that has callbacks looks.
+# Between two looks of a process with callbacks.
 _POLL_S = 0.25
 
 
 def interruption() -> Interruption | None:
     """Why and when the node of this task is taken out of service; None while it is not, and outside of a task."""
-    folder = os.environ.get(NODE_DIRECTORY)
-    if folder is None:
+    if not interrupted():
         return None
-    try:
-        text = Path(folder, FILE).read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return Interruption(**json.loads(text))
+    with contextlib.suppress(OSError):  # the drain may end meanwhile
+        return Interruption(**json.loads(Path(os.environ[NODE_DIRECTORY], FILE).read_text(encoding="utf-8")))
+    return None
 
 
 def interrupted() -> bool:
@@ -78,7 +72,7 @@ def on_interrupt(callback: C) -> C:
 
 @contextlib.contextmanager
 def task_scope() -> Iterator[None]:
-    """Around a task: what it registered goes with it, and a callback that has begun is waited for."""
+    """Removes the callbacks of a task at its end, and waits for one that runs."""
     try:
         yield
     finally:
@@ -88,7 +82,7 @@ def task_scope() -> Iterator[None]:
 
 
 def _watch() -> None:
-    """Ends with the last callback: a process without any is not woken up for them."""
+    """Runs the callbacks when they are due. Ends with the last one, so that a process without any does not poll."""
     global _running, _watcher
     while True:
         with _changed:
@@ -105,7 +99,7 @@ def _watch() -> None:
         for callback in due:
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - somebody else's code; the others have their turn
+            except Exception:  # noqa: BLE001 - the user's code; the others still run
                 traceback.print_exc(file=sys.stderr)
         with _changed:
             _running = False
@@ -113,7 +107,7 @@ def _watch() -> None:
 
 
 def _forget() -> None:
-    """In a process that was forked: the thread is not there, and the callbacks are those of its parent."""
+    """Resets the state in a forked process, which has no thread and must not run its parent's callbacks."""
     global _changed, _running, _watcher
     _changed = threading.Condition()
     _callbacks.clear()

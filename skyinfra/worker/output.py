@@ -1,9 +1,7 @@
-"""What tasks print: one file for each task, in the node's folder.
+"""The output of tasks: one file for each task, in the node's folder.
 
-The streams are those of the process, so that what native code and the programs of a task print is there too. Nothing of
-it fails a task: a node whose disk is full runs tasks whose output goes where that of the runner goes.
-
-Travels to nodes: standard library only.
+The streams of the process are redirected, so that the file also holds the output of native code and of programs that a
+task runs. An error here fails no task: without a file, output goes to that of the runner.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = "tasks"
-# What is kept of tasks that have ended; looked at once in a while.
+# Limits for files of ended tasks, applied every 50 tasks.
 _KEPT_FILES = 500
 _KEPT_BYTES = 256 * 2**20
 _PRUNE_EVERY = 50
@@ -26,7 +24,7 @@ _count = 0
 
 
 def keep_logging() -> None:
-    """In a worker process, before its first task: what is logged goes on to where it went, whatever tasks print to."""
+    """Keeps the log of this worker process out of the output of tasks. Is called before the first task."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     for name in (None, *logging.root.manager.loggerDict):
         for handler in logging.getLogger(name).handlers:
@@ -36,12 +34,12 @@ def keep_logging() -> None:
 
 @contextlib.contextmanager
 def captured(key: str, folder: Path) -> Iterator[str | None]:
-    """Around the task *key*: its output goes to a file in *folder*, which is removed again where there was none.
+    """Redirects the output of the task *key* to a file in *folder*; an empty file is removed at the end.
 
-    Gives the file; None where it could not be made.
+    Yields the file, or None where it could not be made.
     """
     global _count
-    # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
+    # Paths are strings, and system calls few: this is a part of every task's round trip.
     file = f"{folder}/{FOLDER}/{key}.log"
     try:
         if _count % _PRUNE_EVERY == 0:
@@ -69,7 +67,7 @@ def captured(key: str, folder: Path) -> Iterator[str | None]:
 
 
 def written(file: str) -> bool:
-    """Whether anything was printed to *file*, that of `captured`, since it was made or cut."""
+    """Whether *file*, that of `captured`, has output since it was made or cut."""
     flush()
     with contextlib.suppress(OSError):
         return os.stat(file).st_size > 0  # noqa: PTH116 - see above
@@ -77,7 +75,7 @@ def written(file: str) -> bool:
 
 
 def cut(file: str, key: str) -> None:
-    """What was printed to *file*, that of `captured`, is the output of the task *key*; what follows is not."""
+    """Makes the output in *file*, that of `captured`, that of the task *key*; later output goes to a new file."""
     with contextlib.suppress(OSError):
         os.rename(file, f"{os.path.dirname(file)}/{key}.log")  # noqa: PTH104, PTH120 - see above
         handle = os.open(file, _FLAGS, 0o644)
@@ -87,7 +85,7 @@ def cut(file: str, key: str) -> None:
 
 
 def find(folder: Path, key: str) -> Path | None:
-    """The output of the task whose key is *key* or begins so, the newest where several do; None where there is none."""
+    """Returns the newest output of a task whose key begins with *key*, or None."""
     with contextlib.suppress(OSError):
         files = [file for file in (folder / FOLDER).iterdir() if file.name.startswith(key) and file.suffix == ".log"]
         return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
@@ -95,9 +93,9 @@ def find(folder: Path, key: str) -> Path | None:
 
 
 def flush() -> None:
-    """Hands on what Python still holds of the standard streams."""
+    """Flushes the standard streams."""
     for stream in (sys.stdout, sys.stderr):
-        # A task may have closed it, or put something of its own there.
+        # A task may have closed or replaced it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 

@@ -1,7 +1,7 @@
 """The Dask worker of one slot, and the Nanny that keeps it alive.
 
-The Nanny runs in the runner's process and starts the worker in a process of its own, whose environment names the
-slot's device before anything is imported there. The runner itself never imports a library that opens a device.
+The Nanny runs in the runner's process. It starts the worker in a process whose environment names the slot's device
+before anything is imported there. The runner itself never imports a library that opens a device.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from skyinfra.protocol import services
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
 
-# A worker that cannot reach the scheduler for that long ends; its Nanny ends with it and is made anew.
+# A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
 _DEATH_TIMEOUT_S = 60
-# A client that lost the head comes back within 30 s, or tells its user that the fleet is gone.
+# A client that lost the head reconnects within 30 s, or reports that the fleet is gone.
 _ABANDONED_S = 45.0
 # A report to the scheduler takes milliseconds.
 _REPORT_S = 0.5
-# 0 is a process of no special kind, 1000 the one that ends first whatever it takes: see proc_pid_oom_score_adj(5).
+# 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class SlotWorker(Worker):  # type: ignore[misc]
-    """A worker that tells the scheduler which slot it is.
+    """A worker that sends the description of its slot to the scheduler.
 
     ``scheduler_info(n_workers=-1)["workers"][ADDRESS]["skyinfra"]`` of any client is the slot's `InstanceInfo`.
-    *packages* is the folder of what the node installed for tasks; it comes first on the import path. The process
-    becomes the leader of a process group, so that what its tasks start can be ended with it, however it ends.
+    *packages*: the folder with the node's packages for tasks, the first one on the import path. The process leads a
+    process group, so that the processes that its tasks start can be killed with it.
     """
 
     def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
@@ -48,14 +48,16 @@ class SlotWorker(Worker):  # type: ignore[misc]
         settings.quiet()
         output.keep_logging()
         os.setpgrp()
-        _end_first()
+        # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
         self.handlers.update([services.drain.by(self.drain)])
 
     async def get_startup_information(self) -> dict[str, Any]:
-        """What travels with the registration."""
+        """Returns what Dask sends with the registration, and the slot."""
         return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
 
     async def heartbeat(self) -> None:
@@ -67,18 +69,18 @@ class SlotWorker(Worker):  # type: ignore[misc]
             self._heartbeat = None
 
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
-        """Ends the worker. Dask would cut off a report on its way and log how that failed."""
+        """Ends the worker after a running report, which Dask would cut off and log as an error."""
         self.periodic_callbacks["heartbeat"].stop()
         if self._heartbeat not in (None, asyncio.current_task()):
             await asyncio.wait({self._heartbeat}, timeout=_REPORT_S)
         return await super().close(*arguments, **keywords)
 
     def drain(self, on: bool) -> dict[str, Any]:
-        """Takes the worker out of service, or back into it; what it still has to do.
+        """Takes the worker out of service, or back into it; returns what it has to finish.
 
-        A paused worker starts nothing; the scheduler gives it no task, and places those anew that it was given and has
-        not started. Those may still have been on their way, so this is called again and again. ``running``: the keys
-        of the tasks that have started. ``kept``: how many results lie here that their clients have yet to fetch.
+        A paused worker starts nothing; the scheduler gives it no task, and moves those that have not started. More of
+        them may still arrive, so this is called repeatedly. ``running``: the keys of the tasks that have started.
+        ``kept``: the number of results that clients have not fetched.
         """
         now, wanted = (Status.running, Status.paused) if on else (Status.paused, Status.running)
         if self.status == now:
@@ -88,16 +90,10 @@ class SlotWorker(Worker):  # type: ignore[misc]
         return {"running": dask_private.running(self), "kept": len(self.data)}
 
 
-def _end_first() -> None:
-    """Has the kernel end this process, or what its tasks start, before the runner where memory runs out."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
-
-
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
-    """Stops running tasks whose client is gone: the scheduler has forgotten them and takes their slot for a free one.
+    """Stops running tasks whose client is gone: the scheduler has forgotten them and takes their slot to be free.
 
-    A client that was only cut off sends the task again under its key; it is left alone then.
+    A client that reconnects sends the task again under its key; it is not stopped then.
     """
 
     def setup(self, worker: Worker) -> None:
@@ -113,7 +109,7 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
 
 
 class _Objects(WorkerPlugin):  # type: ignore[misc]
-    """Lets the objects that tasks have left in the process go when it ends."""
+    """Drops the stateful objects of tasks when the process ends."""
 
     async def teardown(self, worker: Worker) -> None:
         await asyncio.to_thread(stateful.release_all)
@@ -128,10 +124,10 @@ def environment(
     confine: dict[str, str],
     threads: int,
 ) -> dict[str, str]:
-    """The variables of the worker process of *slot*, which its tasks and their subprocesses inherit.
+    """Returns the variables of the worker process of *slot*, which its tasks and their subprocesses inherit.
 
-    *variables*: those of the declared image; the device (*confine*) and the slot's description stand above them.
-    *threads*: how many CPU threads numerical libraries start, unless the image says otherwise.
+    *variables*: those of the image; the device (*confine*) and the slot's description override them. *threads*: the
+    number of CPU threads of numerical libraries, unless the image sets it.
     """
     path = [str(packages)] if packages.is_dir() else []
     inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
@@ -147,7 +143,7 @@ def environment(
 
 
 def resources(slot: InstanceInfo) -> dict[str, float]:
-    """What the scheduler may place on *slot*: 1 of each of its labels. Tasks ask for one of them."""
+    """Returns the Dask resources of *slot*: 1 of each of its labels. Tasks ask for one of them."""
     labels = ["slot", f"slot:{slot.slot}", f"node:{slot.node}"]
     if slot.profile:
         labels.append(f"profile:{slot.profile}")
@@ -166,7 +162,7 @@ def nanny(
     packages: Path,
     scratch: Path,
 ) -> Nanny:
-    """A Nanny for *slot*, not started. *scheduler*: ``tls://HOST:PORT``. *host*: where this node is reached."""
+    """Returns a Nanny for *slot*, not started. *scheduler*: ``tls://HOST:PORT``. *host*: this node's address."""
     return Nanny(
         scheduler,
         name=slot.slot,

@@ -1,8 +1,8 @@
 """The process of a rank: ``python -m skyinfra.worker.rank READ WRITE``, started by `skyinfra.worker.ranks`.
 
-It gets its work through the pipe *READ* and says through *WRITE* how it ended: at once that it failed, then with what.
-A rank that failed stays until its parent nods: its connections to the other ranks are open as long, so that theirs
-break only after the head has heard which rank was the first to fail.
+It receives its work through the pipe *READ* and reports its end through *WRITE*: a failure at once, then the error. A
+failed rank stays until its parent's acknowledgement: its connections to other ranks stay open, so that those fail only
+after the head knows which rank failed first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import cast
 
 from skyinfra.protocol.gang import Work
 
-# Messages of a rank: what it is, the length of its content, the content.
+# Messages of a rank: kind, length of the content, content.
 HEADER = struct.Struct("!cQ")
-FAILED = b"F"  # the time of it, as `time.monotonic` says, which is the same for all processes of a machine
+FAILED = b"F"  # the time of the failure by `time.monotonic`, which all processes of a machine share
 OUTCOME = b"O"  # a pickled Outcome
 WORK = b"W"  # from the parent: a pickled Work
 NOD = b"N"  # from the parent
@@ -38,7 +38,7 @@ class Pipe:
         self._writing = threading.Lock()
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Raises BrokenPipeError where nobody reads any more."""
+        """Sends a message. Raises BrokenPipeError where the other side has ended."""
         with self._writing:
             for data in (HEADER.pack(kind, len(content)), content):
                 view = memoryview(data)
@@ -46,7 +46,7 @@ class Pipe:
                     view = view[os.write(self._write, view) :]
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """The next message; None where the other side has ended."""
+        """Returns the next message; None where the other side has ended."""
         header = self._exactly(HEADER.size)
         if header is None:
             return None
@@ -70,7 +70,7 @@ class Pipe:
 
 
 def main() -> int:
-    """Runs what the parent sends; the exit code of the process."""
+    """Runs the work that the parent sends; returns the exit code."""
     read, write = int(sys.argv[1]), int(sys.argv[2])
     for number in (read, write):
         os.set_inheritable(number, False)
@@ -103,17 +103,17 @@ def _function(work: Work, call: bytes, pipe: Pipe) -> int:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """A function gets KeyboardInterrupt, once: it may clean up."""
+    """Raises KeyboardInterrupt once, so that a function can clean up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _script(work: Work, pipe: Pipe) -> int:
-    """Runs it as ``python FILE ARGS`` would, in the folder in which it lies."""
+    """Runs the program as ``python FILE ARGS`` does, in its folder."""
     path = Path.cwd() / work.name
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path), *work.args]
-    # It stays the main module until the process ends: what its threads pickle then is found there.
+    # It stays the main module until the process ends, for what its threads pickle.
     module = types.ModuleType("__main__")
     module.__file__ = str(path)
     sys.modules["__main__"] = module

@@ -1,4 +1,4 @@
-"""Running a file as a program, as a task. Travels to nodes: standard library and ``distributed`` only."""
+"""Runs a file as a program, as a task."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from skyinfra.errors import ScriptFailed
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.worker import cancellation
 
-# Lines are sent together when they come faster than this, in seconds.
+# Lines within that time are sent together.
 _FLUSH_S = 0.05
 _FLUSH_LINES = 500
-# How often a silent script is looked at, in seconds.
+# Between two checks of a script without output.
 _ENDED_S = 0.5
 
 
 def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic: str, run_id: str) -> int:
-    """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; the exit code, negative for a signal.
+    """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; returns its exit code, -N for signal N.
 
-    Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]`` while it
-    runs, stream being ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too: progress bars move.
-    Without a topic they go to the output of the task.
+    Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
+    ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too, as in progress bars. Without a topic,
+    the lines go to the output of the task.
     """
     worker = get_worker()
     key = str(worker.get_current_task())
@@ -58,15 +58,12 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
                 return process.wait()
             finally:
                 cancellation.set_group(key, None)
-                # What the program started and left behind would keep the slot's memory.
+                # Remaining processes of the program would keep the slot's memory.
                 cancellation.signal_group(group, signal.SIGKILL)
 
 
 def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
-    """Runs a program as `script` does, for nobody who listens: what it prints is the output of the task.
-
-    The exit code, which is 0. Raises `ScriptFailed` for another one, and for a signal.
-    """
+    """Runs a program as `script` does, without a topic; returns 0. Raises `ScriptFailed` for another exit code."""
     code = script(source, name, args, env, "", "")
     if code == 0:
         return 0
@@ -76,17 +73,17 @@ def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> 
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
-    """Of a script: below the node's own, with which it goes even where this process could not remove it."""
+    """Makes the folder of a script below the node's, with which it is removed at the latest."""
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
 
-# Its input ends when this process does, however it does: the task starts again elsewhere, and must not run twice.
+# Its input ends with this process: the task starts again elsewhere, and must not run twice.
 _GUARD = "trap '' HUP INT TERM; read -r _; kill -KILL 0"
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[int]:
-    """A process group for a script, which is killed with this process. Its leader is a shell that waits for that."""
+    """Makes a process group for a script, which is killed with this process; its leader is a shell that waits."""
     command = ["/bin/sh", "-c", _GUARD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as guard:
         try:
@@ -105,7 +102,7 @@ class _Lines:
         self._rest = ""
 
     def feed(self, data: bytes) -> list[list[str]]:
-        """The lines that *data* completes; no data means the end of the stream."""
+        """Returns the lines that *data* completes; no data means the end of the stream."""
         text = self._rest + self._decoder.decode(data, final=not data)
         *lines, self._rest = text.split("\n")
         if not data and self._rest:
@@ -115,7 +112,7 @@ class _Lines:
 
 
 def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
-    """Hands the lines of both streams to *send* in the order in which they are read, until both have ended."""
+    """Passes the lines of both streams to *send* in the order of reading, until both have ended."""
     pending: list[list[str]] = []
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -124,7 +121,7 @@ def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], N
         while selector.get_map():
             ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
             if not ready and not pending and process.poll() is not None:
-                break  # it ended, and something that it left behind holds its streams open
+                break  # it ended, and a process that it left holds its streams open
             for item, _ in ready:
                 data = os.read(item.fd, 65536)
                 pending += cast(_Lines, item.data).feed(data)

@@ -1,8 +1,4 @@
-"""Objects that stay in the worker process of a slot between tasks: a model that is loaded once.
-
-A class says by `enter` what is done once in each process, and by `exit` what is done when the object goes. Travels to
-nodes: standard library only.
-"""
+"""Objects that stay in the worker process of a slot between tasks, such as a model that is loaded once."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# The marks of methods.
+# Attributes that mark methods.
 ENTER, EXIT = "__skyinfra_enter__", "__skyinfra_exit__"
 
 
@@ -34,10 +30,8 @@ def exit(method: F) -> F:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an object is made from. name: of its class, for messages; the objects of one name have room for *keep* in
-    a process, the one that was used longest ago goes first. digest: names the recipe. made: the pickled class and
-    arguments.
-    """
+    """How to make an object. name: of its class; a process keeps at most *keep* objects of one name, the
+    most recently used ones. digest: identifies the recipe. made: the pickled class and arguments."""
 
     name: str
     digest: str
@@ -46,19 +40,19 @@ class Recipe:
 
 
 _lock = threading.RLock()
-# The last one was used last.
+# The last one is the most recently used.
 _objects: dict[str, tuple[Recipe, object]] = {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A *method* of the object of *recipe*, which is made where this process has none."""
+    """A *method* of the object of *recipe*, which is made at the first call in a process."""
 
     recipe: Recipe
     method: str
 
     def __post_init__(self) -> None:
-        # As a function has it: names the task.
+        # The name of the task, as of a function.
         object.__setattr__(self, "__qualname__", f"{self.recipe.name.rpartition('.')[2]}.{self.method}")
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -76,7 +70,7 @@ def _object(recipe: Recipe) -> object:
 
 
 def release(digest: str) -> bool:
-    """Lets the object of a recipe go, after what its class does at its exit. False where this process has none."""
+    """Drops the object of a recipe, after its exit methods. Returns False where this process has none."""
     with _lock:
         found = _objects.pop(digest, None)
     if found is None:
@@ -86,11 +80,11 @@ def release(digest: str) -> bool:
 
 
 def release_all() -> None:
-    """Lets every object go; what is raised meanwhile is printed."""
+    """Drops every object; prints what exit methods raise."""
     for digest in tuple(_objects):
         try:
             release(digest)
-        except Exception:  # noqa: BLE001 - somebody else's code; the others have their turn
+        except Exception:  # noqa: BLE001 - the user's code; the others still run
             traceback.print_exc()
 
 
@@ -113,7 +107,7 @@ def _run(target: object, mark: str) -> None:
 
 
 def marked(kind: type[Any], mark: str) -> list[str]:
-    """The names of the methods of *kind* with the *mark*: those of its bases first, each in the order of definition."""
+    """Returns the names of the methods of *kind* with the *mark*, those of bases first, in the order of definition."""
     names: dict[str, None] = {}
     for base in reversed(kind.__mro__):
         for name, value in vars(base).items():

@@ -1,13 +1,11 @@
-"""What a task sees of the tree that its client has synced, in a worker process.
+"""Views of synced trees in a worker process.
 
-A view is a folder of this process with the files of a tree: links to the node's blobs. Trees that differ only in data
-share a view, whose data files are replaced before the next task: modules stay loaded, and what they read beside them
-is new. Another code gets another view; the modules of the one before are put aside, and are back when a task comes
-that wants it again. So the tasks of several clients may take turns on a slot.
+A view is a folder of this process with the files of a tree, as links to the node's blobs. Trees with the same code
+share a view; its data files are replaced before the next task, and modules stay loaded. A tree with other code gets
+another view; the modules of the previous view are kept, for a task that uses it again. So tasks of several clients can
+alternate on a slot.
 
-Files of a view are read-only: they are the node's one copy. A view goes with its process.
-
-Travels to nodes: standard library only.
+The files of a view are read-only: they are the only copy of the node. A view is removed after its process has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import shutil
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -33,27 +31,22 @@ from skyinfra.protocol.instance import NODE_DIRECTORY
 
 FOLDER = "trees"
 FILES_FOLDER = "files"
-# For a task and the programs that it starts: the folder of its tree.
+# The folder of a task's tree, for the task and the programs that it starts.
 VARIABLE = "SKYINFRA_TREE"
-# Views of code that a process keeps, with the modules from there.
+# Views that a process keeps, with their modules.
 _KEPT = 4
 
 # The path of a file in a view, and its path in the tree.
 _IN_VIEW = re.compile(rf"/{FOLDER}/[0-9]+-[0-9a-f]{{8}}/[0-9a-f]{{32}}/(.+)$")
 
-# What is loaded by now belongs to the engine. No tree takes its place.
+# Modules that are loaded by now belong to the engine. No tree replaces them.
 _ENGINE = frozenset(name.partition(".")[0] for name in sys.modules) | frozenset(sys.stdlib_module_names)
-
-# Called before a task that wants other code than the one before: with the names of the code that goes and of the one
-# that comes, None for none; and with the name of code whose modules are forgotten for good.
-on_code_change: list[Callable[[str | None, str | None], object]] = []
-on_code_forgotten: list[Callable[[str], object]] = []
 
 
 @dataclass
 class _View:
-    """A folder with files of a tree. modules: those that were loaded from it, while they are put aside. hidden: the
-    modules of others whose names it takes."""
+    """A folder with files of a tree. modules: those loaded from it, while it is not in use. hidden: other modules with
+    the same names, while it is."""
 
     folder: Path
     files: dict[str, Entry] = field(default_factory=dict)
@@ -63,7 +56,10 @@ class _View:
 
 
 class Views:
-    """The views of this process, of a node in *directory*, made of the blobs in *store*."""
+    """The views of this process in the node's *directory*, made of the blobs in *store*.
+
+    tree: the name of the tree that tasks see now, or None.
+    """
 
     def __init__(self, directory: Path, store: BlobStore) -> None:
         self._folder = directory / FOLDER
@@ -71,16 +67,12 @@ class Views:
         self._own: Path | None = None
         self._views: dict[str, _View] = {}
         self._code: str | None = None
-        self._tree: str | None = None
-
-    def using(self, name: str | None) -> bool:
-        """Whether the tree *name* is the one that tasks see now."""
-        return name == self._tree
+        self.tree: str | None = None
 
     def use(self, tree: Tree | None) -> None:
-        """Lets tasks see *tree* from now on, whose blobs are in the store. Raises `BlobsMissing`, OSError."""
-        # Until it is done: what fails half way is done again.
-        self._tree = ""
+        """Makes *tree*, whose blobs are in the store, visible to tasks. Raises `BlobsMissing`, OSError."""
+        # After a failure the next call repeats everything.
+        self.tree = ""
         code = tree.code_name if tree is not None else None
         if tree is not None and code is not None:
             view = self._views.pop(code, None) or self._new(tree, code)
@@ -88,7 +80,7 @@ class Views:
             _update(view, tree, self._store)
         if code != self._code:
             self._swap(code, tree)
-        self._tree = tree.name if tree is not None else None
+        self.tree = tree.name if tree is not None else None
 
     def _new(self, tree: Tree, code: str) -> _View:
         if self._own is None:
@@ -99,8 +91,6 @@ class Views:
         return view
 
     def _swap(self, code: str | None, tree: Tree | None) -> None:
-        for hook in on_code_change:
-            hook(self._code, code)
         if self._code is not None:
             _leave(self._views[self._code])
         self._code = None
@@ -111,12 +101,10 @@ class Views:
         self._code = code
         for name in list(self._views)[:-_KEPT]:
             shutil.rmtree(self._views.pop(name).folder, ignore_errors=True)
-            for forgotten in on_code_forgotten:
-                forgotten(name)
 
 
 def _enter(view: _View, names: frozenset[str]) -> None:
-    """Makes the modules of *view* those that are imported."""
+    """Makes the modules of *view* importable."""
     taken = names - _ENGINE
     view.hidden = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in taken}
     for name in view.hidden:
@@ -130,7 +118,7 @@ def _enter(view: _View, names: frozenset[str]) -> None:
 
 
 def _leave(view: _View) -> None:
-    """Puts the modules of *view* aside."""
+    """Removes the modules of *view* from the loaded ones, and keeps them."""
     view.modules = {name: module for name, module in list(sys.modules.items()) if _is_from(module, view.folder)}
     for name in view.modules:
         del sys.modules[name]
@@ -152,7 +140,7 @@ def _is_from(module: object, folder: Path) -> bool:
 
 
 def _python_path() -> list[str]:
-    """Of the programs that a task starts."""
+    """Returns the import path of the programs that a task starts."""
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
@@ -167,7 +155,7 @@ def _set_python_path(paths: list[str]) -> None:
 
 
 def _update(view: _View, tree: Tree, store: BlobStore) -> None:
-    """Makes the files of *view* those of *tree*; what is the same is not touched."""
+    """Makes the files of *view* those of *tree*; equal files are not touched."""
     for path in [path for path in view.files if path not in tree.files]:
         (view.folder / path).unlink(missing_ok=True)
         del view.files[path]
@@ -184,10 +172,10 @@ def _update(view: _View, tree: Tree, store: BlobStore) -> None:
 
 
 def place(blob: Path, target: Path, *, executable: bool, link: bool = True) -> None:
-    """Puts the content of *blob* where *target* is, at once; it is read-only where it is a *link*. Raises OSError."""
+    """Replaces *target* with the content of *blob* atomically; read-only where it is a *link*. Raises OSError."""
     new = target.with_name(f".{uuid.uuid4().hex}")
     try:
-        # One file cannot be executable under one name and not so under another.
+        # All links of a file have the same mode.
         if not (link and not executable and _linked(blob, new)):
             shutil.copyfile(blob, new)
             new.chmod((0o555 if executable else 0o444) if link else (0o755 if executable else 0o644))
@@ -215,7 +203,7 @@ def _remove_empty(folder: Path, path: str) -> None:
 
 
 def _own_folder(folder: Path) -> Path:
-    """A new folder in *folder*, which goes once this process has ended; those of ended ones go now."""
+    """Makes a folder for this process in *folder*, and removes those of ended processes."""
     folder.mkdir(exist_ok=True)
     with _alone(folder):
         for lock in folder.glob("*.lock"):
@@ -225,7 +213,7 @@ def _own_folder(folder: Path) -> Path:
                 shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.unlink()
         own = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        # Held for as long as this process lives, however it ends.
+        # Held until this process ends.
         fcntl.flock(os.open(own.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), fcntl.LOCK_EX)
         own.mkdir()
     return own
@@ -233,7 +221,7 @@ def _own_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Lets one process at a time run the block."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -244,17 +232,17 @@ def _alone(folder: Path) -> Iterator[None]:
 
 # What tasks ask for -------------------------------------------------------------------------------------------------
 
-# On the client: where what was included lies.
+# On the client: the places of included files, by their names in the tree.
 _here: dict[str, Path] = {}
 
 
 def remember(names: dict[str, Path]) -> None:
-    """On the client: where `synced` finds what was included, by the names that it has in the tree."""
+    """On the client: adds places of included files, by their names in the tree, for `synced`."""
     _here.update(names)
 
 
 def here(path: str) -> Path | None:
-    """On the client: where the file lies that is *path* in a view, as tracebacks name it; None for another one."""
+    """On the client: returns the place of the file that is *path* in a view, as in tracebacks, or None."""
     found = _IN_VIEW.search(path)
     return _here.get(found.group(1)) if found else None
 

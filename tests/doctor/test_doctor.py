@@ -173,7 +173,7 @@ XID = (
 def test_xid_errors_of_the_kernel_log(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").write_text(XID)
-    assert [(x.number, x.device, x.count, x.serious) for x in xids(tmp_path)] == [
+    assert [(x.number, x.device, x.count, bool(x.to_do)) for x in xids(tmp_path)] == [
         (31, "0000:3b:00", 2, False),
         (79, "0000:3b:00", 1, True),
         (999, "0000:86:00", 1, True),

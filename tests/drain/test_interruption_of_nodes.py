@@ -104,7 +104,7 @@ def test_a_spot_notice_drains_the_node_and_nothing_is_lost(
         assert told
         assert why.startswith("AWS takes the spot instance back (terminate at ")
         status = node.until("drained")
-        assert (status.slots, status.leaving, status.error) == ((), why, None)
+        assert (status.slots, status.drain_reason, status.error) == ((), why, None)
         assert f"out of service: {why}" in node.run("status").stdout
         assert {slot.node for slot in pool.slots()} == {"n1"}
         state = pool.look().state
@@ -228,4 +228,4 @@ def test_a_drain_that_cannot_be_read_changes_nothing(make_node: MakeNode) -> Non
     node.directory.drain_file.write_text("{")
     log = node.directory.log_file
     until(lambda: "drain.json: is not JSON" in log.read_text(), "it was looked at")
-    assert node.until("ready").leaving is None
+    assert node.until("ready").drain_reason is None

@@ -16,7 +16,7 @@ from running_node import h100
 from skyinfra import NodeFailed, NotSupported
 from skyinfra.drain import request
 from skyinfra.drain.notices import ENDPOINT
-from skyinfra.drain.preemption import Interrupt
+from skyinfra.drain.preemption import PreemptionWatch
 from skyinfra.drain.request import Drain
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
@@ -43,7 +43,7 @@ def asked(folder: Path) -> Drain | None:
 
 
 def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None:
-    watcher = Interrupt(node(tmp_path, "aws"))
+    watcher = PreemptionWatch(node(tmp_path, "aws"))
     assert watcher.look() is None
     assert asked(tmp_path) is None
     end = time.time() // 1 + 120
@@ -65,7 +65,7 @@ def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None
 
 
 def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_path: Path) -> None:
-    watcher = Interrupt(node(tmp_path, "aws"))
+    watcher = PreemptionWatch(node(tmp_path, "aws"))
     metadata.rebalance()
     watcher.look()
     found = asked(tmp_path)
@@ -83,7 +83,7 @@ def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_p
 def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
     metadata: MetadataService, tmp_path: Path
 ) -> None:
-    watcher = Interrupt(node(tmp_path, "aws"))
+    watcher = PreemptionWatch(node(tmp_path, "aws"))
     mine = Drain(request.VERSION, request.OPERATOR, "maintenance", time.time() + 600)
     request.write(NodeDirectory(tmp_path), mine)
     watcher.look()
@@ -98,11 +98,11 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
 @pytest.mark.parametrize(("gpus", "ahead"), [(True, 3590), (False, 50)])
 def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, gpus: bool, ahead: float) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
-    watcher = Interrupt(node(tmp_path, "gcp", gpus=gpus))
+    watcher = PreemptionWatch(node(tmp_path, "gcp", gpus=gpus))
     assert watcher.look() is None
     metadata.values[f"{GCP}maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     now = time.time()
-    notice = Interrupt(tmp_path / "node.json").look()
+    notice = PreemptionWatch(tmp_path / "node.json").look()
     assert notice is not None
     assert notice.until == pytest.approx(now + ahead, abs=5)
     assert (asked(tmp_path) or request.Drain(0, "", "")).by == "gcp"
@@ -110,7 +110,7 @@ def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, 
 
 def test_preemption_of_google_cloud_is_waited_for(metadata: MetadataService, tmp_path: Path) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
-    watcher = Interrupt(node(tmp_path, "gcp"))
+    watcher = PreemptionWatch(node(tmp_path, "gcp"))
     watcher.look()
     metadata.values[f"{GCP}preempted"] = "TRUE"
     began = time.time()
@@ -127,7 +127,7 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
     config = node(tmp_path, "azure")
     metadata.values[AZURE_NAME] = "vm-7"
     metadata.event("Preempt", "another-vm")
-    watcher = Interrupt(config)
+    watcher = PreemptionWatch(config)
     assert watcher.look() is None
     metadata.event("Freeze", "vm-7")
     assert watcher.look() is None
@@ -156,7 +156,7 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
 def test_an_answer_that_is_none(metadata: MetadataService, tmp_path: Path, text: str) -> None:
     metadata.values["/latest/meta-data/spot/instance-action"] = text
     with pytest.raises(NodeFailed, match="does not answer with a JSON object"):
-        Interrupt(node(tmp_path, "aws")).look()
+        PreemptionWatch(node(tmp_path, "aws")).look()
     assert asked(tmp_path) is None
 
 
@@ -166,13 +166,13 @@ def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     mine = Drain(request.VERSION, "aws", "taken back", None, boot=request.this_boot())
     request.write(NodeDirectory(tmp_path), mine)
     with pytest.raises(NodeFailed, match="does not say whether the machine is taken back"):
-        Interrupt(file).look()
+        PreemptionWatch(file).look()
     assert asked(tmp_path) == mine
 
 
 def test_a_provider_without_notices(tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match="gives no notice"):
-        Interrupt(node(tmp_path, "vastai"))
+        PreemptionWatch(node(tmp_path, "vastai"))
 
 
 def test_a_notice_of_an_earlier_boot_is_over(tmp_path: Path) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from boots import OLDEST, PACKAGE, FirstBoot, program, step
 
+from skyinfra import NodeFailed
 from skyinfra.bootstrap.program import modules, stripped
 from skyinfra.node.folder import Status
+from skyinfra.protocol.fleet import NodeFailure
+from skyinfra.runner import reports as runner_reports
 
 MODULES = sorted((PACKAGE / "first_boot").glob("*.py"))
 
@@ -28,6 +31,12 @@ def test_python_3_8_reads_it_and_so_does_what_travels(path: Path) -> None:
     assert stripped(short) == short
     comments = [t for t in tokenize.generate_tokens(io.StringIO(short).readline) if t.type == tokenize.COMMENT]
     assert not [t for t in comments if t.line.lstrip().startswith("#")]
+
+
+def _with_drain_reason(status: dict[str, object]) -> dict[str, object]:
+    """What a runner writes besides, which no boot knows of."""
+    slots = status.pop("slots")
+    return {**status, "leaving": None, "slots": slots}
 
 
 def test_strings_are_left_as_they_are() -> None:
@@ -89,7 +98,11 @@ def test_a_failed_step_ends_the_boot_and_is_told_as_the_runner_would(tmp_path: P
     assert status.error[1].startswith("step packages of the system: apt-get")
     assert "Unable to locate package no-such" in status.error[1]
     assert Status.loads(status.dumps()) == status
+    # The documents are written in two places: by the first boot, which has nothing of the runner, and by the runner.
+    assert [*json.loads(status.dumps())] == [*_with_drain_reason(json.loads(boot.status.read_text()))]
     told = json.loads(boot.failure.read_text())
+    assert NodeFailure.of(told) == NodeFailure(told["step"], told["error"], tuple(told["lines"]))
+    assert {*told} - {"time"} == {*runner_reports.failure_of("s/p", "p-0", NodeFailed("no", hint="a\nb"))}
     assert (told["fleet"], told["node"], told["step"]) == ("s/p", "p-0", "packages of the system")
 
     # What was wrong is not any more.

@@ -19,9 +19,9 @@ ONE = h100((("3g.40gb", 0, 4),))
 
 
 def boot(node: RunningNode) -> int:
-    """Boots it with a keeper, whose process id it gives."""
+    """Boots it with a watchdog and returns the watchdog's process id."""
     node.run("boot", "--detach", "--restart", "--wait", str(PATIENCE_S - 5))
-    return int(node.directory.keeper_file.read_text())
+    return int(node.directory.watchdog_file.read_text())
 
 
 def runs(pid: int) -> bool:
@@ -49,7 +49,7 @@ def test_a_runner_that_is_killed_comes_back_with_its_slots(make_node: MakeNode) 
     assert "the runner was killed" in node.directory.log_file.read_text()
 
 
-def test_it_has_one_keeper_which_ends_with_it(make_node: MakeNode) -> None:
+def test_it_has_one_watchdog_which_ends_with_it(make_node: MakeNode) -> None:
     node = make_node(accelerator=ONE)
     pid = boot(node)
     assert boot(node) == pid
@@ -66,7 +66,7 @@ def test_a_runner_that_ends_by_itself_is_left_alone(make_node: MakeNode) -> None
     runner = node.status().pid
     assert runner is not None
     os.kill(runner, signal.SIGTERM)
-    until(lambda: not runs(pid), "the keeper has ended")
+    until(lambda: not runs(pid), "the watchdog has ended")
     assert node.status().state == "stopped"
 
 
@@ -76,17 +76,17 @@ def test_a_runner_that_cannot_come_back_is_left_alone(make_node: MakeNode) -> No
     pid = boot(node)
     node.configure(accelerator=h100((("7g.80gb", 1, 8),)))
     kill(node)
-    until(lambda: not runs(pid), "the keeper has ended")
+    until(lambda: not runs(pid), "the watchdog has ended")
     assert node.directory.holder() is None
     assert node.directory.log_file.read_text().count("the runner was killed") == 1
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_gone_needs_no_keeper(make_node: MakeNode) -> None:
+def test_a_folder_that_is_gone_needs_no_watchdog(make_node: MakeNode) -> None:
     node = make_node(accelerator=ONE)
     pid = boot(node)
     node.path.rename(node.path.with_name("gone"))
-    until(lambda: not runs(pid), "the keeper has ended")
+    until(lambda: not runs(pid), "the watchdog has ended")
 
 
 def test_what_is_starting_is_taken_back_by_a_stop(make_node: MakeNode) -> None:

@@ -19,7 +19,7 @@ from running_node import RunningNode, h100
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import SlotReading
 from skyinfra.runner import metrics
-from skyinfra.runner.metrics_http import cannot_listen
+from skyinfra.runner.metrics import cannot_listen
 
 Machine = Callable[..., FakeMachine]
 MakeNode = Callable[..., RunningNode]

@@ -22,7 +22,7 @@ from skyinfra.cli import execute
 from skyinfra.cli.app import app
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
-from skyinfra.runner import commands, logs
+from skyinfra.runner import answers, commands
 from skyinfra.runner.commands import Commands
 from skyinfra.worker import output
 
@@ -36,9 +36,9 @@ def test_a_log_is_read_on_without_a_gap(tmp_path_factory: pytest.TempPathFactory
     text = "".join(f"{line[:8]}\n" for line in lines)
     directory.log_file.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "_MOST", most)
+        patch.setattr(answers, "_PART_BYTES", most)
         found, offset = "", 0
-        while (part := logs.read(directory, "runner", offset=offset)) and part["text"]:
+        while (part := answers.read_log(directory, "runner", offset=offset)) and part["text"]:
             found, offset = found + part["text"], part["offset"]
     assert found == text
 
@@ -47,17 +47,17 @@ def test_the_last_lines_and_what_comes_then(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
     log = directory.log_file
     log.write_text("a\nb\nc\n")
-    first = logs.read(directory, "runner", lines=2)
+    first = answers.read_log(directory, "runner", lines=2)
     assert first is not None
     assert first["text"] == "b\nc\n"
     with log.open("a") as stream:
         stream.write("d\nhalf")
-    second = logs.read(directory, "runner", offset=first["offset"])
+    second = answers.read_log(directory, "runner", offset=first["offset"])
     assert second is not None
     assert second["text"] == "d\n"
     # Begun anew, after a rotation for instance.
     log.write_text("e\n")
-    third = logs.read(directory, "runner", offset=second["offset"])
+    third = answers.read_log(directory, "runner", offset=second["offset"])
     assert third is not None
     assert third["text"] == "e\n"
 
@@ -65,31 +65,31 @@ def test_the_last_lines_and_what_comes_then(tmp_path: Path) -> None:
 def test_the_log_of_the_boot(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
     with pytest.raises(NodeFailed, match="it has no log of one"):
-        logs.read(directory, "boot", root=tmp_path)
+        answers.read_log(directory, "boot", root=tmp_path)
     (tmp_path / "var/log/skyinfra").mkdir(parents=True)
     (tmp_path / "var/log/cloud-init-output.log").write_text("cloud-init\n")
     (tmp_path / "var/log/skyinfra/boot.jsonl").write_text("{}\n")
-    found = logs.read(directory, "boot", root=tmp_path)
+    found = answers.read_log(directory, "boot", root=tmp_path)
     assert found is not None
     assert found["text"] == "{}\n"
     with pytest.raises(InvalidField, match="no such log"):
-        logs.read(directory, "kernel")
+        answers.read_log(directory, "kernel")
 
 
 def test_the_journal_where_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = NodeDirectory(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NodeFailed, match="no log file, and the system no journal"):
-        logs.read(directory, "runner")
+        answers.read_log(directory, "runner")
     program = tmp_path / "journalctl"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
-    found = logs.read(directory, "runner", lines=7)
+    found = answers.read_log(directory, "runner", lines=7)
     assert found is not None
     assert found["text"] == "--no-pager -o short-iso -u skyinfra-runner.service -n 7\n"
     program.write_text("#!/bin/sh\necho no permission >&2; exit 1\n")
     with pytest.raises(NodeFailed, match="no permission"):
-        logs.read(directory, "runner")
+        answers.read_log(directory, "runner")
 
 
 def test_output_that_is_kept_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_program_that_nobody_asks_for_is_ended(tmp_path: Path, monkeypatch: py
 
 
 def test_no_more_programs_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_MOST", 1)
+    monkeypatch.setattr(commands, "_AT_ONCE", 1)
     found = Commands(tmp_path)
     identity = found.start(["sleep", "300"])
     with pytest.raises(NodeFailed, match="1 commands run on this node already"):
@@ -205,6 +205,6 @@ def test_a_runner_whose_output_goes_to_a_journal_keeps_its_log(make_node: Callab
     node = make_node(cpu_slots=1)
     with node.foreground("serve"):
         node.until("ready")
-        found = logs.read(node.directory, "runner")
+        found = answers.read_log(node.directory, "runner")
     assert found is not None
     assert "slot n1/0: ready, process" in found["text"]

@@ -59,9 +59,9 @@ class Busy(SlotSupervisor):
         self._said.append(f"{self.slot.slot} is out of service")
         return Unfinished(("task-1",))
 
-    async def kill(self) -> None:
+    def kill(self) -> None:
         self._said.append(f"{self.slot.slot} is ended")
-        await super().kill()
+        super().kill()
 
 
 def test_none_is_ended_before_all_are_out_of_service(tmp_path: Path) -> None:
