@@ -1,4 +1,4 @@
-"""The accelerators of one node, real or simulated: what is there, and bringing it to the wanted layout."""
+"""The accelerators of one node, real or simulated: which exist, and bringing them to the desired layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
-from skyinfra.gpu.partitioner import Emit, Means, Partition, Step
+from skyinfra.gpu.partitioner import ApplyOptions, Emit
+from skyinfra.gpu.transition import Partition, Step
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
@@ -32,7 +33,7 @@ def session(nvml: Nvml) -> Iterator[Nvml]:
 
 
 class Hardware:
-    """The accelerators that *config* declares, on this node. *root*: where device files are looked for.
+    """The accelerators that *config* declares, on this node. *root*: the parent of dev/ and sys/.
 
     Its methods raise `AcceleratorMissing` where they are not there, `DriverTooOld` and `PartitionFailed` where the
     driver does not offer what is declared or refuses.
@@ -42,7 +43,7 @@ class Hardware:
         self._config = config
         self._directory = directory
         self._root = root
-        # A head without slots has none of what the fleet's nodes have.
+        # A head without slots has none of the accelerators of the fleet's nodes.
         accelerator = None if config.scheduler_only else config.accelerator
         self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
@@ -63,27 +64,27 @@ class Hardware:
         return inventory.by_device_files(accelerator, root=self._root)
 
     def plan(self) -> list[Step]:
-        """What `partition` would do; empty where the GPUs stand as declared."""
+        """The steps that `partition` would execute; empty where the actual layout is the desired one."""
         if self._amd is not None:
             return self._amd.plan()
         if self._gpus is None:
             return []
         with self._nvml(self._gpus) as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.plan(nvml, partitioner.wanted_of(self._gpus))
+            return partitioner.plan(nvml, dict(enumerate(self._gpus.per_gpu)))
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
-        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done.
+        """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.
 
-        Of NVIDIA's GPUs: force ends the processes that use what has to go; reboot lets the machine reboot once where
-        the driver activates a pending MIG mode in no other way. Raises `PartitionBusy` and `NodeRebooting` besides.
+        For NVIDIA's GPUs *force* and *reboot* are those of `ApplyOptions`. Raises `PartitionBusy` and `NodeRebooting`
+        besides.
         """
         if self._amd is not None:
             return self._amd.partition(emit)
         if self._gpus is None:
             return ()
         driver = self._driver(self._gpus)
-        means = Means(
+        options = ApplyOptions(
             machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
             force=force,
             reboot=reboot,
@@ -91,16 +92,16 @@ class Hardware:
         )
         with self._nvml(self._gpus) as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)
+            return partitioner.apply(nvml, dict(enumerate(self._gpus.per_gpu)), emit=emit, options=options)
 
-    def standing(self) -> tuple[Partition, ...]:
-        """The partitions of GPUs that stand as declared already; changes nothing."""
+    def actual(self) -> tuple[Partition, ...]:
+        """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
         if self._amd is not None:
-            return self._amd.standing()
+            return self._amd.actual()
         if self._gpus is None:
             return ()
         with self._nvml(self._gpus) as nvml:
-            return partitioner.standing(nvml, partitioner.wanted_of(self._gpus))
+            return partitioner.actual(nvml, dict(enumerate(self._gpus.per_gpu)))
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
-from skyinfra.gpu.machine import Machine
+from skyinfra.gpu.machine import SystemMachine
 from skyinfra.node.folder import replace_file, writing
 
 
@@ -22,7 +22,7 @@ class RebootGuard:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def reboot(self, machine: Machine, gpus: Sequence[int], what: str) -> NodeRebooting:
+    def reboot(self, machine: SystemMachine, gpus: Sequence[int], what: str) -> NodeRebooting:
         """Reboots *machine* to get *what* done on *gpus*; the exception to raise then.
 
         Raises `PartitionFailed` where one was tried for any of them before, `NodeFailed` where the machine refuses.

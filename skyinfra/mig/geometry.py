@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,23 +90,16 @@ class Geometry:
     def profile(self, name: str) -> Profile:
         """The profile of that name on this GPU; also by the name that other drivers give it.
 
-        A name counts as another driver's where slices and attributes are the same and the memory differs by at most
-        3 GB and 5 %. Raises UnknownProfile otherwise, with the profiles that this GPU has, and MigNotSupported where
-        none of them are known.
+        See same_profile(). Raises UnknownProfile with the profiles that this GPU has, and MigNotSupported where none of
+        them are known.
         """
         if not self.profiles:
             raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
-        wanted = name.strip().lower()
-        drifted = []
-        form = _PROFILE_NAME.fullmatch(wanted)
-        for profile in self.profiles:
-            if profile.name == wanted:
-                return profile
-            if form and _same_but_drifted(form, profile):
-                drifted.append(profile)
-        if len(drifted) == 1:
-            return drifted[0]
-        raise self._unknown(name)
+        known = {profile.name: profile for profile in self.profiles}
+        found = same_profile(name.strip().lower(), known)
+        if found is None:
+            raise self._unknown(name)
+        return known[found]
 
     def _unknown(self, name: str) -> UnknownProfile:
         known = [profile.name for profile in self.profiles]
@@ -122,13 +116,23 @@ def is_profile_name(text: str) -> bool:
     return _PROFILE_NAME.fullmatch(text.strip().lower()) is not None
 
 
-def _same_but_drifted(form: re.Match[str], profile: Profile) -> bool:
-    drift = abs(int(form["memory"]) - profile.memory_gb)
-    return (
-        int(form["compute"]) == profile.compute_slices
-        and form["attributes"] == profile.attributes
-        and drift <= min(_DRIFT_GB, _DRIFT * profile.memory_gb)
-    )
+def same_profile(name: str, names: Collection[str]) -> str | None:
+    """The profile *name* among the *names* that one GPU has, else the only one that is *name* with other drivers.
+
+    Slices and attributes are then the same, and the memory differs by at most 3 GB and 5 %. None where there is none.
+    """
+    if name in names:
+        return name
+    form = _PROFILE_NAME.fullmatch(name)
+    drifted = [other for other in names if form and _is_drifted(form, _PROFILE_NAME.fullmatch(other))]
+    return drifted[0] if len(drifted) == 1 else None
+
+
+def _is_drifted(form: re.Match[str], other: re.Match[str] | None) -> bool:
+    if other is None or any(form[part] != other[part] for part in ("compute", "attributes")):
+        return False
+    memory = int(other["memory"])
+    return abs(int(form["memory"]) - memory) <= min(_DRIFT_GB, _DRIFT * memory)
 
 
 @cache

@@ -11,7 +11,6 @@ from skyinfra.mig.drivers import check_driver, rules, version
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, Placement, media_clash, starts
 from skyinfra.mig.layout import largest_first
-from skyinfra.mig.placement import attempt
 
 
 def plain_profiles(geometry: Geometry) -> tuple[str, ...]:
@@ -61,12 +60,6 @@ def maximal_multisets(
 def fitting(layout: Sequence[Placement], geometry: Geometry) -> tuple[str, ...]:
     """The profiles of which one more fits beside the partitions, where they stand."""
     return Grid.of(layout, geometry).fitting()
-
-
-def joinable(profiles: Mapping[str, int] | Sequence[str], geometry: Geometry) -> tuple[str, ...]:
-    """The profiles of which one more can be declared with *profiles*: all of them are placed anew."""
-    held = Counter(profiles)
-    return tuple(p.name for p in geometry.profiles if not attempt(held + Counter([p.name]), geometry).missing)
 
 
 def nearest(wanted: Mapping[str, int], geometry: Geometry, *, limit: int = 3) -> tuple[tuple[str, ...], ...]:

@@ -16,6 +16,7 @@ from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, starts
 from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first, text
+from skyinfra.mig.layouts import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,12 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
     return tuple(layouts)
 
 
+def joinable(profiles: Mapping[str, int] | Sequence[str], geometry: Geometry) -> tuple[str, ...]:
+    """The profiles of which one more can be declared with *profiles*: all of them are placed anew."""
+    held = Counter(profiles)
+    return tuple(p.name for p in geometry.profiles if not attempt(held + Counter([p.name]), geometry).missing)
+
+
 def _one(declared: Declared, geometry: Geometry) -> Layout:
     return _whole(attempt(declared, geometry), geometry, declared)
 
@@ -100,9 +107,6 @@ def _one(declared: Declared, geometry: Geometry) -> Layout:
 def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
     if not tried.missing:
         return tried.layout
-    # All layouts are made of placements, so that module stands above this one.
-    from skyinfra.mig.layouts import nearest
-
     wanted = Counter(placement.profile for placement in tried.layout) + Counter(dict(tried.missing))
     instead = " or ".join(text(names) for names in nearest(wanted, geometry))
     hint = f"{draw(tried.layout, geometry)}\nWould still fit: {', '.join(tried.fitting) or 'nothing'}."

@@ -12,8 +12,8 @@ import json
 from dataclasses import dataclass, field
 
 from skyinfra.errors import InvalidManifest, InvalidNodeConfig
+from skyinfra.mig import Layout
 from skyinfra.protocol import _schema
-from skyinfra.protocol.nodeconfig import PlacedPartition
 
 VERSION = 1
 
@@ -35,7 +35,7 @@ class FleetLayout:
 
     version: int
     mig_model: str | None = None
-    layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     memory_mode: str | None = None
 
     @property

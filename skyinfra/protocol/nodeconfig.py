@@ -1,4 +1,4 @@
-"""The node configuration: one JSON file that tells the runner what this node is to be.
+"""The node configuration: one JSON file with the desired state of a node, for its runner.
 
 The compiler writes it, Terraform fills the placeholders, cloud-init (or the local module) puts it on the node.
 It never holds the fleet secret: ``secret_file`` names the file that does.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig
+from skyinfra.mig import Layout
 from skyinfra.protocol import _schema
 from skyinfra.protocol.packages import PackageSource
 
@@ -28,22 +29,11 @@ Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
 
 @dataclass(frozen=True)
-class PlacedPartition:
-    """One partition of a layout: where it stands in memory slices. ``profile`` is resolved on the device by name.
-
-    Of an AMD GPU, ``profile`` is the partition mode of the whole GPU, and start and size are in XCDs.
-    """
-
-    profile: str
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
 class NodeAccelerator:
     """The accelerators the node is to have: ``count`` devices of ``memory_gb`` GB (decimal, nominal) each.
 
-    ``layouts`` holds one layout per GPU index; empty means whole GPUs, with MIG mode off.
+    ``layouts`` holds one layout per GPU index, with profiles that are resolved on the device by name; empty means whole
+    GPUs, with MIG mode off. For AMD GPUs the profile is the partition mode of the GPU, start and size are in XCDs.
     ``mig_model`` is the key of the MIG geometry, such as ``h100_80gb``; None where the GPU has none. ``memory_mode`` is
     that of the AMD GPUs, such as ``NPS4``, where layouts are given.
     """
@@ -53,13 +43,18 @@ class NodeAccelerator:
     count: int
     memory_gb: float | None = None
     mig_model: str | None = None
-    layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     memory_mode: str | None = None
+
+    @property
+    def per_gpu(self) -> tuple[Layout, ...]:
+        """One layout for each GPU, empty for a GPU that is not partitioned."""
+        return self.layouts or ((),) * self.count
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What one node is to be.
+    """The desired state of one node.
 
     ``node`` is its name, unique in the fleet. ``scheduler`` is ``HOST:PORT`` of the head as this node reaches it; on
     the head it is where the scheduler listens, port 0 meaning any free one, kept once chosen. ``cpu_slots`` is the

@@ -20,12 +20,21 @@ from typing import Any
 import pynvml
 
 from skyinfra import mig
-from skyinfra.gpu.simulated.handles import Handle, Kind, pointed
-from skyinfra.gpu.simulated.model import SimulatedModel, SimulatedProfile
-from skyinfra.gpu.simulated.state import ComputeState, GpuState, InstanceState, ProcessState, StateFile
+from skyinfra.gpu.simulated.model import (
+    ComputeState,
+    GpuState,
+    Handle,
+    HandleKind,
+    InstanceState,
+    ProcessState,
+    SimulatedModel,
+    SimulatedProfile,
+    StateFile,
+    pointed,
+)
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
-# What `nvmlSystemGetDriverVersion` says: it offers MIG on every GPU of the geometry.
+# `nvmlSystemGetDriverVersion` returns it: it offers MIG on every GPU of the geometry.
 DRIVER_VERSION = "595.58.03"
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.skyinfra")
@@ -48,7 +57,7 @@ class SimulatedDriver:
         self._seed = seed
         self._users = 0
 
-    # What only a person at the machine, or its hypervisor, does.
+    # For tests and tours: what a person at the machine, or its hypervisor, does.
 
     def hold(self, index: int, *, held: bool = True, pid: int | None = None, start: int | None = None) -> None:
         """The process *pid* (or this one) opens the GPU *index*, or the instance at *start*; ``held=False`` closes it.
@@ -103,7 +112,7 @@ class SimulatedDriver:
         self._initialized()
         if not 0 <= index < self._accelerator.count:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return Handle(Kind.GPU, index).pointer()
+        return Handle(HandleKind.GPU, index).pointer()
 
     def nvmlDeviceGetHandleByPciBusId(self, address: str) -> Any:
         self._initialized()
@@ -111,26 +120,26 @@ class SimulatedDriver:
         index = parts[1] - _FIRST_BUS
         if parts != [0, _FIRST_BUS + index, 0, 0] or not 0 <= index < self._accelerator.count:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return Handle(Kind.GPU, index).pointer()
+        return Handle(HandleKind.GPU, index).pointer()
 
     def nvmlDeviceGetUUID(self, device: Any) -> str:
-        handle = self._read(device, Kind.GPU, Kind.DEVICE)
+        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
         name = f"{self._seed}/{handle.gpu}"
-        if handle.kind == Kind.GPU:
+        if handle.kind == HandleKind.GPU:
             return f"GPU-{uuid.uuid5(_NAMESPACE, name)}"
         _, instance, compute = self._compute_of(handle, self._state.read())
         place = f"{instance.start}:{instance.size}"
         return f"MIG-{uuid.uuid5(_NAMESPACE, f'{name}/{place}/{instance.id}/{compute.id}')}"
 
     def nvmlDeviceGetName(self, device: Any) -> str:
-        handle = self._read(device, Kind.GPU, Kind.DEVICE)
+        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
         name = f"NVIDIA {self._accelerator.name} (simulated)"
-        if handle.kind == Kind.GPU:
+        if handle.kind == HandleKind.GPU:
             return name
         return f"{name} MIG {self._compute_of(handle, self._state.read())[1].profile}"
 
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
-        index = self._read(device, Kind.GPU).gpu
+        index = self._read(device, HandleKind.GPU).gpu
         bus = _FIRST_BUS + index
         number = (self._mig.pci_device_id if self._mig else 0) << 16 | _NVIDIA
         address = f"00000000:{bus:02X}:00.0".encode()
@@ -139,21 +148,21 @@ class SimulatedDriver:
         )
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
-        self._read(device, Kind.GPU)
+        self._read(device, HandleKind.GPU)
         total = self._total_memory()
         return pynvml.c_nvmlMemory_t(total=total, free=total, used=0)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:
-        handle = self._read(device, Kind.GPU, Kind.DEVICE)
+        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
         gpus = self._state.read()
         processes = gpus[handle.gpu].processes
-        if handle.kind == Kind.DEVICE:
+        if handle.kind == HandleKind.DEVICE:
             _, instance, _ = self._compute_of(handle, gpus)
             processes = [process for process in processes if process.instance == instance.id]
         return [_running(process) for process in processes]
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, device: Any) -> list[Any]:
-        self._read(device, Kind.GPU, Kind.DEVICE)
+        self._read(device, HandleKind.GPU, HandleKind.DEVICE)
         return []
 
     # NVML: MIG mode.
@@ -205,7 +214,7 @@ class SimulatedDriver:
 
     def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Any, profile: int, placement: Any) -> Any:
         place = pointed(placement)
-        index = self._read(device, Kind.GPU).gpu
+        index = self._read(device, HandleKind.GPU).gpu
         with self._state.change() as gpus:
             gpu = self._mig_on(device, gpus)
             known = self._profile(profile)
@@ -215,22 +224,22 @@ class SimulatedDriver:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             number = self._model.instance_id(place.start, known.size)
             gpu.instances.append(InstanceState(number, known.name, place.start, known.size))
-            return Handle(Kind.INSTANCE, index, gpu.epoch, number).pointer()
+            return Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profile: int, array: Any, count: Any) -> None:
-        index = self._read(device, Kind.GPU).gpu
+        index = self._read(device, HandleKind.GPU).gpu
         gpu = self._mig_on(device, self._state.read())
         name = self._profile(profile).name
         found = [instance.id for instance in gpu.instances if instance.profile == name]
         for i, number in enumerate(found):
-            array[i] = Handle(Kind.INSTANCE, index, gpu.epoch, number).pointer()
+            array[i] = Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
         pointed(count).value = len(found)
 
     def nvmlGpuInstanceGetInfo(self, instance: Any) -> Any:
-        handle = self._read(instance, Kind.INSTANCE)
+        handle = self._read(instance, HandleKind.INSTANCE)
         _, standing = self._instance_of(handle, self._state.read())
         return pynvml.c_nvmlGpuInstanceInfo_t(
-            device=Handle(Kind.GPU, handle.gpu).pointer(),
+            device=Handle(HandleKind.GPU, handle.gpu).pointer(),
             id=standing.id,
             profileId=self._model.of(standing).id,
             placement=pynvml.c_nvmlGpuInstancePlacement_t(start=standing.start, size=standing.size),
@@ -238,7 +247,7 @@ class SimulatedDriver:
 
     def nvmlGpuInstanceDestroy(self, instance: Any) -> None:
         with self._state.change() as gpus:
-            gpu, standing = self._instance_of(self._read(instance, Kind.INSTANCE), gpus)
+            gpu, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), gpus)
             if standing.compute or gpu.holds(standing.id):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
             gpu.instances.remove(standing)
@@ -248,7 +257,7 @@ class SimulatedDriver:
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, instance: Any, profile: int, engine: int, version: int = 2
     ) -> Any:
-        _, standing = self._instance_of(self._read(instance, Kind.INSTANCE), self._state.read())
+        _, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
         slices = self._compute_slices(standing, profile)
         if engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -259,7 +268,7 @@ class SimulatedDriver:
         return info
 
     def nvmlGpuInstanceCreateComputeInstance(self, instance: Any, profile: int) -> Any:
-        handle = self._read(instance, Kind.INSTANCE)
+        handle = self._read(instance, HandleKind.INSTANCE)
         with self._state.change() as gpus:
             _, standing = self._instance_of(handle, gpus)
             slices = self._compute_slices(standing, profile)
@@ -269,29 +278,29 @@ class SimulatedDriver:
             taken = {compute.id for compute in standing.compute}
             number = next(i for i in range(len(taken) + 1) if i not in taken)
             standing.compute.append(ComputeState(number, slices))
-        return handle._replace(kind=Kind.COMPUTE, compute=number).pointer()
+        return handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
 
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
-        handle = self._read(instance, Kind.INSTANCE)
+        handle = self._read(instance, HandleKind.INSTANCE)
         _, standing = self._instance_of(handle, self._state.read())
         slices = self._compute_slices(standing, profile)
         found = [compute.id for compute in standing.compute if compute.slices == slices]
         for i, number in enumerate(found):
-            array[i] = handle._replace(kind=Kind.COMPUTE, compute=number).pointer()
+            array[i] = handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
         pointed(count).value = len(found)
 
     def nvmlComputeInstanceGetInfo_v2(self, compute: Any) -> Any:
-        handle = self._read(compute, Kind.COMPUTE)
+        handle = self._read(compute, HandleKind.COMPUTE)
         _, _, standing = self._compute_of(handle, self._state.read())
         return pynvml.c_nvmlComputeInstanceInfo_t(
-            device=handle._replace(kind=Kind.DEVICE).pointer(),
-            gpuInstance=handle._replace(kind=Kind.INSTANCE, compute=0).pointer(),
+            device=handle._replace(kind=HandleKind.DEVICE).pointer(),
+            gpuInstance=handle._replace(kind=HandleKind.INSTANCE, compute=0).pointer(),
             id=standing.id,
         )
 
     def nvmlComputeInstanceDestroy(self, compute: Any) -> None:
         with self._state.change() as gpus:
-            gpu, instance, standing = self._compute_of(self._read(compute, Kind.COMPUTE), gpus)
+            gpu, instance, standing = self._compute_of(self._read(compute, HandleKind.COMPUTE), gpus)
             if gpu.holds(instance.id):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
             instance.compute.remove(standing)
@@ -299,7 +308,7 @@ class SimulatedDriver:
     # NVML: MIG devices.
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
-        gpu = self._state.read()[self._read(device, Kind.GPU).gpu]
+        gpu = self._state.read()[self._read(device, HandleKind.GPU).gpu]
         return self._mig.compute_slices if self._mig and gpu.current else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
@@ -307,7 +316,7 @@ class SimulatedDriver:
         devices = [(instance.id, compute.id) for instance in gpu.instances for compute in instance.compute]
         if not 0 <= index < len(devices):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        handle = Handle(Kind.DEVICE, self._read(device, Kind.GPU).gpu, gpu.epoch, *devices[index])
+        handle = Handle(HandleKind.DEVICE, self._read(device, HandleKind.GPU).gpu, gpu.epoch, *devices[index])
         return handle.pointer()
 
     # The rules.
@@ -316,7 +325,7 @@ class SimulatedDriver:
         if self._users < 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
-    def _read(self, pointer: Any, *kinds: Kind) -> Handle:
+    def _read(self, pointer: Any, *kinds: HandleKind) -> Handle:
         """The handle that *pointer* is; refused unless it is one of *kinds*."""
         self._initialized()
         handle = Handle.read(pointer)
@@ -335,7 +344,7 @@ class SimulatedDriver:
         return int((self._accelerator.memory_gb or 0) * _BYTES_PER_GIB)
 
     def _mig_gpu(self, device: Any, gpus: list[GpuState]) -> GpuState:
-        index = self._read(device, Kind.GPU).gpu
+        index = self._read(device, HandleKind.GPU).gpu
         if self._mig is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return gpus[index]

@@ -1,17 +1,30 @@
-"""What one model of GPU can be divided into, as its driver has it: the rules of the simulated driver.
+"""The GPUs of the simulated driver: its handles, the rules of one GPU model, and the state of each GPU in a file.
 
-They are those of NVIDIA's MIG user guide and its open kernel modules; the profiles come from `skyinfra.mig`.
+The rules are those of NVIDIA's MIG user guide and its open kernel modules; the profiles come from `skyinfra.mig`. Every
+process of the node shares the file, under a lock. Handles are opaque to their holder, as NVML's are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pynvml
 
 from skyinfra import mig
-from skyinfra.gpu.simulated.state import GpuState, InstanceState
+from skyinfra.node.folder import appending, replace_file, writing
 
+# Where gpu, epoch, instance and compute are in a handle: shift and mask.
+_FIELDS = ((48, 0xFF), (32, 0xFFFF), (16, 0xFFFF), (0, 0xFFFF))
+_REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
 # Compute instance profiles, NVML's enumeration -> compute slices; the last is that of the double-memory GPU instance.
 _COMPUTE_SLICES = {
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
@@ -26,9 +39,165 @@ _DOUBLE_MEMORY = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 _NOT_DIVIDED = {(3, 4)}
 
 
+class HandleKind(IntEnum):
+    """The objects of NVML that have handles."""
+
+    GPU = 1
+    INSTANCE = 2
+    COMPUTE = 3
+    DEVICE = 4
+
+
+_TYPES: dict[HandleKind, Any] = {
+    HandleKind.GPU: pynvml.c_nvmlDevice_t,
+    HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t,
+    HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t,
+    HandleKind.DEVICE: pynvml.c_nvmlDevice_t,
+}
+
+
+class Handle(NamedTuple):
+    """The content of a handle. ``epoch`` is that of its GPU when it was given out; a handle to a GPU has none."""
+
+    kind: HandleKind
+    gpu: int
+    epoch: int = 0
+    instance: int = 0
+    compute: int = 0
+
+    def pointer(self) -> Any:
+        """The handle as the caller gets it."""
+        number = self.kind << 56 | self.gpu << 48 | self.epoch << 32 | self.instance << 16 | self.compute
+        return ctypes.cast(ctypes.c_void_p(number), _TYPES[self.kind])
+
+    @classmethod
+    def read(cls, pointer: Any) -> Handle:
+        """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
+        number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        if number >> 56 not in list(HandleKind):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return cls(HandleKind(number >> 56), *(number >> shift & mask for shift, mask in _FIELDS))
+
+
+def pointed(reference: Any) -> Any:
+    """The object that *reference* points to. The real library ends the process where it gets a value instead."""
+    if not isinstance(reference, _REFERENCE):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return reference._obj
+
+
+@dataclass
+class ComputeState:
+    """One compute instance."""
+
+    id: int
+    slices: int
+
+
+@dataclass
+class InstanceState:
+    """One GPU instance, at ``start`` for ``size`` memory slices."""
+
+    id: int
+    profile: str
+    start: int
+    size: int
+    compute: list[ComputeState] = field(default_factory=list)
+
+    def overlaps(self, start: int, size: int) -> bool:
+        """Whether a memory slice of ``start`` to ``start + size`` is its own."""
+        return self.start < start + size and start < self.start + self.size
+
+
+@dataclass
+class ProcessState:
+    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU."""
+
+    pid: int
+    instance: int | None = None
+
+
+@dataclass
+class GpuState:
+    """One GPU: its MIG mode (0 or 1) now and after a reset, its instances, and the processes on it.
+
+    guest: it is passed through to a virtual machine, whose driver cannot reset it.
+    epoch: how often the mode has changed or the GPU was reset, which voids the handles of what stood there.
+    """
+
+    current: int = 0
+    pending: int = 0
+    guest: bool = False
+    epoch: int = 0
+    instances: list[InstanceState] = field(default_factory=list)
+    processes: list[ProcessState] = field(default_factory=list)
+
+    def holds(self, instance: int) -> bool:
+        """Whether a process is on that instance, or on the whole GPU."""
+        return any(process.instance in (None, instance) for process in self.processes)
+
+    def activate(self, mode: int) -> None:
+        """Sets the mode as a reset does: whatever stood there is gone."""
+        self.current = self.pending = mode
+        self.instances = []
+        self.epoch = (self.epoch + 1) % 2**16
+
+
+class StateFile:
+    """The states of *count* GPUs in the file *path*; a new file says that MIG is off everywhere."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+
+    def read(self) -> list[GpuState]:
+        """The state of each GPU now."""
+        with self._locked():
+            return self._load()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[list[GpuState]]:
+        """The states, for changing; nothing is kept of a change whose body raises."""
+        with self._locked():
+            gpus = self._load()
+            yield gpus
+            self._store(gpus)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._path.with_suffix(".lock")
+        with writing(lock):
+            stream = appending(lock)
+        with stream:
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _load(self) -> list[GpuState]:
+        gpus: list[GpuState] = []
+        if self._path.exists():
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            gpus = [_gpu(value) for value in document["gpus"][: self._count]]
+        return gpus + [GpuState() for _ in range(self._count - len(gpus))]
+
+    def _store(self, gpus: list[GpuState]) -> None:
+        text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
+        replace_file(self._path, text)
+
+
+def _gpu(value: dict[str, object]) -> GpuState:
+    # Written by an older version, it lacks some fields and has one that is no longer.
+    known = {each.name for each in dataclasses.fields(GpuState)}
+    gpu = GpuState(**{name: given for name, given in value.items() if name in known})  # type: ignore[arg-type]
+    gpu.processes = [ProcessState(**process) for process in gpu.processes]  # type: ignore[arg-type]
+    gpu.instances = [InstanceState(**instance) for instance in gpu.instances]  # type: ignore[arg-type]
+    for instance in gpu.instances:
+        instance.compute = [ComputeState(**compute) for compute in instance.compute]  # type: ignore[arg-type]
+    return gpu
+
+
 @dataclass(frozen=True)
 class SimulatedProfile:
-    """What the driver knows of a GPU instance profile; ``number`` is NVML's enumeration, ``id`` what creates it."""
+    """A GPU instance profile as the driver has it; ``number`` is NVML's enumeration, ``id`` what creates it."""
 
     name: str
     number: int
@@ -40,7 +209,7 @@ class SimulatedProfile:
 
     @property
     def media(self) -> str:
-        """What the name says of the media engines: ``+me``, ``+me.all``, ``-me`` or something else."""
+        """The media engines in the name: ``+me``, ``+me.all``, ``-me`` or something else."""
         return self.name.partition("gb")[2]
 
     def excludes(self, other: SimulatedProfile) -> bool:
