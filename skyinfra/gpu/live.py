@@ -159,12 +159,7 @@ def _known(gpu: Gpu) -> mig.Geometry | None:
 
 def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
     """The geometry that the driver lists."""
-    profiles = []
-    for info in gpu.profiles():
-        places = gpu.places(info)
-        if places:
-            profiles.append(_profile(info, places))
-    units = max((place + (p.size or 0) for p in profiles for place in p.starts or ()), default=0)
+    profiles = tuple(_profile(info, places) for info in gpu.profiles() if (places := gpu.places(info)))
     return mig.Geometry(
         model=known.model if known else gpu.name,
         products=(gpu.name,),
@@ -173,12 +168,9 @@ def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
         memory_gib=known.memory_gib if known else None,
         memory_slices=known.memory_slices if known else None,
         compute_slices=max((p.compute_slices for p in profiles), default=0),
-        placement_units=units,
+        placement_units=max((start + (p.size or 0) for p in profiles for start in p.starts or ()), default=0),
         resetless=known.resetless if known else False,
-        min_driver=None,
-        min_driver_detail=None,
-        notes=(),
-        profiles=tuple(profiles),
+        profiles=profiles,
     )
 
 
@@ -191,12 +183,8 @@ def _profile(info: ProfileInfo, places: Sequence[tuple[int, int]]) -> mig.Profil
         memory_gb=int(info.name.partition(".")[2].partition("gb")[0]),
         # Some drivers understate how many of a profile there may be; the places do not.
         max_count=len(places),
-        nvml_enum=None,
         profile_id=info.profile_id,
-        sm=None,
         starts=tuple(start for start, _ in places),
-        expected=False,
-        sources=(None, None, None),
     )
 
 

@@ -28,9 +28,9 @@ from skyinfra.gpu.simulated.model import (
     InstanceState,
     ProcessState,
     SimulatedModel,
-    SimulatedProfile,
     StateFile,
     pointed,
+    refuse,
 )
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -79,8 +79,7 @@ class SimulatedDriver:
     def reset(self, index: int) -> None:
         """Resets the GPU *index* as ``nvidia-smi --gpu-reset`` does: a pending mode becomes active, instances go."""
         with self._state.change() as gpus:
-            if gpus[index].processes:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
+            refuse(pynvml.NVML_ERROR_IN_USE, gpus[index].processes)
             gpus[index].activate(gpus[index].pending)
 
     def reboot(self) -> None:
@@ -110,8 +109,7 @@ class SimulatedDriver:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
         self._initialized()
-        if not 0 <= index < self._accelerator.count:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= index < self._accelerator.count)
         return Handle(HandleKind.GPU, index).pointer()
 
     def nvmlDeviceGetHandleByPciBusId(self, address: str) -> Any:
@@ -190,11 +188,8 @@ class SimulatedDriver:
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
         self._mig_gpu(device, self._state.read())
-        if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
         known = self._model.by_number(profile)
-        if known is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
         info.id = known.id
         info.sliceCount = known.compute_slices
@@ -206,7 +201,7 @@ class SimulatedDriver:
 
     def nvmlDeviceGetGpuInstancePossiblePlacements(self, device: Any, profile: int, array: Any, count: Any) -> None:
         self._mig_gpu(device, self._state.read())
-        known = self._profile(profile)
+        known = self._model.by_id(profile)
         if array is not None:
             for i, start in enumerate(known.starts):
                 array[i].start, array[i].size = start, known.size
@@ -217,11 +212,9 @@ class SimulatedDriver:
         index = self._read(device, HandleKind.GPU).gpu
         with self._state.change() as gpus:
             gpu = self._mig_on(device, gpus)
-            known = self._profile(profile)
-            if place.size != known.size or place.start not in known.starts:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            if not self._model.has_room(gpu, known, place.start):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+            known = self._model.by_id(profile)
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, place.size != known.size or place.start not in known.starts)
+            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, not self._model.has_room(gpu, known, place.start))
             number = self._model.instance_id(place.start, known.size)
             gpu.instances.append(InstanceState(number, known.name, place.start, known.size))
             return Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
@@ -229,7 +222,7 @@ class SimulatedDriver:
     def nvmlDeviceGetGpuInstances(self, device: Any, profile: int, array: Any, count: Any) -> None:
         index = self._read(device, HandleKind.GPU).gpu
         gpu = self._mig_on(device, self._state.read())
-        name = self._profile(profile).name
+        name = self._model.by_id(profile).name
         found = [instance.id for instance in gpu.instances if instance.profile == name]
         for i, number in enumerate(found):
             array[i] = Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
@@ -248,8 +241,7 @@ class SimulatedDriver:
     def nvmlGpuInstanceDestroy(self, instance: Any) -> None:
         with self._state.change() as gpus:
             gpu, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), gpus)
-            if standing.compute or gpu.holds(standing.id):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
+            refuse(pynvml.NVML_ERROR_IN_USE, standing.compute or gpu.holds(standing.id))
             gpu.instances.remove(standing)
 
     # NVML: compute instances.
@@ -258,9 +250,8 @@ class SimulatedDriver:
         self, instance: Any, profile: int, engine: int, version: int = 2
     ) -> Any:
         _, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
-        slices = self._compute_slices(standing, profile)
-        if engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        slices = self._model.of(standing).compute_profile(profile)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
         kinds = (pynvml.c_nvmlComputeInstanceProfileInfo_t, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
         info = kinds[version - 1]()
         info.id, info.sliceCount = profile, slices
@@ -271,10 +262,9 @@ class SimulatedDriver:
         handle = self._read(instance, HandleKind.INSTANCE)
         with self._state.change() as gpus:
             _, standing = self._instance_of(handle, gpus)
-            slices = self._compute_slices(standing, profile)
+            slices = self._model.of(standing).compute_profile(profile)
             used = sum(compute.slices for compute in standing.compute)
-            if used + slices > self._model.of(standing).compute_slices:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(standing).compute_slices)
             taken = {compute.id for compute in standing.compute}
             number = next(i for i in range(len(taken) + 1) if i not in taken)
             standing.compute.append(ComputeState(number, slices))
@@ -283,7 +273,7 @@ class SimulatedDriver:
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
         handle = self._read(instance, HandleKind.INSTANCE)
         _, standing = self._instance_of(handle, self._state.read())
-        slices = self._compute_slices(standing, profile)
+        slices = self._model.of(standing).compute_profile(profile)
         found = [compute.id for compute in standing.compute if compute.slices == slices]
         for i, number in enumerate(found):
             array[i] = handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
@@ -301,8 +291,7 @@ class SimulatedDriver:
     def nvmlComputeInstanceDestroy(self, compute: Any) -> None:
         with self._state.change() as gpus:
             gpu, instance, standing = self._compute_of(self._read(compute, HandleKind.COMPUTE), gpus)
-            if gpu.holds(instance.id):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
+            refuse(pynvml.NVML_ERROR_IN_USE, gpu.holds(instance.id))
             instance.compute.remove(standing)
 
     # NVML: MIG devices.
@@ -314,23 +303,20 @@ class SimulatedDriver:
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
         gpu = self._mig_on(device, self._state.read())
         devices = [(instance.id, compute.id) for instance in gpu.instances for compute in instance.compute]
-        if not 0 <= index < len(devices):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        refuse(pynvml.NVML_ERROR_NOT_FOUND, not 0 <= index < len(devices))
         handle = Handle(HandleKind.DEVICE, self._read(device, HandleKind.GPU).gpu, gpu.epoch, *devices[index])
         return handle.pointer()
 
     # The rules.
 
     def _initialized(self) -> None:
-        if self._users < 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        refuse(pynvml.NVML_ERROR_UNINITIALIZED, self._users < 1)
 
     def _read(self, pointer: Any, *kinds: HandleKind) -> Handle:
         """The handle that *pointer* is; refused unless it is one of *kinds*."""
         self._initialized()
         handle = Handle.read(pointer)
-        if handle.kind not in kinds or handle.gpu >= self._accelerator.count:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, handle.kind not in kinds or handle.gpu >= self._accelerator.count)
         return handle
 
     @property
@@ -345,30 +331,13 @@ class SimulatedDriver:
 
     def _mig_gpu(self, device: Any, gpus: list[GpuState]) -> GpuState:
         index = self._read(device, HandleKind.GPU).gpu
-        if self._mig is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, self._mig is None)
         return gpus[index]
 
     def _mig_on(self, device: Any, gpus: list[GpuState]) -> GpuState:
         gpu = self._mig_gpu(device, gpus)
-        if not gpu.current:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, not gpu.current)
         return gpu
-
-    def _profile(self, profile_id: int) -> SimulatedProfile:
-        known = self._model.by_id(profile_id)
-        if known is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return known
-
-    def _compute_slices(self, instance: InstanceState, profile: int) -> int:
-        """Compute slices of the compute instance profile *profile* in *instance*."""
-        if not 0 <= profile < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        slices = self._model.of(instance).compute_profile(profile)
-        if slices is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return slices
 
     @staticmethod
     def _instance_of(handle: Handle, gpus: list[GpuState]) -> tuple[GpuState, InstanceState]:

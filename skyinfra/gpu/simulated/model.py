@@ -37,6 +37,7 @@ _COMPUTE_SLICES = {
 _DOUBLE_MEMORY = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 # `nvidia-smi mig -lcip` lists none of three slices on a GPU instance of four.
 _NOT_DIVIDED = {(3, 4)}
+_NEVER = 100
 
 
 class HandleKind(IntEnum):
@@ -74,15 +75,19 @@ class Handle(NamedTuple):
     def read(cls, pointer: Any) -> Handle:
         """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
         number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
-        if number >> 56 not in list(HandleKind):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, number >> 56 not in list(HandleKind))
         return cls(HandleKind(number >> 56), *(number >> shift & mask for shift, mask in _FIELDS))
+
+
+def refuse(error: int, condition: object) -> None:
+    """Raises the NVML *error* where *condition* is true."""
+    if condition:
+        raise pynvml.NVMLError(error)
 
 
 def pointed(reference: Any) -> Any:
     """The object that *reference* points to. The real library ends the process where it gets a value instead."""
-    if not isinstance(reference, _REFERENCE):
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not isinstance(reference, _REFERENCE))
     return reference._obj
 
 
@@ -218,13 +223,14 @@ class SimulatedProfile:
             return other.media != "-me"
         return self.media == other.media == "+me"
 
-    def compute_profile(self, number: int) -> int | None:
-        """Compute slices of the compute instance profile *number* in such an instance; None where it has no such."""
+    def compute_profile(self, number: int) -> int:
+        """Compute slices of the compute instance profile *number* in such an instance; refused where it has none."""
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= number < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
         double = self.number == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
-        slices = _COMPUTE_SLICES.get(number)
-        if slices is None or double != (number == _DOUBLE_MEMORY) or (slices, self.compute_slices) in _NOT_DIVIDED:
-            return None
-        return slices if slices <= self.compute_slices else None
+        slices = _COMPUTE_SLICES.get(number, _NEVER)
+        differs = double != (number == _DOUBLE_MEMORY) or (slices, self.compute_slices) in _NOT_DIVIDED
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, differs or slices > self.compute_slices)
+        return slices
 
 
 class SimulatedModel:
@@ -238,13 +244,15 @@ class SimulatedModel:
         known = [_profile(p) for p in geometry.profiles]
         self._profiles = [profile for profile in known if profile is not None]
 
-    def by_number(self, number: int) -> SimulatedProfile | None:
-        """The profile of NVML's enumeration; None where this GPU has no such."""
-        return next((p for p in self._profiles if p.number == number), None)
+    def by_number(self, number: int) -> SimulatedProfile:
+        """The profile of NVML's enumeration; refused where this GPU does not have it."""
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, number not in {p.number for p in self._profiles})
+        return next(p for p in self._profiles if p.number == number)
 
-    def by_id(self, profile_id: int) -> SimulatedProfile | None:
-        """The profile that *profile_id* creates; None where this GPU has no such."""
-        return next((p for p in self._profiles if p.id == profile_id), None)
+    def by_id(self, profile_id: int) -> SimulatedProfile:
+        """The profile that *profile_id* creates; refused where this GPU does not have it."""
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, profile_id not in {p.id for p in self._profiles})
+        return next(p for p in self._profiles if p.id == profile_id)
 
     def of(self, instance: InstanceState) -> SimulatedProfile:
         """The profile of an instance that stands."""
