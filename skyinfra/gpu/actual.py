@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
+from skyinfra.gpu.desired import stamp
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.transition import Partition, Step, steps_between
@@ -24,6 +25,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 VERSION = 1
 # Root may have to stop services, reset GPUs, and wait for processes; its unit has as long.
 PATIENCE_S = 480.0
+_NOT_ASKED = object()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class RecordedHardware:
         self._directory = directory
         self._desired = config.accelerator.per_gpu if config.accelerator is not None else ()
         # The record when root was asked: the answer is another one.
-        self._asked_after: tuple[int, int] | None = None
+        self._asked_after: object = _NOT_ASKED
 
     @classmethod
     def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
@@ -98,7 +100,7 @@ class RecordedHardware:
         """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""
         record = self._of_desired()
         if record is None or record.error is not None:
-            self._asked_after = _stamp(self._directory)
+            self._asked_after = stamp(self._directory.record_file)
             self.remind()
 
     def remind(self) -> None:
@@ -108,7 +110,7 @@ class RecordedHardware:
     def actual(self) -> tuple[Partition, ...] | None:
         """The partitions, where root has made them; None while it has not answered. Raises `PartitionFailed`."""
         record = self._of_desired()
-        if record is None or (self._asked_after is not None and _stamp(self._directory) == self._asked_after):
+        if record is None or stamp(self._directory.record_file) == self._asked_after:
             return None
         if record.error is not None:
             raise PartitionFailed(
@@ -122,12 +124,3 @@ class RecordedHardware:
         """The record, where it is of the desired layout."""
         record = read(self._directory)
         return record if record is not None and record.layouts == self._desired else None
-
-
-def _stamp(directory: NodeDirectory) -> tuple[int, int]:
-    """Changes with every record; (0, 0) where there is none."""
-    try:
-        found = directory.record_file.stat()
-    except OSError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns

@@ -94,10 +94,10 @@ def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None
         directory.write(directory.told_file, text)
 
 
-def stamp(directory: NodeDirectory) -> tuple[int, int, int] | None:
-    """Changes whenever ``desired.json`` does; None while it is not there."""
+def stamp(file: Path) -> tuple[int, int, int] | None:
+    """Changes whenever *file* does; None where it does not exist."""
     try:
-        found = directory.desired_file.stat()
+        found = file.stat()
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

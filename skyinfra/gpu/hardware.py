@@ -40,13 +40,16 @@ class Hardware:
     """
 
     def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
-        self._config = config
+        self._simulate = config.simulate
         self._directory = directory
         self._root = root
         # A head without slots has none of the accelerators of the fleet's nodes.
         accelerator = None if config.scheduler_only else config.accelerator
         self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
+        self._desired = dict(enumerate(self._gpus.per_gpu)) if self._gpus is not None else {}
+        simulated = self._gpus if config.simulate else None
+        self._driver = _simulated(simulated, config, directory) if simulated is not None else pynvml
         self._amd = amd.of(config, directory, root=root)
 
     def devices(self) -> tuple[Device, ...]:
@@ -54,12 +57,12 @@ class Hardware:
         if self._amd is not None:
             return self._amd.devices()
         if self._gpus is not None:
-            with self._nvml(self._gpus) as nvml:
+            with self.nvml() as nvml:
                 return inventory.nvidia(nvml, self._gpus)
         accelerator = self._accelerator
         if accelerator is None:
             return ()
-        if self._config.simulate:
+        if self._simulate:
             return inventory.simulated(accelerator)
         return inventory.by_device_files(accelerator, root=self._root)
 
@@ -69,9 +72,9 @@ class Hardware:
             return self._amd.plan()
         if self._gpus is None:
             return []
-        with self._nvml(self._gpus) as nvml:
+        with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.plan(nvml, dict(enumerate(self._gpus.per_gpu)))
+            return partitioner.plan(nvml, self._desired)
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
         """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.
@@ -83,16 +86,15 @@ class Hardware:
             return self._amd.partition(emit)
         if self._gpus is None:
             return ()
-        driver = self._driver(self._gpus)
         options = ApplyOptions(
-            machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
+            machine=SimulatedMachine(self._driver) if self._simulate else SystemMachine(),
             force=force,
             reboot=reboot,
             reboot_file=self._directory.reboot_file,
         )
-        with self._nvml(self._gpus) as nvml:
+        with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.apply(nvml, dict(enumerate(self._gpus.per_gpu)), emit=emit, options=options)
+            return partitioner.apply(nvml, self._desired, emit=emit, options=options)
 
     def actual(self) -> tuple[Partition, ...]:
         """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
@@ -100,26 +102,19 @@ class Hardware:
             return self._amd.actual()
         if self._gpus is None:
             return ()
-        with self._nvml(self._gpus) as nvml:
-            return partitioner.actual(nvml, dict(enumerate(self._gpus.per_gpu)))
+        with self.nvml() as nvml:
+            return partitioner.actual(nvml, self._desired)
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:
         """NVML of the NVIDIA GPUs, open. Raises `AcceleratorMissing` where there is no driver, or none is declared."""
         if self._gpus is None:
             raise AcceleratorMissing("this node has no NVIDIA GPUs", field="accelerator")
-        with self._nvml(self._gpus) as nvml:
+        with session(Nvml(self._driver)) as nvml:
             yield nvml
 
-    @contextlib.contextmanager
-    def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:
-        with session(Nvml(self._driver(gpus))) as nvml:
-            yield nvml
 
-    def _driver(self, gpus: NodeAccelerator) -> Any:
-        if not self._config.simulate:
-            return pynvml
-        from skyinfra.gpu.simulated.driver import SimulatedDriver
+def _simulated(gpus: NodeAccelerator, config: NodeConfig, directory: NodeDirectory) -> Any:
+    from skyinfra.gpu.simulated.driver import SimulatedDriver
 
-        seed = f"{self._config.fleet}/{self._config.node}"
-        return SimulatedDriver(gpus, path=self._directory.simulated_file, seed=seed)
+    return SimulatedDriver(gpus, path=directory.simulated_file, seed=f"{config.fleet}/{config.node}")

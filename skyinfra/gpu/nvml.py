@@ -23,7 +23,7 @@ from typing import Any
 
 import pynvml
 
-from skyinfra.gpu.nvml_readings import MigDevice, Readings, told
+from skyinfra.gpu.nvml_readings import MigDevice, Readings, asked
 
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
@@ -117,13 +117,13 @@ class Nvml:
 
     def cuda_version(self) -> tuple[int, int] | None:
         """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
-        number = told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        number = asked(self.api, "nvmlSystemGetCudaDriverVersion_v2")
         return None if number is None else (number // 1000, number % 1000 // 10)
 
     def mig_device(self, uuid: str) -> MigDevice | None:
         """The MIG device *uuid*; None where it does not stand any more."""
         try:
-            handle = told(self.api, "nvmlDeviceGetHandleByUUID", uuid)
+            handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NOT_FOUND:
                 return None
@@ -132,11 +132,11 @@ class Nvml:
 
     def gpus(self) -> list[Gpu]:
         """The GPUs by index. An error tells which one it is of (`error_text`)."""
-        return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
-
-    def _gpu(self, index: int) -> Gpu:
-        with noting(index):
-            return Gpu(self.api, index)
+        found = []
+        for index in range(self.api.nvmlDeviceGetCount()):
+            with noting(index):
+                found.append(Gpu(self.api, index))
+        return found
 
 
 class Gpu(Readings):

@@ -179,16 +179,17 @@ class _Run:
         for gpu in gpus:
             if gpu.mode_differs:
                 gpu.destroy_unwanted(self._done)
-                reasons[gpu.index] = gpu.set_mode()
-                self._report_mode(gpu)
+                reasons[gpu.index] = self._set_mode(gpu)
+                if gpu.mode_differs:
+                    self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
         if any(gpu.mode_differs for gpu in gpus):
             self._activate(reasons)
 
-    def _report_mode(self, gpu: GpuTransition) -> None:
-        if gpu.mode_differs:
-            self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
-        else:
+    def _set_mode(self, gpu: GpuTransition) -> int:
+        status = gpu.set_mode()
+        if not gpu.mode_differs:
             self._done(Step(gpu.index, "mode", on=gpu.on))
+        return status
 
     def _pending(self) -> list[GpuTransition]:
         return [t for t in _transitions(self._nvml, self._desired, self._options.patience_s) if t.mode_differs]
@@ -218,9 +219,7 @@ class _Run:
     def _activate_without_clients(self, machine: SystemMachine) -> str:
         """Sets the modes again, then resets. Returns why the reset was refused, or ""."""
         for gpu in self._pending():
-            gpu.set_mode()
-            if not gpu.mode_differs:
-                self._done(Step(gpu.index, "mode", on=gpu.on))
+            self._set_mode(gpu)
         pending = self._pending()
         if not pending:
             return ""

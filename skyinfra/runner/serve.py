@@ -112,7 +112,7 @@ class Service:
 
     def _watch_desired(self) -> None:
         """Notices that the head's desired layout was written anew."""
-        stamp = desired.stamp(self._directory)
+        stamp = desired.stamp(self._directory.desired_file)
         if self._node is not None and self._node.config.head and stamp != self._stamp:
             self._stamp = stamp
             self._reload.set()
@@ -178,7 +178,7 @@ class Service:
 
     async def _find_desired(self, node: Node) -> Desired:
         told = self._membership.told(node)
-        self._stamp = desired.stamp(self._directory)
+        self._stamp = desired.stamp(self._directory.desired_file)
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, told)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)

@@ -31,6 +31,7 @@ from skyinfra.gpu.simulated.model import (
     StateFile,
     pointed,
     refuse,
+    required,
 )
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -84,7 +85,7 @@ class SimulatedDriver:
 
     def reboot(self) -> None:
         """Reboots the machine: instances go; the mode stays on Ampere only (later GPUs start with MIG off)."""
-        stays = self._mig is not None and not self._mig.resetless
+        stays = self._mig is not None and not self._mig.geometry.resetless
         with self._state.change() as gpus:
             for gpu in gpus:
                 gpu.activate(gpu.pending if stays else 0)
@@ -139,7 +140,8 @@ class SimulatedDriver:
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
         index = self._read(device, HandleKind.GPU).gpu
         bus = _FIRST_BUS + index
-        number = (self._mig.pci_device_id if self._mig else 0) << 16 | _NVIDIA
+        ids = self._mig.geometry.pci_device_ids if self._mig else ()
+        number = (int(ids[0], 16) if ids else 0) << 16 | _NVIDIA
         address = f"00000000:{bus:02X}:00.0".encode()
         return pynvml.nvmlPciInfo_t(
             busIdLegacy=address[4:], domain=0, bus=bus, device=0, pciDeviceId=number, busId=address
@@ -179,7 +181,7 @@ class SimulatedDriver:
                 return int(pynvml.NVML_SUCCESS)
             if gpu.processes or gpu.instances:
                 return int(pynvml.NVML_ERROR_IN_USE)
-            if gpu.guest and not self._model.resetless:
+            if gpu.guest and not self._model.geometry.resetless:
                 return int(pynvml.NVML_ERROR_RESET_REQUIRED)
             gpu.activate(mode)
             return int(pynvml.NVML_SUCCESS)
@@ -191,10 +193,10 @@ class SimulatedDriver:
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
         known = self._model.by_number(profile)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
-        info.id = known.id
+        info.id = known.profile_id
         info.sliceCount = known.compute_slices
         info.instanceCount = known.max_count
-        info.memorySizeMB = self._total_memory() * known.size // self._model.units // 2**20
+        info.memorySizeMB = self._total_memory() * (known.size or 0) // self._model.units // 2**20
         if version == 2:
             info.name = f"MIG {known.name}".encode()
         return info
@@ -203,9 +205,9 @@ class SimulatedDriver:
         self._mig_gpu(device, self._state.read())
         known = self._model.by_id(profile)
         if array is not None:
-            for i, start in enumerate(known.starts):
+            for i, start in enumerate(known.starts or ()):
                 array[i].start, array[i].size = start, known.size
-        pointed(count).value = len(known.starts)
+        pointed(count).value = len(known.starts or ())
 
     def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Any, profile: int, placement: Any) -> Any:
         place = pointed(placement)
@@ -213,10 +215,11 @@ class SimulatedDriver:
         with self._state.change() as gpus:
             gpu = self._mig_on(device, gpus)
             known = self._model.by_id(profile)
-            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, place.size != known.size or place.start not in known.starts)
+            allowed = place.size == known.size and place.start in (known.starts or ())
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not allowed)
             refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, not self._model.has_room(gpu, known, place.start))
-            number = self._model.instance_id(place.start, known.size)
-            gpu.instances.append(InstanceState(number, known.name, place.start, known.size))
+            number = self._model.instance_id(place.start, place.size)
+            gpu.instances.append(InstanceState(number, known.name, place.start, place.size))
             return Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profile: int, array: Any, count: Any) -> None:
@@ -234,7 +237,7 @@ class SimulatedDriver:
         return pynvml.c_nvmlGpuInstanceInfo_t(
             device=Handle(HandleKind.GPU, handle.gpu).pointer(),
             id=standing.id,
-            profileId=self._model.of(standing).id,
+            profileId=self._model.of(standing).profile_id,
             placement=pynvml.c_nvmlGpuInstancePlacement_t(start=standing.start, size=standing.size),
         )
 
@@ -250,7 +253,7 @@ class SimulatedDriver:
         self, instance: Any, profile: int, engine: int, version: int = 2
     ) -> Any:
         _, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
-        slices = self._model.of(standing).compute_profile(profile)
+        slices = self._model.compute_slices(standing, profile)
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
         kinds = (pynvml.c_nvmlComputeInstanceProfileInfo_t, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
         info = kinds[version - 1]()
@@ -262,7 +265,7 @@ class SimulatedDriver:
         handle = self._read(instance, HandleKind.INSTANCE)
         with self._state.change() as gpus:
             _, standing = self._instance_of(handle, gpus)
-            slices = self._model.of(standing).compute_profile(profile)
+            slices = self._model.compute_slices(standing, profile)
             used = sum(compute.slices for compute in standing.compute)
             refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(standing).compute_slices)
             taken = {compute.id for compute in standing.compute}
@@ -273,7 +276,7 @@ class SimulatedDriver:
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
         handle = self._read(instance, HandleKind.INSTANCE)
         _, standing = self._instance_of(handle, self._state.read())
-        slices = self._model.of(standing).compute_profile(profile)
+        slices = self._model.compute_slices(standing, profile)
         found = [compute.id for compute in standing.compute if compute.slices == slices]
         for i, number in enumerate(found):
             array[i] = handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
@@ -298,7 +301,7 @@ class SimulatedDriver:
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         gpu = self._state.read()[self._read(device, HandleKind.GPU).gpu]
-        return self._mig.compute_slices if self._mig and gpu.current else 0
+        return (self._mig.geometry.compute_slices or 0) if self._mig and gpu.current else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
         gpu = self._mig_on(device, self._state.read())
@@ -321,9 +324,7 @@ class SimulatedDriver:
 
     @property
     def _model(self) -> SimulatedModel:
-        if self._mig is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return self._mig
+        return required(self._mig, pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _total_memory(self) -> int:
         """In bytes. A GPU of 80 GB has nearly 80 GiB."""

@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pynvml
 
 from skyinfra import mig
+from skyinfra.mig.grid import Grid
 from skyinfra.node.folder import appending, replace_file, writing
+
+T = TypeVar("T")
 
 # Where gpu, epoch, instance and compute are in a handle: shift and mask.
 _FIELDS = ((48, 0xFF), (32, 0xFFFF), (16, 0xFFFF), (0, 0xFFFF))
@@ -85,6 +88,13 @@ def refuse(error: int, condition: object) -> None:
         raise pynvml.NVMLError(error)
 
 
+def required(value: T | None, error: int) -> T:
+    """*value*; raises the NVML *error* for None."""
+    if value is None:
+        raise pynvml.NVMLError(error)
+    return value
+
+
 def pointed(reference: Any) -> Any:
     """The object that *reference* points to. The real library ends the process where it gets a value instead."""
     refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not isinstance(reference, _REFERENCE))
@@ -108,10 +118,6 @@ class InstanceState:
     start: int
     size: int
     compute: list[ComputeState] = field(default_factory=list)
-
-    def overlaps(self, start: int, size: int) -> bool:
-        """Whether a memory slice of ``start`` to ``start + size`` is its own."""
-        return self.start < start + size and start < self.start + self.size
 
 
 @dataclass
@@ -200,85 +206,47 @@ def _gpu(value: dict[str, object]) -> GpuState:
     return gpu
 
 
-@dataclass(frozen=True)
-class SimulatedProfile:
-    """A GPU instance profile as the driver has it; ``number`` is NVML's enumeration, ``id`` what creates it."""
-
-    name: str
-    number: int
-    id: int
-    compute_slices: int
-    size: int
-    starts: tuple[int, ...]
-    max_count: int
-
-    @property
-    def media(self) -> str:
-        """The media engines in the name: ``+me``, ``+me.all``, ``-me`` or something else."""
-        return self.name.partition("gb")[2]
-
-    def excludes(self, other: SimulatedProfile) -> bool:
-        """Whether no *other* stands beside it, for the media engines that it takes."""
-        if self.media == "+me.all":
-            return other.media != "-me"
-        return self.media == other.media == "+me"
-
-    def compute_profile(self, number: int) -> int:
-        """Compute slices of the compute instance profile *number* in such an instance; refused where it has none."""
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= number < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
-        double = self.number == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
-        slices = _COMPUTE_SLICES.get(number, _NEVER)
-        differs = double != (number == _DOUBLE_MEMORY) or (slices, self.compute_slices) in _NOT_DIVIDED
-        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, differs or slices > self.compute_slices)
-        return slices
-
-
 class SimulatedModel:
-    """The GPU whose geometry is *geometry*."""
+    """A GPU model as its driver has it: the profiles of *geometry* of which everything is known, and their rules."""
 
     def __init__(self, geometry: mig.Geometry) -> None:
-        self.resetless = geometry.resetless
-        self.pci_device_id = int(geometry.pci_device_ids[0], 16) if geometry.pci_device_ids else 0
-        self.units = geometry.placement_units or 1
-        self.compute_slices = geometry.compute_slices or 0
-        known = [_profile(p) for p in geometry.profiles]
-        self._profiles = [profile for profile in known if profile is not None]
-
-    def by_number(self, number: int) -> SimulatedProfile:
-        """The profile of NVML's enumeration; refused where this GPU does not have it."""
-        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, number not in {p.number for p in self._profiles})
-        return next(p for p in self._profiles if p.number == number)
-
-    def by_id(self, profile_id: int) -> SimulatedProfile:
-        """The profile that *profile_id* creates; refused where this GPU does not have it."""
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, profile_id not in {p.id for p in self._profiles})
-        return next(p for p in self._profiles if p.id == profile_id)
-
-    def of(self, instance: InstanceState) -> SimulatedProfile:
-        """The profile of an instance that stands."""
-        return next(p for p in self._profiles if p.name == instance.profile)
-
-    def has_room(self, gpu: GpuState, profile: SimulatedProfile, start: int) -> bool:
-        """Whether one more instance of *profile* can stand at *start*."""
-        others = [self.of(instance) for instance in gpu.instances]
-        used = sum(other.compute_slices for other in others)
-        return (
-            not any(instance.overlaps(start, profile.size) for instance in gpu.instances)
-            and others.count(profile) < profile.max_count
-            and used + profile.compute_slices <= self.compute_slices
-            and not any(profile.excludes(other) or other.excludes(profile) for other in others)
+        # An unknown id becomes one that no known id is.
+        profiles = (
+            dataclasses.replace(p, profile_id=1000 + p.nvml_enum if p.profile_id is None else p.profile_id)
+            for p in geometry.profiles
+            if p.nvml_enum is not None and p.size and p.starts and p.max_count
         )
+        self.geometry = dataclasses.replace(geometry, profiles=tuple(profiles))
+        self.units = geometry.placement_units or 1
+
+    def by_number(self, number: int) -> mig.Profile:
+        """The profile of NVML's enumeration; refused where this GPU does not have it."""
+        found = next((p for p in self.geometry.profiles if p.nvml_enum == number), None)
+        return required(found, pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def by_id(self, profile_id: int) -> mig.Profile:
+        """The profile that *profile_id* creates; refused where this GPU does not have it."""
+        found = next((p for p in self.geometry.profiles if p.profile_id == profile_id), None)
+        return required(found, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def of(self, instance: InstanceState) -> mig.Profile:
+        """The profile of an instance that exists."""
+        return next(p for p in self.geometry.profiles if p.name == instance.profile)
+
+    def has_room(self, gpu: GpuState, profile: mig.Profile, start: int) -> bool:
+        """Whether one more instance of *profile* can stand at *start*."""
+        return Grid(self.geometry, [(self.of(each), each.start) for each in gpu.instances]).allows(profile, start)
 
     def instance_id(self, start: int, size: int) -> int:
-        """As the current driver numbers them: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
+        """The number that the current driver gives: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
         return self.units // size - 1 + start // size
 
-
-def _profile(known: mig.Profile) -> SimulatedProfile | None:
-    """None unless all of it is known; an id that is not known becomes one that no known id is."""
-    if known.nvml_enum is None or not known.size or not known.starts or not known.max_count:
-        return None
-    profile_id = 1000 + known.nvml_enum if known.profile_id is None else known.profile_id
-    return SimulatedProfile(
-        known.name, known.nvml_enum, profile_id, known.compute_slices, known.size, known.starts, known.max_count
-    )
+    def compute_slices(self, instance: InstanceState, number: int) -> int:
+        """Compute slices of the compute instance profile *number* in *instance*; refused where it has none."""
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= number < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
+        profile = self.of(instance)
+        double = profile.nvml_enum == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
+        slices = _COMPUTE_SLICES.get(number, _NEVER)
+        differs = double != (number == _DOUBLE_MEMORY) or (slices, profile.compute_slices) in _NOT_DIVIDED
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, differs or slices > profile.compute_slices)
+        return slices
