@@ -77,7 +77,7 @@ def _opened(
 
 def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted: str) -> Iterator[Finding]:
     """The GPUs and their layouts against the node configuration."""
-    hardware: Hardware | RecordedHardware = Hardware(node, directory)
+    hardware = Hardware(node, directory)
     try:
         hardware.devices()
     except SkyinfraError as error:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
 from skyinfra.gpu.desired import stamp
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.transition import Partition, Step, steps_between
 from skyinfra.mig import Layout
 from skyinfra.node.folder import NodeDirectory
@@ -65,15 +64,11 @@ def read(directory: NodeDirectory) -> ActualLayout | None:
     return actual if actual.version == VERSION else None
 
 
-class RecordedHardware:
-    """The NVIDIA GPUs of *config* as `Hardware` has them, by the record that root writes."""
+class RecordedHardware(Hardware):
+    """The NVIDIA GPUs of a node, whose layout root records and changes."""
 
-    def __init__(self, config: NodeConfig, directory: NodeDirectory) -> None:
-        self._hardware = Hardware(config, directory)
-        self._directory = directory
-        self._desired = config.accelerator.per_gpu if config.accelerator is not None else ()
-        # The record when root was asked: the answer is another one.
-        self._asked_after: object = _NOT_ASKED
+    # The record when root was asked: the answer is another one.
+    _asked_after: object = _NOT_ASKED
 
     @classmethod
     def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
@@ -82,15 +77,11 @@ class RecordedHardware:
         there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
         return there and directory.record_file.exists()
 
-    def devices(self) -> tuple[Device, ...]:
-        """The accelerators by index."""
-        return self._hardware.devices()
-
     def plan(self) -> list[Step]:
         """The steps that root would execute; empty where the actual layout is the desired one."""
         record = read(self._directory)
         steps: list[Step] = []
-        for gpu, desired in enumerate(self._desired):
+        for gpu, desired in self._desired.items():
             actual = [partition for partition in record.partitions if partition.gpu == gpu] if record else []
             mode = bool(desired) if bool(actual) != bool(desired) else None
             steps += steps_between(gpu, actual, desired, mode=mode)
@@ -107,8 +98,8 @@ class RecordedHardware:
         """Asks again: systemd does not notice a request while root's part runs, for another layout perhaps."""
         self._directory.write(self._directory.request_file, "")
 
-    def actual(self) -> tuple[Partition, ...] | None:
-        """The partitions, where root has made them; None while it has not answered. Raises `PartitionFailed`."""
+    def made_by_root(self) -> tuple[Partition, ...] | None:
+        """The partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
         record = self._of_desired()
         if record is None or stamp(self._directory.record_file) == self._asked_after:
             return None
@@ -123,4 +114,4 @@ class RecordedHardware:
     def _of_desired(self) -> ActualLayout | None:
         """The record, where it is of the desired layout."""
         record = read(self._directory)
-        return record if record is not None and record.layouts == self._desired else None
+        return record if record is not None and record.layouts == tuple(self._desired.values()) else None

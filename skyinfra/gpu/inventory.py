@@ -138,10 +138,10 @@ def same_model(declared: str, reported: str) -> bool:
 
     The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``; memory is not compared.
     """
-    wanted = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
+    name = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
     words = _words(reported)
     runs = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
-    return wanted in runs
+    return name in runs
 
 
 def _words(name: str) -> list[str]:

@@ -149,8 +149,8 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
 
 def _known(gpu: Gpu) -> mig.Geometry | None:
     """The known model with this PCI device id; of several with one id, that of the nearest memory."""
-    wanted = gpu.pci_device_id.lower()
-    found = [g for g in map(mig.geometry, mig.models()) if wanted in map(str.lower, g.pci_device_ids)]
+    pci_id = gpu.pci_device_id.lower()
+    found = [g for g in map(mig.geometry, mig.models()) if pci_id in map(str.lower, g.pci_device_ids)]
     memory = gpu.memory_bytes()
     if memory is None:
         return found[0] if len(found) == 1 else None

@@ -1,6 +1,6 @@
 """NVML, typed: the part of it that an inventory and a MIG life cycle need.
 
-``Nvml`` stands over a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
+``Nvml`` uses a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
 simulated one. It takes care of what pynvml leaves to its caller:
 
 - a placement must go by reference: by value the process dies with a segmentation fault
@@ -78,7 +78,7 @@ class ComputeInstance:
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """A GPU instance that exists: where it stands in memory slices, and the compute instances in it."""
+    """A GPU instance that exists: its place in memory slices, and the compute instances in it."""
 
     handle: Any
     profile: ProfileInfo
@@ -104,10 +104,7 @@ class Nvml:
         self.api.nvmlInit()
 
     def close(self) -> None:
-        """Shuts it down; with `contextlib.closing` at the end of a block.
-
-        A refusal is not told: it would take the place of what the block has to say, and nothing depends on it.
-        """
+        """Shuts it down. A refusal is suppressed: it would hide an exception of the caller's block."""
         with contextlib.suppress(pynvml.NVMLError):
             self.api.nvmlShutdown()
 
@@ -204,7 +201,7 @@ class Gpu(Readings):
         return list(self._profiles)
 
     def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
-        """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
+        """The places (start, size) of an instance of *profile* on this device. Some drivers need MIG on for it."""
         found = self._filled(
             pynvml.c_nvmlGpuInstancePlacement_t,
             self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
@@ -334,7 +331,7 @@ class Gpu(Readings):
 
     @staticmethod
     def _filled(kind: Any, function: Any, *arguments: Any) -> list[Any]:
-        """What *function* writes into an array of *kind*. The count is an output only."""
+        """The array of *kind* that *function* fills. The count is an output only."""
         array = (kind * _MAX_INSTANCES)()
         count = ctypes.c_uint(_MAX_INSTANCES)
         function(*arguments, array, ctypes.byref(count))

@@ -116,10 +116,10 @@ def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tup
 
     A partition without a UUID is not usable: it goes, and is created anew where it is desired.
     """
-    wanted = {(place.profile, place.start, place.size): place for place in desired}
-    stays = {key for p in actual if p.uuid and (key := (p.profile, p.start, p.size)) in wanted}
+    places = {(place.profile, place.start, place.size): place for place in desired}
+    stays = {key for p in actual if p.uuid and (key := (p.profile, p.start, p.size)) in places}
     unwanted = [p for p in actual if not p.uuid or (p.profile, p.start, p.size) not in stays]
-    return unwanted, [place for key, place in wanted.items() if key not in stays]
+    return unwanted, [place for key, place in places.items() if key not in stays]
 
 
 def steps_between(

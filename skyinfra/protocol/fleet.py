@@ -67,11 +67,11 @@ class NodeFailure:
     lines: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, told: dict[str, object]) -> NodeFailure:
-        """From what a node tells, see `skyinfra.first_boot.report`; what it leaves out is empty."""
-        lines = told.get("lines")
+    def of(cls, report: dict[str, object]) -> NodeFailure:
+        """From a node's *report*, see `skyinfra.first_boot.report`; missing parts are empty."""
+        lines = report.get("lines")
         shown = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
-        return cls(str(told.get("step", "")), str(told.get("error", "")), shown)
+        return cls(str(report.get("step", "")), str(report.get("error", "")), shown)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,23 @@ class NodeAccelerator:
         """One layout for each GPU, empty for a GPU that is not partitioned."""
         return self.layouts or ((),) * self.count
 
+    def check(self, path: str) -> None:
+        """Raises `InvalidNodeConfig` where its fields disagree. *path*: that of the field that holds it."""
+        if self.count < 1:
+            raise InvalidNodeConfig("must be at least 1", field=f"{path}.count", given=self.count)
+        if len(self.per_gpu) != self.count:
+            raise InvalidNodeConfig(
+                "one layout per accelerator is needed",
+                field=f"{path}.layouts",
+                given=len(self.layouts),
+                hint=f"This node has {self.count} accelerators.",
+            )
+        modes = {partition.profile for layout in self.layouts for partition in layout}
+        if self.vendor == "amd" and len(modes) > 1:
+            raise InvalidNodeConfig(
+                "AMD GPUs of one node have one partition mode", field=f"{path}.layouts", given=", ".join(sorted(modes))
+            )
+
 
 @dataclass(frozen=True)
 class NodeConfig:
@@ -101,29 +118,14 @@ class NodeConfig:
         return config
 
     def _check(self, source: str) -> None:
-        accelerator = self.accelerator
-        if accelerator is None and self.cpu_slots < 1:
+        if self.accelerator is None and self.cpu_slots < 1:
             raise InvalidNodeConfig(
                 "a node without accelerators needs at least one CPU slot", field=f"{source}.cpu_slots"
             )
         if self.scheduler_only and not self.head:
             raise InvalidNodeConfig("only the head is without slots", field=f"{source}.scheduler_only")
-        if accelerator is not None and accelerator.count < 1:
-            raise InvalidNodeConfig("must be at least 1", field=f"{source}.accelerator.count", given=accelerator.count)
-        if accelerator is not None and accelerator.layouts and len(accelerator.layouts) != accelerator.count:
-            raise InvalidNodeConfig(
-                "one layout per accelerator is needed",
-                field=f"{source}.accelerator.layouts",
-                given=len(accelerator.layouts),
-                hint=f"This node has {accelerator.count} accelerators.",
-            )
-        modes = {p.profile for layout in accelerator.layouts for p in layout} if accelerator is not None else set()
-        if accelerator is not None and accelerator.vendor == "amd" and len(modes) > 1:
-            raise InvalidNodeConfig(
-                "AMD GPUs of one node have one partition mode",
-                field=f"{source}.accelerator.layouts",
-                given=", ".join(sorted(modes)),
-            )
+        if self.accelerator is not None:
+            self.accelerator.check(f"{source}.accelerator")
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdigit():
             raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)

@@ -144,9 +144,8 @@ class Reconciler:
         Gives the running workers that have to end first; None where something else is desired.
         """
         config = self._held_back(run.node.config, run.held)
-        hardware: Hardware | RecordedHardware = Hardware(config, self._directory)
-        if not self._partitions and RecordedHardware.applies(config, self._directory):
-            hardware = RecordedHardware(config, self._directory)
+        recorded = not self._partitions and RecordedHardware.applies(config, self._directory)
+        hardware = (RecordedHardware if recorded else Hardware)(config, self._directory)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
         touched = {key for key in self._workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}
@@ -177,7 +176,7 @@ class Reconciler:
         recorded.ask()
         asked = time.monotonic()
         deadline = asked + PATIENCE_S
-        while (made := recorded.actual()) is None:
+        while (made := recorded.made_by_root()) is None:
             if (now := time.monotonic()) - asked > _REMIND_S:
                 recorded.remind()
                 asked = now

@@ -51,11 +51,11 @@ def plan(
     kept = {_device_of(slot): slot.worker for slot in running}
     accelerator = config.accelerator
     if accelerator is None:
-        wanted = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
+        desired = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
     else:
         found = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
-        wanted = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
-    return _number(wanted, kept)
+        desired = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
+    return _number(desired, kept)
 
 
 def count(config: NodeConfig) -> int:
@@ -154,13 +154,13 @@ def _device_of(slot: InstanceInfo) -> tuple[object, ...]:
     return (slot.kind, slot.gpu, slot.uuid, slot.profile, slot.visible, slot.worker if slot.kind == "cpu" else None)
 
 
-def _number(wanted: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
+def _number(desired: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
     """Gives every slot its index: the one it is running with, else the lowest that is free."""
     taken = set(kept.values())
     free = (index for index in itertools.count() if index not in taken)
-    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in wanted]
+    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in desired]
     numbered = [
-        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(wanted, indexes, strict=True)
+        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(desired, indexes, strict=True)
     ]
     return tuple(sorted(numbered, key=lambda slot: slot.worker))
 

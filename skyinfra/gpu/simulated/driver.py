@@ -63,10 +63,10 @@ class SimulatedDriver:
     def hold(self, index: int, *, held: bool = True, pid: int | None = None, start: int | None = None) -> None:
         """The process *pid* (or this one) opens the GPU *index*, or the instance at *start*; ``held=False`` closes it.
 
-        Raises ValueError where no instance stands at *start*.
+        Raises ValueError where there is no instance at *start*.
         """
         with self._state.change() as gpus:
-            process = ProcessState(pid or os.getpid(), None if start is None else _standing(gpus[index], start).id)
+            process = ProcessState(pid or os.getpid(), None if start is None else _instance_at(gpus[index], start).id)
             if held:
                 gpus[index].processes.append(process)
             else:
@@ -233,69 +233,69 @@ class SimulatedDriver:
 
     def nvmlGpuInstanceGetInfo(self, instance: Any) -> Any:
         handle = self._read(instance, HandleKind.INSTANCE)
-        _, standing = self._instance_of(handle, self._state.read())
+        _, existing = self._instance_of(handle, self._state.read())
         return pynvml.c_nvmlGpuInstanceInfo_t(
             device=Handle(HandleKind.GPU, handle.gpu).pointer(),
-            id=standing.id,
-            profileId=self._model.of(standing).profile_id,
-            placement=pynvml.c_nvmlGpuInstancePlacement_t(start=standing.start, size=standing.size),
+            id=existing.id,
+            profileId=self._model.of(existing).profile_id,
+            placement=pynvml.c_nvmlGpuInstancePlacement_t(start=existing.start, size=existing.size),
         )
 
     def nvmlGpuInstanceDestroy(self, instance: Any) -> None:
         with self._state.change() as gpus:
-            gpu, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), gpus)
-            refuse(pynvml.NVML_ERROR_IN_USE, standing.compute or gpu.holds(standing.id))
-            gpu.instances.remove(standing)
+            gpu, existing = self._instance_of(self._read(instance, HandleKind.INSTANCE), gpus)
+            refuse(pynvml.NVML_ERROR_IN_USE, existing.compute or gpu.holds(existing.id))
+            gpu.instances.remove(existing)
 
     # NVML: compute instances.
 
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, instance: Any, profile: int, engine: int, version: int = 2
     ) -> Any:
-        _, standing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
-        slices = self._model.compute_slices(standing, profile)
+        _, existing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
+        slices = self._model.compute_slices(existing, profile)
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
         kinds = (pynvml.c_nvmlComputeInstanceProfileInfo_t, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
         info = kinds[version - 1]()
         info.id, info.sliceCount = profile, slices
-        info.instanceCount = self._model.of(standing).compute_slices // slices
+        info.instanceCount = self._model.of(existing).compute_slices // slices
         return info
 
     def nvmlGpuInstanceCreateComputeInstance(self, instance: Any, profile: int) -> Any:
         handle = self._read(instance, HandleKind.INSTANCE)
         with self._state.change() as gpus:
-            _, standing = self._instance_of(handle, gpus)
-            slices = self._model.compute_slices(standing, profile)
-            used = sum(compute.slices for compute in standing.compute)
-            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(standing).compute_slices)
-            taken = {compute.id for compute in standing.compute}
+            _, existing = self._instance_of(handle, gpus)
+            slices = self._model.compute_slices(existing, profile)
+            used = sum(compute.slices for compute in existing.compute)
+            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(existing).compute_slices)
+            taken = {compute.id for compute in existing.compute}
             number = next(i for i in range(len(taken) + 1) if i not in taken)
-            standing.compute.append(ComputeState(number, slices))
+            existing.compute.append(ComputeState(number, slices))
         return handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
 
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
         handle = self._read(instance, HandleKind.INSTANCE)
-        _, standing = self._instance_of(handle, self._state.read())
-        slices = self._model.compute_slices(standing, profile)
-        found = [compute.id for compute in standing.compute if compute.slices == slices]
+        _, existing = self._instance_of(handle, self._state.read())
+        slices = self._model.compute_slices(existing, profile)
+        found = [compute.id for compute in existing.compute if compute.slices == slices]
         for i, number in enumerate(found):
             array[i] = handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
         pointed(count).value = len(found)
 
     def nvmlComputeInstanceGetInfo_v2(self, compute: Any) -> Any:
         handle = self._read(compute, HandleKind.COMPUTE)
-        _, _, standing = self._compute_of(handle, self._state.read())
+        _, _, existing = self._compute_of(handle, self._state.read())
         return pynvml.c_nvmlComputeInstanceInfo_t(
             device=handle._replace(kind=HandleKind.DEVICE).pointer(),
             gpuInstance=handle._replace(kind=HandleKind.INSTANCE, compute=0).pointer(),
-            id=standing.id,
+            id=existing.id,
         )
 
     def nvmlComputeInstanceDestroy(self, compute: Any) -> None:
         with self._state.change() as gpus:
-            gpu, instance, standing = self._compute_of(self._read(compute, HandleKind.COMPUTE), gpus)
+            gpu, instance, existing = self._compute_of(self._read(compute, HandleKind.COMPUTE), gpus)
             refuse(pynvml.NVML_ERROR_IN_USE, gpu.holds(instance.id))
-            instance.compute.remove(standing)
+            instance.compute.remove(existing)
 
     # NVML: MIG devices.
 
@@ -357,11 +357,11 @@ class SimulatedDriver:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def _standing(gpu: GpuState, start: int) -> InstanceState:
+def _instance_at(gpu: GpuState, start: int) -> InstanceState:
     for instance in gpu.instances:
         if instance.start == start:
             return instance
-    raise ValueError(f"no instance stands at {start}")
+    raise ValueError(f"there is no instance at {start}")
 
 
 def _running(process: ProcessState) -> Any:
