@@ -1,4 +1,4 @@
-"""One GPU on its way from its actual to its desired layout: what differs, who uses what has to go, and each step."""
+"""One GPU and the steps from its actual to its desired layout; NVML's refusals as errors."""
 
 from __future__ import annotations
 
@@ -116,10 +116,9 @@ def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tup
 
     A partition without a UUID is not usable: it goes, and is created anew where it is desired.
     """
-    places = {(place.profile, place.start, place.size): place for place in desired}
-    stays = {key for p in actual if p.uuid and (key := (p.profile, p.start, p.size)) in places}
-    unwanted = [p for p in actual if not p.uuid or (p.profile, p.start, p.size) not in stays]
-    return unwanted, [place for key, place in places.items() if key not in stays]
+    missing = {(place.profile, place.start, place.size): place for place in desired}
+    unwanted = [p for p in actual if not p.uuid or missing.pop((p.profile, p.start, p.size), None) is None]
+    return unwanted, list(missing.values())
 
 
 def steps_between(
@@ -180,7 +179,8 @@ class GpuTransition:
             if off and not self._profiles:
                 self._profiles = None
                 return
-            places = {name: self.gpu.places(self._resolve(name)) for name in {p.profile for p in self._desired}}
+            names = dict.fromkeys(partition.profile for partition in self._desired)
+            places = {name: self.gpu.places(self._resolve(name)) for name in names}
         except pynvml.NVMLError as error:
             if off and error.value in _NOT_NOW:
                 return
@@ -294,16 +294,11 @@ class GpuTransition:
     def _actual(self) -> list[Partition]:
         """The partitions that exist. A desired one has its declared name, whatever this driver calls the profile."""
         live = self._instances()
-        names = {(self._resolve(p.profile).profile_id, p.start): p.profile for p in self._desired} if live else {}
+        declared = {(self._resolve(p.profile).profile_id, p.start): p.profile for p in self._desired} if live else {}
+        names = [declared.get((each.profile.profile_id, each.start), each.profile.name) for each in live]
         return [
-            Partition(
-                self.index,
-                names.get((each.profile.profile_id, each.start), each.profile.name),
-                each.start,
-                each.size,
-                each.uuid or "",
-            )
-            for each in live
+            Partition(self.index, name, each.start, each.size, each.uuid or "")
+            for name, each in zip(names, live, strict=True)
         ]
 
     def _instances(self) -> list[GpuInstance]:
