@@ -43,14 +43,14 @@ def directory(tmp_path: Path) -> NodeDirectory:
 def test_on_the_head_the_written_layout_stands_above_the_configured_one(directory: NodeDirectory) -> None:
     head = config(head=True)
     assert desired.find(head, "a", directory) == Desired(head, "node.json")
-    assert desired.stamp(directory) is None
+    assert desired.stamp(directory.desired_file) is None
     write_desired(directory.path, [SMALL])
     found = desired.find(head, "a", directory)
     assert (layouts(found), found.source, found.refused) == ((SMALL,), "desired.json", None)
     assert found.layout == LAYOUT
-    first = desired.stamp(directory)
+    first = desired.stamp(directory.desired_file)
     write_desired(directory.path, [])
-    assert desired.stamp(directory) != first
+    assert desired.stamp(directory.desired_file) != first
     assert layouts(desired.find(head, "a", directory)) == ()
     clear_desired(directory.path)
     clear_desired(directory.path)
