@@ -18,7 +18,6 @@ from skyinfra.protocol.nodeconfig import (
     VERSION,
     NodeAccelerator,
     NodeConfig,
-    PlacedPartition,
     Vendor,
 )
 from skyinfra.protocol.packages import PackageSource
@@ -158,15 +157,13 @@ def _package_source(pool: ComputePool) -> PackageSource | None:
 
 
 def _node_accelerator(accelerator: Accelerator, selection: Selection) -> NodeAccelerator:
-    count = selection.count
-    layouts = accelerator.layouts(count)
     return NodeAccelerator(
         name=accelerator.name,
         vendor=_vendor(accelerator),
-        count=count,
+        count=selection.count,
         memory_gb=accelerator.memory_gb * selection.share if selection.share < 1 else accelerator.memory_gb,
         mig_model=accelerator.mig_model,
-        layouts=tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in layouts),
+        layouts=accelerator.layouts(selection.count),
         memory_mode=accelerator.memory_mode,
     )
 

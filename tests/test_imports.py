@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "first_boot": set(),
     # travels to nodes
     "mig": set(),
-    "protocol": set(),
+    "protocol": {"mig"},
     "engine": {"protocol"},
     "node": {"protocol"},
     "blobs": {"engine", "protocol"},

@@ -13,8 +13,8 @@ from skyinfra.doctor import packages
 from skyinfra.doctor.kernel_log import xids
 from skyinfra.doctor.system import judged, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
-from skyinfra.gpu import device_files, inventory
-from skyinfra.gpu.actual import Recorded
+from skyinfra.gpu import inventory, machine
+from skyinfra.gpu.actual import RecordedHardware
 from skyinfra.gpu.hardware import Hardware, session
 from skyinfra.gpu.nvml import Gpu, Nvml, error_text
 from skyinfra.node.folder import NodeDirectory
@@ -77,15 +77,15 @@ def _opened(
 
 def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted: str) -> Iterator[Finding]:
     """Compares the GPUs and their layouts with the node configuration."""
-    hardware: Hardware | Recorded = Hardware(node, directory)
+    hardware = Hardware(node, directory)
     try:
         hardware.devices()
     except SkyinfraError as error:
         yield Finding("accelerators", "wrong", error.message, wanted, error.hint or "")
         return
     yield Finding("accelerators", "ok", found, wanted)
-    if os.geteuid() != 0 and Recorded.applies(node, directory):
-        hardware = Recorded(node, directory)
+    if os.geteuid() != 0 and RecordedHardware.applies(node, directory):
+        hardware = RecordedHardware(node, directory)
     layouts = node.accelerator.layouts if node.accelerator else ()
     spelled = ", ".join("+".join(p.profile for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
     try:
@@ -143,10 +143,10 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
 
 def _device_files(root: Path) -> Iterator[Finding]:
     """The device files that CUDA opens."""
-    needed = device_files.needed(root)
+    needed = machine.needed_files(root)
     if not needed:
         return
-    absent = device_files.missing(root)
+    absent = machine.missing_files(root)
     closed = [file for file in needed if file not in absent and not os.access(file, os.R_OK)]
     found = [f"{file} is missing" for file in absent] + [f"{file} may not be read" for file in closed]
     todo = "`skyinfra-runner partition --config FILE` makes them, as root, with the driver's nvidia-modprobe."

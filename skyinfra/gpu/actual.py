@@ -1,9 +1,9 @@
-"""The GPUs of a node whose runner is not root: root partitions them, and writes down what it did.
+"""The GPUs of a node whose runner is not root: root partitions them and records their actual layout.
 
-Only root may make partitions, and NVML tells only root which there are. So ``skyinfra-runner partition --config``
-leaves ``partitions.json`` beside the node configuration, and the runner reads it. When another layout is wanted, the
-runner drains what goes and then writes ``partition.request``: a systemd path unit starts root's part again, which
-finds the wanted layout by itself.
+Only root may create partitions, and NVML lists them to root only. So ``skyinfra-runner partition --config`` writes
+``partitions.json`` beside the node configuration, and the runner reads it. When the desired layout changes, the runner
+drains what goes and then writes ``partition.request``: a systemd path unit starts root's part again, which finds the
+desired layout by itself.
 """
 
 from __future__ import annotations
@@ -14,71 +14,60 @@ from dataclasses import dataclass
 
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.partitioner import Wanted, wanted_of
-from skyinfra.gpu.target import Partition, Step
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.gpu.transition import Partition, Step, steps_between
+from skyinfra.mig import Layout
+from skyinfra.node.folder import NodeDirectory, stamp
 from skyinfra.protocol import _schema
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 VERSION = 1
-# Root may have to stop services, reset GPUs, and wait for what is in use; its unit has as long.
+# Root may have to stop services, reset GPUs, and wait for processes; its unit has as long.
 PATIENCE_S = 480.0
+_NOT_ASKED = object()
 
 
 @dataclass(frozen=True)
-class Record:
-    """What root did. layouts: what it was to make, one for each GPU. partitions: what stands.
+class ActualLayout:
+    """The content of ``partitions.json``. layouts: the desired layout of each GPU. partitions: those that exist.
 
-    error: class name and message of why it could not; partitions is then what stood before.
+    error: class name and message of why root failed; partitions are then those of before.
     """
 
     version: int
-    layouts: tuple[tuple[PlacedPartition, ...], ...]
+    layouts: tuple[Layout, ...]
     partitions: tuple[Partition, ...] = ()
     error: tuple[str, ...] | None = None
 
 
-def layouts_of(accelerator: NodeAccelerator) -> tuple[tuple[PlacedPartition, ...], ...]:
-    """One layout for each GPU, () where MIG is to be off."""
-    wanted = wanted_of(accelerator)
-    return tuple(tuple(wanted[gpu]) for gpu in sorted(wanted))
-
-
 def write(directory: NodeDirectory, config: NodeConfig, done: Sequence[Partition] | SkyinfraError) -> None:
-    """Writes down what root did for *config*: the partitions, or why there are none. Raises `StateDirectoryError`."""
+    """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`."""
     if config.accelerator is None or config.accelerator.vendor != "nvidia":
         return
-    before = read(directory)
-    failed = isinstance(done, SkyinfraError)
-    record = Record(
-        version=VERSION,
-        layouts=layouts_of(config.accelerator),
-        partitions=(before.partitions if before else ()) if isinstance(done, SkyinfraError) else tuple(done),
-        error=(type(done).__name__, str(done)) if failed else None,
-    )
-    directory.write(directory.record_file, json.dumps(_schema.write(record)) + "\n")
+    layouts = config.accelerator.per_gpu
+    if isinstance(done, SkyinfraError):
+        before = read(directory)
+        error = (type(done).__name__, str(done))
+        actual = ActualLayout(VERSION, layouts, before.partitions if before else (), error)
+    else:
+        actual = ActualLayout(VERSION, layouts, tuple(done))
+    directory.write(directory.record_file, json.dumps(_schema.write(actual)) + "\n")
 
 
-def read(directory: NodeDirectory) -> Record | None:
-    """What was written last; None where nothing was, or it cannot be read."""
+def read(directory: NodeDirectory) -> ActualLayout | None:
+    """The last record; None where there is none, or it cannot be read."""
     try:
         value = _schema.load(directory.record_file, error=InvalidNodeConfig)
-        record = _schema.read(Record, value, path=str(directory.record_file), error=InvalidNodeConfig)
+        actual = _schema.read(ActualLayout, value, path=str(directory.record_file), error=InvalidNodeConfig)
     except InvalidNodeConfig:
         return None
-    return record if record.version == VERSION else None
+    return actual if actual.version == VERSION else None
 
 
-class Recorded:
-    """The accelerators of *config* as `Hardware` has them, as far as root has written them down."""
+class RecordedHardware(Hardware):
+    """The NVIDIA GPUs of a node, whose layout root records and changes."""
 
-    def __init__(self, config: NodeConfig, directory: NodeDirectory) -> None:
-        self._hardware = Hardware(config, directory)
-        self._directory = directory
-        self._accelerator = config.accelerator
-        # What the record was when root was asked: an answer is another one.
-        self._asked_after: tuple[int, int] | None = None
+    # The record when root was asked: the answer is another one.
+    _asked_after: object = _NOT_ASKED
 
     @classmethod
     def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
@@ -87,31 +76,31 @@ class Recorded:
         there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
         return there and directory.record_file.exists()
 
-    def devices(self) -> tuple[Device, ...]:
-        """The accelerators by index."""
-        return self._hardware.devices()
-
     def plan(self) -> list[Step]:
-        """What root would do; empty where what stands is wanted."""
-        record, wanted = read(self._directory), self._wanted()
-        stands = record.partitions if record is not None else ()
-        return [step for gpu in sorted(wanted) for step in _steps(gpu, stands, wanted[gpu])]
+        """The steps that root would execute; empty where the actual layout is the desired one."""
+        record = read(self._directory)
+        steps: list[Step] = []
+        for gpu, desired in self._desired.items():
+            actual = [partition for partition in record.partitions if partition.gpu == gpu] if record else []
+            mode = bool(desired) if bool(actual) != bool(desired) else None
+            steps += steps_between(gpu, actual, desired, mode=mode)
+        return steps
 
     def ask(self) -> None:
-        """Asks root for the wanted layout, unless it stands. Raises `StateDirectoryError`."""
-        record = self._of_wanted()
+        """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""
+        record = self._of_desired()
         if record is None or record.error is not None:
-            self._asked_after = _stamp(self._directory)
+            self._asked_after = stamp(self._directory.record_file)
             self.remind()
 
     def remind(self) -> None:
         """Asks again: systemd does not notice a request while root's part runs, for another layout perhaps."""
         self._directory.write(self._directory.request_file, "")
 
-    def standing(self) -> tuple[Partition, ...] | None:
-        """The partitions, where root has made them; None while it has not answered. Raises `PartitionFailed`."""
-        record = self._of_wanted()
-        if record is None or (self._asked_after is not None and _stamp(self._directory) == self._asked_after):
+    def made_by_root(self) -> tuple[Partition, ...] | None:
+        """The partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
+        record = self._of_desired()
+        if record is None or stamp(self._directory.record_file) == self._asked_after:
             return None
         if record.error is not None:
             raise PartitionFailed(
@@ -121,33 +110,7 @@ class Recorded:
             )
         return record.partitions
 
-    def _of_wanted(self) -> Record | None:
-        """The record, where it is of the wanted layout."""
+    def _of_desired(self) -> ActualLayout | None:
+        """The record, where it is of the desired layout."""
         record = read(self._directory)
-        accelerator = self._accelerator
-        if record is None or accelerator is None or record.layouts != layouts_of(accelerator):
-            return None
-        return record
-
-    def _wanted(self) -> Wanted:
-        return wanted_of(self._accelerator) if self._accelerator is not None else {}
-
-
-def _stamp(directory: NodeDirectory) -> tuple[int, int]:
-    """Another one for every record; (0, 0) where there is none."""
-    try:
-        found = directory.record_file.stat()
-    except OSError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns
-
-
-def _steps(gpu: int, stands: Sequence[Partition], wanted: Sequence[PlacedPartition]) -> list[Step]:
-    have = {(p.profile, p.start, p.size): p for p in stands if p.gpu == gpu}
-    want = {(p.profile, p.start, p.size): p for p in wanted}
-    steps = [
-        Step(gpu, "destroy", None, p.profile, p.start, p.size, p.uuid) for key, p in have.items() if key not in want
-    ]
-    if bool(have) != bool(want):
-        steps.append(Step(gpu, "mode", on=bool(want)))
-    return steps + [Step(gpu, "create", None, p.profile, p.start, p.size) for key, p in want.items() if key not in have]
+        return record if record is not None and record.layouts == tuple(self._desired.values()) else None

@@ -1,10 +1,10 @@
-"""Which layout the node is to have, and who says so.
+"""The desired layout of a node, and where it comes from.
 
 The layout of the head is the layout of the fleet. On the head it is that of ``desired.json`` beside the node
-configuration, where that file is; else that of the node configuration. Every other node has the layout that the head
-tells it. What a node was told is kept in ``told.json``, with the digest of the node configuration that it was told
-for: a node that boots with an old configuration comes up with the last layout that it knows of, and a new
-configuration counts until the head says otherwise. A layout that cannot be is refused and changes nothing.
+configuration, where that file exists; else that of the node configuration. Every other node has the layout that the
+head sends. The node keeps the last one in ``told.json``, with the digest of the node configuration of that time: a node
+that boots with an old configuration comes up with the last layout that it knows of, and a new configuration counts
+until the head sends a layout. An impossible layout is refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
-from skyinfra.mig import geometry, models
+from skyinfra.mig import Layout, geometry, models
 from skyinfra.mig.grid import Grid, starts
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import VERSION, FleetLayout
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 Source = Literal["node.json", "desired.json", "told.json"]
 
 
 @dataclass(frozen=True)
 class Desired:
-    """What the node is to be.
+    """The desired state of the node.
 
-    config: the node configuration, with the layout that counts. source: the file that the layout is from.
-    refused: why the layout of another file, which would have come first, does not count.
+    config: the node configuration, with the desired layout. source: the file of that layout. refused: why the layout of
+    another file, which would have come first, does not count.
     """
 
     config: NodeConfig
@@ -43,7 +43,7 @@ class Desired:
 
     @property
     def layout(self) -> FleetLayout:
-        """The layout that counts, as the head hands it on."""
+        """The desired layout, as the head sends it to other nodes."""
         accelerator = self.config.accelerator
         if accelerator is None:
             return FleetLayout(VERSION)
@@ -51,7 +51,7 @@ class Desired:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _FromHead:
     """The content of ``told.json``."""
 
     version: int
@@ -59,17 +59,15 @@ class _Told:
     layout: FleetLayout
 
 
-def write_desired(
-    directory: Path, layouts: Sequence[Sequence[PlacedPartition]], *, memory_mode: str | None = None
-) -> None:
+def write_desired(directory: Path, layouts: Sequence[Layout], *, memory_mode: str | None = None) -> None:
     """Makes *layouts*, one for each GPU, the desired layout of the head whose node configuration is in *directory*.
 
-    A running head takes it over within a second and hands it to every node. No layouts at all mean whole GPUs.
-    *memory_mode*: that of AMD GPUs, NPS1 where it is None. Readers see the old file or the new one.
+    A running head takes it over within a second and sends it to every node. No layouts at all mean whole GPUs.
+    *memory_mode*: that of AMD GPUs, NPS1 where it is None. The file is replaced atomically.
     Raises `StateDirectoryError`.
     """
     node = NodeDirectory(directory)
-    layout = FleetLayout(VERSION, None, tuple(tuple(each) for each in layouts), memory_mode)
+    layout = FleetLayout(VERSION, None, tuple(layouts), memory_mode)
     node.write(node.desired_file, json.dumps(layout.to_json()) + "\n")
 
 
@@ -78,31 +76,31 @@ def clear_desired(directory: Path) -> None:
     NodeDirectory(directory).desired_file.unlink(missing_ok=True)
 
 
-def find(config: NodeConfig, sha256: str, directory: NodeDirectory, told: FleetLayout | None = None) -> Desired:
-    """What the node *config* (*sha256* is that of the bytes of its file) is to be.
+def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None = None) -> Desired:
+    """The desired state of the node *config*, whose file has the digest *sha256*.
 
-    *told*: what the head tells now; where nothing is known of that, what an earlier runner was told counts.
+    *of_head*: the layout that the head sends now; None where it is not known: the one that it sent last counts.
     """
     if config.head:
-        return _of_head(config, sha256, directory)
-    layout = told if told is not None else _remembered(sha256, directory)
+        return _on_head(config, sha256, directory)
+    layout = of_head if of_head is not None else _remembered(sha256, directory)
     return _adopt(config, layout) if layout is not None else Desired(config, "node.json")
 
 
 def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None:
-    """Keeps *layout* as the last one that is known of. Raises `StateDirectoryError`."""
-    text = json.dumps(_schema.write(_Told(VERSION, sha256, layout))) + "\n"
+    """Keeps *layout* as the last one of the head. Raises `StateDirectoryError`."""
+    text = json.dumps(_schema.write(_FromHead(VERSION, sha256, layout))) + "\n"
     if not directory.told_file.exists() or directory.told_file.read_text(encoding="utf-8") != text:
         directory.write(directory.told_file, text)
 
 
-def spelled(layout: Sequence[PlacedPartition]) -> str:
-    """One GPU's layout in words, such as ``3g.40gb+1g.10gb*2``; ``whole`` for a GPU that is not partitioned."""
+def spelled(layout: Layout) -> str:
+    """Returns one GPU's layout as text, such as ``3g.40gb+1g.10gb*2``; ``whole`` for one that is not partitioned."""
     counts = Counter(partition.profile for partition in layout)
     return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items()) or "whole"
 
 
-def _of_head(config: NodeConfig, sha256: str, directory: NodeDirectory) -> Desired:
+def _on_head(config: NodeConfig, sha256: str, directory: NodeDirectory) -> Desired:
     file = directory.desired_file
     if not os.path.lexists(file):
         return Desired(config, "node.json")
@@ -116,7 +114,7 @@ def _of_head(config: NodeConfig, sha256: str, directory: NodeDirectory) -> Desir
 
 
 def _adopt(config: NodeConfig, layout: FleetLayout) -> Desired:
-    """*config* with what was told, or as it is where that is refused."""
+    """*config* with the head's layout, or as it is where that is refused."""
     try:
         return Desired(_with(config, layout, "the head's layout"), "told.json")
     except InvalidNodeConfig as refused:
@@ -124,17 +122,17 @@ def _adopt(config: NodeConfig, layout: FleetLayout) -> Desired:
 
 
 def _remembered(sha256: str, directory: NodeDirectory) -> FleetLayout | None:
-    """What was told for this very node configuration; a file that cannot be read tells nothing."""
+    """The last layout of the head for this very node configuration; None where the file cannot be read."""
     with contextlib.suppress(InvalidNodeConfig):
         value = _schema.load(directory.told_file, error=InvalidNodeConfig)
-        told = _schema.read(_Told, value, path=str(directory.told_file), error=InvalidNodeConfig)
-        if told.version == told.layout.version == VERSION and told.config_sha256 == sha256:
-            return told.layout
+        last = _schema.read(_FromHead, value, path=str(directory.told_file), error=InvalidNodeConfig)
+        if last.version == last.layout.version == VERSION and last.config_sha256 == sha256:
+            return last.layout
     return None
 
 
 def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
-    """*config* with *layout*; *where* it is from, for messages. Raises `InvalidNodeConfig` where it cannot have it."""
+    """*config* with *layout* of the file *where*. Raises `InvalidNodeConfig` where the node cannot have it."""
     accelerator = config.accelerator
     if accelerator is None:
         if layout.layouts:
@@ -163,8 +161,8 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
     return replace(config, accelerator=changed)
 
 
-def _check_places(layout: Sequence[PlacedPartition], accelerator: NodeAccelerator, where: str) -> None:
-    """Refuses what the GPU does not allow, before anything is drained for it. The device has the last word."""
+def _check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> None:
+    """Refuses what the GPU does not allow, before anything is drained for it. The device checks it again later."""
     model = accelerator.mig_model
     if accelerator.vendor == "amd":
         # Uniform partition modes, of which the driver knows what goes together; see `skyinfra.gpu.amd.partitioner`.

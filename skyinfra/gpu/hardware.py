@@ -1,4 +1,4 @@
-"""The accelerators of one node, real or simulated: what is there, and bringing it to the wanted layout."""
+"""The accelerators of one node, real or simulated: which exist, and bringing them to the desired layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
-from skyinfra.gpu.partitioner import Emit, Means, Partition, Step
+from skyinfra.gpu.partitioner import ApplyOptions, Emit
+from skyinfra.gpu.transition import Partition, Step
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
@@ -32,20 +33,23 @@ def session(nvml: Nvml) -> Iterator[Nvml]:
 
 
 class Hardware:
-    """The accelerators that *config* declares, on this node. *root*: where device files are looked for.
+    """The accelerators that *config* declares, on this node. *root*: the parent of dev/ and sys/.
 
     Its methods raise `AcceleratorMissing` where they are not there, `DriverTooOld` and `PartitionFailed` where the
     driver does not offer what is declared or refuses.
     """
 
     def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
-        self._config = config
+        self._simulate = config.simulate
         self._directory = directory
         self._root = root
-        # A head without slots has none of what the fleet's nodes have.
+        # A head without slots has none of the accelerators of the fleet's nodes.
         accelerator = None if config.scheduler_only else config.accelerator
         self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
+        self._desired = dict(enumerate(self._gpus.per_gpu)) if self._gpus is not None else {}
+        simulated = self._gpus if config.simulate else None
+        self._driver = _simulated(simulated, config, directory) if simulated is not None else pynvml
         self._amd = amd.of(config, directory, root=root)
 
     def devices(self) -> tuple[Device, ...]:
@@ -53,72 +57,64 @@ class Hardware:
         if self._amd is not None:
             return self._amd.devices()
         if self._gpus is not None:
-            with self._nvml(self._gpus) as nvml:
+            with self.nvml() as nvml:
                 return inventory.nvidia(nvml, self._gpus)
         accelerator = self._accelerator
         if accelerator is None:
             return ()
-        if self._config.simulate:
+        if self._simulate:
             return inventory.simulated(accelerator)
         return inventory.by_device_files(accelerator, root=self._root)
 
     def plan(self) -> list[Step]:
-        """What `partition` would do; empty where the GPUs stand as declared."""
+        """The steps that `partition` would execute; empty where the actual layout is the desired one."""
         if self._amd is not None:
             return self._amd.plan()
         if self._gpus is None:
             return []
-        with self._nvml(self._gpus) as nvml:
+        with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.plan(nvml, partitioner.wanted_of(self._gpus))
+            return partitioner.plan(nvml, self._desired)
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
-        """Brings the GPUs to their layouts; the partitions that stand then. *emit* gets what is done.
+        """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.
 
-        Of NVIDIA's GPUs: force ends the processes that use what has to go; reboot lets the machine reboot once where
-        the driver activates a pending MIG mode in no other way. Raises `PartitionBusy` and `NodeRebooting` besides.
+        For NVIDIA's GPUs *force* and *reboot* are those of `ApplyOptions`. Raises `PartitionBusy` and `NodeRebooting`
+        besides.
         """
         if self._amd is not None:
             return self._amd.partition(emit)
         if self._gpus is None:
             return ()
-        driver = self._driver(self._gpus)
-        means = Means(
-            machine=SimulatedMachine(driver) if self._config.simulate else SystemMachine(),
+        options = ApplyOptions(
+            machine=SimulatedMachine(self._driver) if self._simulate else SystemMachine(),
             force=force,
             reboot=reboot,
             reboot_file=self._directory.reboot_file,
         )
-        with self._nvml(self._gpus) as nvml:
+        with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.apply(nvml, partitioner.wanted_of(self._gpus), emit=emit, means=means)
+            return partitioner.apply(nvml, self._desired, emit=emit, options=options)
 
-    def standing(self) -> tuple[Partition, ...]:
-        """The partitions of GPUs that stand as declared already; changes nothing."""
+    def actual(self) -> tuple[Partition, ...]:
+        """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
         if self._amd is not None:
-            return self._amd.standing()
+            return self._amd.actual()
         if self._gpus is None:
             return ()
-        with self._nvml(self._gpus) as nvml:
-            return partitioner.standing(nvml, partitioner.wanted_of(self._gpus))
+        with self.nvml() as nvml:
+            return partitioner.actual(nvml, self._desired)
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:
         """NVML of the NVIDIA GPUs, open. Raises `AcceleratorMissing` where there is no driver, or none is declared."""
         if self._gpus is None:
             raise AcceleratorMissing("this node has no NVIDIA GPUs", field="accelerator")
-        with self._nvml(self._gpus) as nvml:
+        with session(Nvml(self._driver)) as nvml:
             yield nvml
 
-    @contextlib.contextmanager
-    def _nvml(self, gpus: NodeAccelerator) -> Iterator[Nvml]:
-        with session(Nvml(self._driver(gpus))) as nvml:
-            yield nvml
 
-    def _driver(self, gpus: NodeAccelerator) -> Any:
-        if not self._config.simulate:
-            return pynvml
-        from skyinfra.gpu.simulated.driver import SimulatedDriver
+def _simulated(gpus: NodeAccelerator, config: NodeConfig, directory: NodeDirectory) -> Any:
+    from skyinfra.gpu.simulated.driver import SimulatedDriver
 
-        seed = f"{self._config.fleet}/{self._config.node}"
-        return SimulatedDriver(gpus, path=self._directory.simulated_file, seed=seed)
+    return SimulatedDriver(gpus, path=directory.simulated_file, seed=f"{config.fleet}/{config.node}")

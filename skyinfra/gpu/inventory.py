@@ -1,12 +1,12 @@
-"""What accelerators a node has, against what its configuration declares.
+"""The accelerators of a node, compared with those that its configuration declares.
 
-NVIDIA GPUs are asked for through NVML. The others are looked for as the device files that their drivers make.
+NVIDIA GPUs are listed by NVML, the others by the device files of their drivers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
-# What `core_count` says where the driver does not: Trainium and Inferentia2 have two NeuronCores a chip.
+# `core_count` where the driver has no such file: Trainium and Inferentia2 have two NeuronCores a chip.
 _NEURON_CORES = 2
 
 
@@ -47,7 +47,7 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
 
 
 def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
-    """What it means that NVML cannot be initialized or asked."""
+    """The exception for NVML that cannot be initialized or does not answer."""
     reasons = {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
             "no NVIDIA driver: libnvidia-ml.so.1 not found",
@@ -76,10 +76,9 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
 
     Raises `AcceleratorMissing` where there are not as many as *accelerator* declares.
     """
-    look = _LOOK.get(accelerator.vendor)
-    if look is None:
+    if accelerator.vendor not in _FILES:
         return simulated(accelerator)
-    files, driver = look(root)
+    files, driver = device_files(accelerator.vendor, root)
     found = ", ".join(str(file) for file in files) or "none"
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
     if accelerator.vendor == "aws":
@@ -88,21 +87,24 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
 
 
 def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
-    """The device files of the accelerators of *vendor*, and the driver that they come with; of NVIDIA's and custom
-    ones nothing."""
-    look = _LOOK.get(vendor)
-    return look(root) if look is not None else ([], "")
+    """The device files of the accelerators of *vendor*, and their driver; none of NVIDIA's and of custom ones."""
+    patterns, driver = _FILES.get(vendor, ({}, ""))
+    # Graphics cards of any vendor make renderD*; AMD's compute driver makes kfd.
+    if vendor == "amd" and not (root / "dev/kfd").exists():
+        return [], driver
+    found = (_numbered(root / folder, pattern) for folder, pattern in patterns.items())
+    return next(filter(None, found), []), driver
 
 
 def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:
-    """Devices that are only numbers: those that are simulated, and custom ones, which nothing can look for."""
+    """Devices that are only numbers: simulated ones, and custom ones, which no driver lists."""
     if accelerator.vendor == "aws":
         return _neuron_devices(accelerator.count, _NEURON_CORES)
     return tuple(Device(index, str(index)) for index in range(accelerator.count))
 
 
 def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
-    """Raises `AcceleratorMissing` where *count* is not the declared number. *found*: what there is, in words."""
+    """Raises `AcceleratorMissing` where *count* is not the declared number. *found*: the devices, as text."""
     if count != accelerator.count:
         raise AcceleratorMissing(
             f"declared {accelerator.count} x {accelerator.name}, found {count}: {found}",
@@ -119,8 +121,13 @@ def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int | None, foun
         wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
     else:
         return
-    raise AcceleratorMissing(
-        f"declared {accelerator.count} x {accelerator.name}, found {found}: {wrong}",
+    raise other_model(accelerator, f"{found}: {wrong}")
+
+
+def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:
+    """The error for a node whose GPUs are another model than declared. *found*: the GPUs, as text."""
+    return AcceleratorMissing(
+        f"declared {accelerator.count} x {accelerator.name}, found {found}",
         field="accelerator.name",
         hint="The machine type is another than declared: correct the declaration or the machine type.",
     )
@@ -131,10 +138,10 @@ def same_model(declared: str, reported: str) -> bool:
 
     The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``; memory is not compared.
     """
-    wanted = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
+    name = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
     words = _words(reported)
     runs = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
-    return wanted in runs
+    return name in runs
 
 
 def _words(name: str) -> list[str]:
@@ -163,29 +170,11 @@ def _numbered(folder: Path, pattern: str) -> list[Path]:
     return [file for _, file in sorted(matches)]
 
 
-def _amd(root: Path) -> tuple[list[Path], str]:
-    # Graphics cards of any vendor make renderD*; the compute driver makes kfd.
-    files = _numbered(root / "dev/dri", r"renderD(\d+)") if (root / "dev/kfd").exists() else []
-    return files, "the amdgpu driver (/dev/kfd and /dev/dri/renderD*)"
-
-
-def _neuron(root: Path) -> tuple[list[Path], str]:
-    return _numbered(root / "dev", r"neuron(\d+)"), "the aws-neuronx driver (/dev/neuron*)"
-
-
-def _tpu(root: Path) -> tuple[list[Path], str]:
-    files = _numbered(root / "dev", r"accel(\d+)") or _numbered(root / "dev/vfio", r"(\d+)")
-    return files, "the TPU runtime image (/dev/accel* or /dev/vfio/*)"
-
-
-def _gaudi(root: Path) -> tuple[list[Path], str]:
-    files = _numbered(root / "dev/accel", r"accel(\d+)") or _numbered(root / "dev", r"hl(\d+)")
-    return files, "the habanalabs driver (/dev/accel/accel* or /dev/hl*)"
-
-
-_LOOK: dict[str, Callable[[Path], tuple[list[Path], str]]] = {
-    "amd": _amd,
-    "aws": _neuron,
-    "google": _tpu,
-    "intel": _gaudi,
+# The device files of each vendor, as patterns of names in a folder of which the first that has any counts, and their
+# driver.
+_FILES: dict[str, tuple[dict[str, str], str]] = {
+    "amd": ({"dev/dri": r"renderD(\d+)"}, "the amdgpu driver (/dev/kfd and /dev/dri/renderD*)"),
+    "aws": ({"dev": r"neuron(\d+)"}, "the aws-neuronx driver (/dev/neuron*)"),
+    "google": ({"dev": r"accel(\d+)", "dev/vfio": r"(\d+)"}, "the TPU runtime image (/dev/accel* or /dev/vfio/*)"),
+    "intel": ({"dev/accel": r"accel(\d+)", "dev": r"hl(\d+)"}, "the habanalabs driver (/dev/accel/accel* or /dev/hl*)"),
 }

@@ -1,16 +1,13 @@
-"""Layouts of the GPUs that are in this machine: wanted ones read from text, standing ones written as mig-parted's YAML.
+"""Layouts of the GPUs in this machine: desired ones read from text, actual ones written as mig-parted's YAML.
 
-A GPU whose MIG is on says itself which profiles it has and where they may stand. One whose MIG is off may not, and is
-looked up in what is known of its model.
+The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG is off, those of its model are used.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-
-import pynvml
 
 from skyinfra import mig
 from skyinfra.errors import (
@@ -18,16 +15,16 @@ from skyinfra.errors import (
     InvalidField,
     LayoutError,
     MigNotSupported,
-    PartitionFailed,
     UnknownProfile,
 )
-from skyinfra.gpu.nvml import Gpu, Nvml, ProfileInfo, error_text, noting
-from skyinfra.gpu.partitioner import Wanted
-from skyinfra.gpu.target import HINTS
-from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
+from skyinfra.gpu.nvml import Gpu, Nvml, ProfileInfo, noting
+from skyinfra.gpu.partitioner import DesiredLayouts
+from skyinfra.gpu.transition import asking
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"
 _LABEL = "current"
+_UNREADABLE = "NVML does not say what is there"
 
 
 def choose(text: str, count: int) -> tuple[int, ...]:
@@ -47,19 +44,19 @@ def choose(text: str, count: int) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def wanted(nvml: Nvml, layout: str, gpus: str) -> Wanted:
-    """What ``--layout`` and ``--gpu`` want: *layout* on each of the GPUs, ``off`` for MIG off.
+def desired(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
+    """The desired layouts of ``--layout`` and ``--gpu``: *layout* on each of the GPUs, ``off`` for MIG off.
 
     Raises `InvalidField`, `LayoutError` and its kinds, `AcceleratorMissing`, `PartitionFailed`.
     """
-    with _asking():
+    with asking(_UNREADABLE):
         present = nvml.gpus()
         if not present:
             raise AcceleratorMissing(
                 "the driver sees no GPU", field="accelerator", hint="`dmesg | grep NVRM` says why."
             )
         driver = nvml.driver_version()
-        return {index: _placed(present[index], layout, driver) for index in choose(gpus, len(present))}
+        return {index: _resolved(present[index], layout, driver) for index in choose(gpus, len(present))}
 
 
 def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
@@ -70,37 +67,29 @@ def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
     if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return
     geometry = mig.geometry(accelerator.mig_model)
-    with _asking():
+    with asking(_UNREADABLE):
         driver = nvml.driver_version()
     for index, layout in enumerate(accelerator.layouts):
-        known = [mig.Placement(p.profile, p.start, p.size) for p in layout if _has(geometry, p.profile)]
+        # The device is asked about profiles that are not known.
+        known = [profile.name for profile in geometry.profiles]
         try:
-            mig.check_driver(known, geometry, driver)
+            mig.check_driver([p for p in layout if mig.same_profile(p.profile, known)], geometry, driver)
         except LayoutError as error:
             error.at(f"accelerator.layouts[{index}]")
             raise
 
 
-def _has(geometry: mig.Geometry, profile: str) -> bool:
-    """Whether the name is known; the device is asked about others."""
-    try:
-        geometry.profile(profile)
-    except LayoutError:
-        return False
-    return True
-
-
 def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
-    """What stands now as mig-parted's YAML, with warnings about what that cannot say. Raises `PartitionFailed`.
+    """The actual layouts as mig-parted's YAML, with warnings about what it cannot hold. Raises `PartitionFailed`.
 
     GPUs without MIG are left out; indices are those of the node.
     """
     entries: list[mig.PartedEntry] = []
     warnings: list[str] = []
-    with _asking():
+    with asking(_UNREADABLE):
         gpus = nvml.gpus()
         for members in _by_model(gpu for gpu in gpus if gpu.mig_mode() is not None):
-            found = {gpu.index: _standing(gpu, warnings) for gpu in members}
+            found = {gpu.index: _actual(gpu, warnings) for gpu in members}
             example = next((gpu for gpu in members if found[gpu.index] is not None), None)
             if example is None:
                 entries.append(mig.PartedEntry((), None if len(found) == len(gpus) else tuple(found), False, None))
@@ -111,34 +100,34 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
 
 
-def _placed(gpu: Gpu, layout: str, driver: str) -> tuple[PlacedPartition, ...]:
+def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
     if layout.strip().lower() == OFF:
         return ()
     with noting(gpu.index):
         geometry = geometry_of(gpu)
     try:
-        (placed,) = mig.resolve(layout, geometry, 1)
-        _check_driver(placed, gpu, driver)
+        (resolved,) = mig.resolve(layout, geometry, 1)
+        _check_driver(resolved, gpu, driver)
     except LayoutError as error:
         error.at(f"GPU {gpu.index} ({gpu.name})")
         raise
-    return tuple(PlacedPartition(p.profile, p.start, p.size) for p in placed)
+    return resolved
 
 
-def _check_driver(placed: mig.Layout, gpu: Gpu, driver: str) -> None:
+def _check_driver(layout: mig.Layout, gpu: Gpu, driver: str) -> None:
     """Raises `DriverTooOld` where *driver* is known not to offer the profiles together.
 
-    The oldest driver of the part is not asked for: this one has told what the part has. Nor is anything refused where
-    the version or a profile is none that is known.
+    The oldest driver of the model does not count: this driver lists the GPU's profiles. Nothing is refused where the
+    version or a profile is not known.
     """
     known = _known(gpu)
     if known is not None:
         with contextlib.suppress(InvalidField, UnknownProfile):
-            mig.check_driver(placed, replace(known, min_driver=None), driver)
+            mig.check_driver(layout, replace(known, min_driver=None), driver)
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:
-    """What *gpu* can be divided into: as it says itself where MIG is on, else as it is known of its model.
+    """The profiles and placements of *gpu*: those that the driver lists where MIG is on, else those of its model.
 
     Raises `MigNotSupported` for a GPU without MIG, or of an unknown model while its MIG is off.
     """
@@ -147,7 +136,7 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
         raise MigNotSupported("this GPU has no MIG", field=f"GPU {gpu.index}", given=gpu.name)
     known = _known(gpu)
     if mode[0]:
-        return _told(gpu, known)
+        return _listed(gpu, known)
     if known is None:
         raise MigNotSupported(
             "the profiles of this model are not known, and the driver tells them once MIG is on",
@@ -160,22 +149,17 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
 
 def _known(gpu: Gpu) -> mig.Geometry | None:
     """The known model with this PCI device id; of several with one id, that of the nearest memory."""
-    wanted = gpu.pci_device_id.lower()
-    found = [g for g in map(mig.geometry, mig.models()) if wanted in map(str.lower, g.pci_device_ids)]
+    pci_id = gpu.pci_device_id.lower()
+    found = [g for g in map(mig.geometry, mig.models()) if pci_id in map(str.lower, g.pci_device_ids)]
     memory = gpu.memory_bytes()
     if memory is None:
         return found[0] if len(found) == 1 else None
     return min(found, key=lambda g: abs((g.memory_gib or 0) - memory / 2**30), default=None)
 
 
-def _told(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
-    """The geometry that the device itself tells."""
-    profiles = []
-    for info in gpu.profiles():
-        places = gpu.places(info)
-        if places:
-            profiles.append(_profile(info, places))
-    units = max((place + (p.size or 0) for p in profiles for place in p.starts or ()), default=0)
+def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
+    """The geometry that the driver lists."""
+    profiles = tuple(_profile(info, places) for info in gpu.profiles() if (places := gpu.places(info)))
     return mig.Geometry(
         model=known.model if known else gpu.name,
         products=(gpu.name,),
@@ -184,12 +168,9 @@ def _told(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
         memory_gib=known.memory_gib if known else None,
         memory_slices=known.memory_slices if known else None,
         compute_slices=max((p.compute_slices for p in profiles), default=0),
-        placement_units=units,
+        placement_units=max((start + (p.size or 0) for p in profiles for start in p.starts or ()), default=0),
         resetless=known.resetless if known else False,
-        min_driver=None,
-        min_driver_detail=None,
-        notes=(),
-        profiles=tuple(profiles),
+        profiles=profiles,
     )
 
 
@@ -202,12 +183,8 @@ def _profile(info: ProfileInfo, places: Sequence[tuple[int, int]]) -> mig.Profil
         memory_gb=int(info.name.partition(".")[2].partition("gb")[0]),
         # Some drivers understate how many of a profile there may be; the places do not.
         max_count=len(places),
-        nvml_enum=None,
         profile_id=info.profile_id,
-        sm=None,
         starts=tuple(start for start, _ in places),
-        expected=False,
-        sources=(None, None, None),
     )
 
 
@@ -218,8 +195,8 @@ def _by_model(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
     return list(models.values())
 
 
-def _standing(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
-    """What stands on *gpu*; None is MIG off."""
+def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
+    """The actual layout of *gpu*; None is MIG off."""
     with noting(gpu.index):
         mode = gpu.mig_mode()
         if mode is None or not mode[0]:
@@ -230,16 +207,3 @@ def _standing(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
             place = f"{each.profile.name} at {each.start}:{each.size}"
             warnings.append(f"GPU {gpu.index}: {place} is not filled by one compute instance")
     return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)
-
-
-@contextlib.contextmanager
-def _asking() -> Iterator[None]:
-    """Turns NVML's refusals into a `PartitionFailed`."""
-    try:
-        yield
-    except pynvml.NVMLError as error:
-        raise PartitionFailed(
-            f"NVML does not say what is there: {error_text(error)}",
-            field="accelerator",
-            hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log (NVRM lines) say what the driver sees."),
-        ) from error

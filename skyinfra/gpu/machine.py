@@ -1,4 +1,10 @@
-"""What the partitioner needs of a machine besides NVML: the services that hold its GPUs, a reset, a reboot."""
+"""The machine of the GPUs beside NVML: the services that hold GPUs, resets, reboots, and device files.
+
+NVIDIA's libraries have a setuid program, nvidia-modprobe, make the device files when a process first needs them: that
+of unified memory, and those of each partition's capabilities (NVIDIA, MIG User Guide, "Device Nodes and Capabilities").
+A node's tasks gain no privileges, so that it would fail for them: root makes the files, at every boot and after each
+change of a layout.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,18 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 
 from skyinfra.errors import NodeFailed
-from skyinfra.gpu import device_files
 from skyinfra.gpu.nvml import error_name
 
 # Services of NVIDIA's that keep a GPU open, in the order in which they start: what NVIDIA's own MIG manager stops, and
@@ -45,6 +51,12 @@ _RESET_S = 300
 _DEVICE_FILES_S = 60
 _SERVICE_S = 120
 
+_PROC = "proc/driver/nvidia"
+# Below `capabilities`: the right to use a GPU instance, a compute instance in it, and to watch all partitions.
+_CAPABILITIES = ("gpu[0-9]*/mig/gi[0-9]*/access", "gpu[0-9]*/mig/gi[0-9]*/ci[0-9]*/access")
+_MONITOR = "mig/monitor"
+_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -54,50 +66,24 @@ class Address:
     bus_id: str
 
 
-class Machine(Protocol):
-    """The machine below the GPUs."""
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """While it is entered, no other process on the machine is in it: waits for those."""
-
-    def stop_clients(self) -> tuple[str, ...]:
-        """Stops the known services that hold GPUs; the names of those that ran, for `start_clients`."""
-
-    def start_clients(self, names: Sequence[str]) -> None:
-        """Starts them again."""
-
-    def reset(self, gpus: Sequence[Address]) -> str:
-        """Resets *gpus* together. Nothing of this process may hold them. Empty, or why they could not be."""
-
-    def refresh_cdi(self) -> bool:
-        """Has the container toolkit list the devices anew. False where it does not do that on this machine."""
-
-    def make_device_files(self) -> str:
-        """Makes the device files that tasks need and may not make. Empty, or which could not be made, and why."""
-
-    def boot_id(self) -> str:
-        """What tells one boot of the machine from another."""
-
-    def reboot(self) -> None:
-        """Has the machine reboot; returns before it does. Raises `NodeFailed`."""
-
-
 class SystemMachine:
     """The machine that this process runs on: systemd, and NVIDIA's program for the reset, which NVML has none for."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
+        """Keeps other processes of this machine out: waits for those that are in it, and makes others wait."""
         with contextlib.ExitStack() as stack:
             try:
                 lock = stack.enter_context(_LOCK.open("a"))
             except OSError:
-                # Who may not write there may not partition either: the driver says so.
+                # A user who may not write there may not partition either: the driver says so.
                 yield
                 return
             _wait_for(lock.fileno())
             yield
 
     def stop_clients(self) -> tuple[str, ...]:
+        """Stops the known services that hold GPUs. Returns those that ran, for `start_clients`."""
         active = tuple(name for name in CLIENTS if _systemctl("is-active", "--quiet", name) is None)
         for name in reversed(active):
             # One that is not stopped in time may still end later: it is started again all the same.
@@ -105,49 +91,56 @@ class SystemMachine:
         return active
 
     def start_clients(self, names: Sequence[str]) -> None:
+        """Starts the services again."""
         # While the machine boots they may be ordered after this very service: systemd starts them when it can.
         if names:
             _systemctl("--no-block", "start", *names)
 
     def reset(self, gpus: Sequence[Address]) -> str:
+        """Resets *gpus* together; this process must not hold them. Returns why that failed, else an empty string."""
         program = shutil.which("nvidia-smi")
         if program is None:
             return "there is no nvidia-smi to reset it with"
         return _execute([program, "--gpu-reset", "-i", ",".join(gpu.bus_id for gpu in gpus)], _RESET_S) or ""
 
     def refresh_cdi(self) -> bool:
+        """Makes the container toolkit list the devices again. False where this machine does not do that."""
         # With --no-block for the same reason as above.
         known = _systemctl("cat", _CDI_REFRESH) is None
         return known and _systemctl("--no-block", "restart", _CDI_REFRESH) is None
 
     def make_device_files(self) -> str:
-        if os.geteuid() != 0 or not device_files.missing(_ROOT):
+        """Makes the device files that tasks need. Returns which could not be made and why, else an empty string."""
+        if os.geteuid() != 0 or not missing_files(_ROOT):
             return ""
         program = shutil.which("nvidia-modprobe")
         reasons = ["there is no nvidia-modprobe"]
         if program is not None:
-            run = (_execute(command, _DEVICE_FILES_S) for command in device_files.commands(program, _ROOT))
+            run = (_execute(command, _DEVICE_FILES_S) for command in _commands(program, _ROOT))
             reasons = [reason for reason in run if reason is not None]
-        left = ", ".join(map(str, device_files.missing(_ROOT)))
+        left = ", ".join(map(str, missing_files(_ROOT)))
         return left and f"{left}: {'; '.join(reasons) or 'nvidia-modprobe did not make it'}"
 
     def boot_id(self) -> str:
+        """The id of this boot of the machine."""
         return _BOOT_ID.read_text(encoding="ascii").strip()
 
     def reboot(self) -> None:
+        """Starts a reboot of the machine; returns before it. Raises `NodeFailed`."""
         reason = _systemctl("reboot")
         if reason is not None:
             raise NodeFailed(f"the machine cannot be rebooted: {reason}", hint="Reboot it, then run this again.")
 
 
-class SimulatedMachine:
+class SimulatedMachine(SystemMachine):
     """The machine of simulated GPUs: resets them, has no services, and never reboots the one that it runs on."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        yield
 
     def stop_clients(self) -> tuple[str, ...]:
         return ()
@@ -176,17 +169,51 @@ class SimulatedMachine:
         raise NodeFailed("simulated GPUs do not reboot the machine that they are simulated on")
 
 
+def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
+    """The device files that tasks need with the driver below *root*; none where it is not loaded."""
+    if not (root / _PROC / "version").exists():
+        return ()
+    capabilities = (root / "dev/nvidia-caps" / f"nvidia-cap{minor}" for _, minor in _minors(root))
+    return (root / "dev/nvidia-uvm", *capabilities)
+
+
+def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
+    """Those of `needed_files` that do not exist."""
+    return tuple(file for file in needed_files(root) if not file.exists())
+
+
+def _commands(program: str, root: Path = Path("/")) -> Iterator[Sequence[str]]:
+    """The commands that make them; *program* is the path of nvidia-modprobe."""
+    yield program, "-u", "-c", "0"
+    files = [str(file) for file, _ in _minors(root)]
+    if files:
+        yield program, *(word for file in files for word in ("-f", file))
+
+
+def _minors(root: Path) -> Iterator[tuple[Path, int]]:
+    """The file in /proc of each capability, and the minor number of its device file."""
+    folder = root / _PROC / "capabilities"
+    files = [file for pattern in _CAPABILITIES for file in sorted(folder.glob(pattern))]
+    for file in [*files, folder / _MONITOR] if files else []:
+        try:
+            found = _MINOR.search(file.read_text(encoding="ascii", errors="replace"))
+        except OSError:  # the partition has just gone
+            continue
+        if found:
+            yield file, int(found[1])
+
+
 def _wait_for(lock: int) -> None:
-    # Somebody may wait for what waits here, and is told why.
-    told = threading.Timer(
+    # A person may wait for this process: the log says why it waits.
+    timer = threading.Timer(
         _PATIENCE_S, logger.warning, ["another process partitions the GPUs of this machine: waiting for its end"]
     )
-    told.daemon = True
-    told.start()
+    timer.daemon = True
+    timer.start()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:
-        told.cancel()
+        timer.cancel()
 
 
 def _systemctl(*arguments: str) -> str | None:
@@ -197,7 +224,7 @@ def _systemctl(*arguments: str) -> str | None:
 
 
 def _execute(command: Sequence[str], seconds: float) -> str | None:
-    """None where *command* succeeds, else what it said last."""
+    """None where *command* succeeds, else its output in one line."""
     try:
         done = subprocess.run(
             command,

@@ -1,6 +1,6 @@
 """NVML, typed: the part of it that an inventory and a MIG life cycle need.
 
-``Nvml`` stands over a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
+``Nvml`` uses a module *api* with pynvml's functions: ``pynvml`` itself on a real node, `SimulatedDriver` on a
 simulated one. It takes care of what pynvml leaves to its caller:
 
 - a placement must go by reference: by value the process dies with a segmentation fault
@@ -23,7 +23,7 @@ from typing import Any
 
 import pynvml
 
-from skyinfra.gpu.nvml_readings import MigDevice, Readings, told
+from skyinfra.gpu.nvml_readings import MigDevice, Readings, asked
 
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
@@ -78,7 +78,7 @@ class ComputeInstance:
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """A GPU instance that exists: where it stands in memory slices, and the compute instances in it."""
+    """A GPU instance that exists: its place in memory slices, and the compute instances in it."""
 
     handle: Any
     profile: ProfileInfo
@@ -104,10 +104,7 @@ class Nvml:
         self.api.nvmlInit()
 
     def close(self) -> None:
-        """Shuts it down; with `contextlib.closing` at the end of a block.
-
-        A refusal is not told: it would take the place of what the block has to say, and nothing depends on it.
-        """
+        """Shuts it down. A refusal is suppressed: it would hide an exception of the caller's block."""
         with contextlib.suppress(pynvml.NVMLError):
             self.api.nvmlShutdown()
 
@@ -117,13 +114,13 @@ class Nvml:
 
     def cuda_version(self) -> tuple[int, int] | None:
         """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
-        number = told(self.api, "nvmlSystemGetCudaDriverVersion_v2")
+        number = asked(self.api, "nvmlSystemGetCudaDriverVersion_v2")
         return None if number is None else (number // 1000, number % 1000 // 10)
 
     def mig_device(self, uuid: str) -> MigDevice | None:
         """The MIG device *uuid*; None where it does not stand any more."""
         try:
-            handle = told(self.api, "nvmlDeviceGetHandleByUUID", uuid)
+            handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NOT_FOUND:
                 return None
@@ -132,11 +129,11 @@ class Nvml:
 
     def gpus(self) -> list[Gpu]:
         """The GPUs by index. An error tells which one it is of (`error_text`)."""
-        return [self._gpu(index) for index in range(self.api.nvmlDeviceGetCount())]
-
-    def _gpu(self, index: int) -> Gpu:
-        with noting(index):
-            return Gpu(self.api, index)
+        found = []
+        for index in range(self.api.nvmlDeviceGetCount()):
+            with noting(index):
+                found.append(Gpu(self.api, index))
+        return found
 
 
 class Gpu(Readings):
@@ -204,7 +201,7 @@ class Gpu(Readings):
         return list(self._profiles)
 
     def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
-        """Where an instance of *profile* may stand on this device: (start, size). Some drivers want MIG on for it."""
+        """The places (start, size) of an instance of *profile* on this device. Some drivers need MIG on for it."""
         found = self._filled(
             pynvml.c_nvmlGpuInstancePlacement_t,
             self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
@@ -334,7 +331,7 @@ class Gpu(Readings):
 
     @staticmethod
     def _filled(kind: Any, function: Any, *arguments: Any) -> list[Any]:
-        """What *function* writes into an array of *kind*. The count is an output only."""
+        """The array of *kind* that *function* fills. The count is an output only."""
         array = (kind * _MAX_INSTANCES)()
         count = ctypes.c_uint(_MAX_INSTANCES)
         function(*arguments, array, ctypes.byref(count))

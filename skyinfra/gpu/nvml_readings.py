@@ -1,4 +1,4 @@
-"""What NVML measures: the figures of GPUs and MIG devices, of which each driver and each GPU tells some."""
+"""Measurements of NVML: figures of GPUs and MIG devices, of which each driver and each GPU has some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-_UNTOLD = (
+_UNSUPPORTED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -20,30 +20,30 @@ _UNTOLD = (
 )
 
 
-def told(api: Any, function: str, *arguments: Any) -> Any:
-    """What *function* of NVML gives; None where the driver, or the device, has no such thing to say."""
+def asked(api: Any, function: str, *arguments: Any) -> Any:
+    """The answer of NVML's *function*; None where the driver, or the device, does not support it."""
     call = getattr(api, function, None)
     if call is None:  # the simulated driver has what a partitioner needs
         return None
     try:
         return call(*arguments)
     except pynvml.NVMLError as error:
-        if error.value in _UNTOLD:
+        if error.value in _UNSUPPORTED:
             return None
         raise
 
 
 class MigDevice:
-    """A MIG device. ``instance`` is the id of its GPU instance; None where that is not told."""
+    """A MIG device. ``instance`` is the id of its GPU instance; None where the driver does not say it."""
 
     def __init__(self, api: Any, handle: Any) -> None:
         self._api = api
         self._handle = handle
-        self.instance: int | None = told(api, "nvmlDeviceGetGpuInstanceId", handle)
+        self.instance: int | None = asked(api, "nvmlDeviceGetGpuInstanceId", handle)
 
     def memory(self) -> Any:
-        """Its memory, with ``total`` and ``used`` in bytes; None where it is not told."""
-        return told(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
+        """Its memory, with ``total`` and ``used`` in bytes; None where the driver does not say it."""
+        return asked(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
 
 
 class Readings:
@@ -53,11 +53,11 @@ class Readings:
     _handle: Any
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What NVML's *function* says of this GPU; None where it, or its driver, has no such thing to say."""
-        return told(self._api, function, self._handle, *arguments)
+        """The answer of NVML's *function* for this GPU; None where it, or its driver, does not support it."""
+        return asked(self._api, function, self._handle, *arguments)
 
     def temperature(self) -> int | None:
-        """In degrees Celsius; None where it is not told."""
+        """In degrees Celsius; None where the driver does not say it."""
         for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
             now = self.ask(function, pynvml.NVML_TEMPERATURE_GPU)
             if now is not None:
@@ -79,19 +79,19 @@ class Readings:
             self._api.nvmlGpmSampleFree(sample)
 
     def busy_multiprocessors(self, first: Any, second: Any) -> float | None:
-        """Percent of the multiprocessors that were busy between two samples; None where it is not told."""
+        """Percent of the multiprocessors that were busy between two samples; None where the driver does not say it."""
         asked = pynvml.c_nvmlGpmMetricsGet_t()
         asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         asked.numMetrics = 1
         asked.sample1, asked.sample2 = first, second
         asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
-        given = told(self._api, "nvmlGpmMetricsGet", asked)
+        given = asked(self._api, "nvmlGpmMetricsGet", asked)
         if given is None or given.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS or math.isnan(given.metrics[0].value):
             return None
         return float(given.metrics[0].value)
 
     def fabric_state(self) -> int | None:
-        """How far it is in the fabric of NVSwitch, as NVML counts it (3: completed); None where it is not told."""
+        """Its state in the fabric of NVSwitch, as NVML counts (3: completed); None where the driver does not say it."""
         info = pynvml.c_nvmlGpuFabricInfoV_t()
         # The structure has to say its version; pynvml leaves that to its caller.
         info.version = pynvml.nvmlGpuFabricInfo_v2

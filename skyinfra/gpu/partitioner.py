@@ -1,13 +1,13 @@
-"""Brings the GPUs of a node to the layouts that are wanted.
+"""Brings the GPUs of a node to their desired layouts.
 
-Level-triggered: what is (profile, start and size of every GPU instance, and that one compute instance fills it) is
-compared with what is wanted, and only the difference is touched, so that a second run does nothing and tasks on other
-partitions never notice. Every instance is created at an explicit place and in a fixed order: the same layout then
+Level-triggered: the actual layout (profile, start and size of every GPU instance, and that one compute instance fills
+it) is compared with the desired one, and only the difference is touched, so that a second run does nothing and tasks on
+other partitions never notice. Every instance is created at an explicit place and in a fixed order: the same layout then
 gives the same instances, and with them the same UUIDs, at every boot. Profiles are resolved by name on the device: ids
 and names differ between GPUs and drivers.
 
-Nothing is touched before every GPU was checked: that it has MIG, the profiles and their places, and that nobody uses
-what has to go.
+Nothing is touched before every GPU was checked: that it has MIG, the profiles and their places, and that no process
+uses a partition that has to go.
 """
 
 from __future__ import annotations
@@ -22,140 +22,121 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import Address, Machine
-from skyinfra.gpu.nvml import Gpu, Nvml, error_name, error_text
+from skyinfra.gpu.machine import Address, SystemMachine
+from skyinfra.gpu.nvml import Gpu, Nvml, error_name
 from skyinfra.gpu.reboot import RebootGuard
-from skyinfra.gpu.target import HINTS, RESET_HINT, Partition, Step, Target, resolve
+from skyinfra.gpu.transition import HINTS, RESET_HINT, GpuTransition, Partition, Step, asking, check_no_steps
+from skyinfra.mig import Layout
 from skyinfra.node import processes
-from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
-
-__all__ = ["Emit", "Means", "Partition", "Step", "Wanted", "apply", "plan", "resolve", "standing", "wanted_of"]
 
 _POLL_S = 0.2
 # A process that is ended by force has that long to save what it has.
 _FORCE_GRACE_S = 10.0
 
 Emit = Callable[[dict[str, Any]], None]
-# The partitions of each GPU by its index; none of them means MIG off. GPUs that are not in it are left alone.
-Wanted = Mapping[int, Sequence[PlacedPartition]]
+# The layout of each GPU by its index; an empty one means MIG off. GPUs that are not in it are left alone.
+DesiredLayouts = Mapping[int, Layout]
 
 
 @dataclass(frozen=True)
-class Means:
-    """What may be done to get there.
+class ApplyOptions:
+    """The means that `apply` may use.
 
-    machine: for services, resets and reboots, and so that no other run is at work there meanwhile; None leaves a mode
-    that stays pending to a person. patience_s: for how long something that is in use is waited for. force: end the
-    processes that use what has to go. reboot: reboot the machine where the driver activates a mode in no other way,
-    once: ``reboot_file`` remembers it.
+    machine: for services, resets and reboots, and as a lock against other runs; None leaves a mode that stays pending
+    to a person. patience_s: how long to wait for a GPU or instance that is in use. force: end the processes that use
+    what has to go. reboot: reboot the machine where the driver activates a mode in no other way, once: ``reboot_file``
+    remembers it.
     """
 
-    machine: Machine | None = None
+    machine: SystemMachine | None = None
     patience_s: float = 10.0
     force: bool = False
     reboot: bool = False
     reboot_file: Path | None = None
 
 
-def wanted_of(accelerator: NodeAccelerator) -> Wanted:
-    """What a node configuration wants: a layout for every GPU."""
-    layouts = accelerator.layouts or ((),) * accelerator.count
-    return dict(enumerate(layouts))
+def plan(nvml: Nvml, desired: DesiredLayouts) -> list[Step]:
+    """The steps to the *desired* layouts, GPU by GPU; empty where they are the actual ones. Changes nothing.
 
-
-def plan(nvml: Nvml, wanted: Wanted) -> list[Step]:
-    """The steps from what is to what is *wanted*, GPU by GPU; empty where it stands. Changes nothing.
-
-    Raises `PartitionFailed` where NVML refuses to say what is, or the GPU has no MIG, no such profile or place.
+    Raises `PartitionFailed` where NVML refuses to answer, or the GPU has no MIG, no such profile or place.
     """
     steps = []
-    for target in _targets(nvml, wanted, 0):
-        target.check()
-        steps += target.steps()
+    for gpu in _transitions(nvml, desired, 0):
+        gpu.check()
+        steps += gpu.steps()
     return steps
 
 
 def apply(
-    nvml: Nvml, wanted: Wanted, *, emit: Emit = lambda event: None, means: Means | None = None
+    nvml: Nvml, desired: DesiredLayouts, *, emit: Emit = lambda event: None, options: ApplyOptions | None = None
 ) -> tuple[Partition, ...]:
-    """Brings the GPUs to what is *wanted* and returns the partitions that stand then, by GPU and start.
+    """Brings the GPUs to the *desired* layouts and returns their partitions, by GPU and start.
 
-    *emit* gets an event for everything that was done: its ``phase`` is ``mode``, ``clients``, ``reset``, ``reboot``,
-    ``force``, ``destroy``, ``create`` or ``cdi``; ``gpu`` and the fields of a `Step` say what of. The
-    ``message`` of ``devices`` says which device files that tasks need could not be made.
+    *emit* gets an event for every change: its ``phase`` is ``mode``, ``clients``, ``reset``, ``reboot``, ``force``,
+    ``destroy``, ``create`` or ``cdi``, with ``gpu`` and the fields of a `Step`. The ``message`` of ``devices`` says
+    which device files that tasks need could not be made.
 
-    Raises `PartitionFailed` with the GPU, what was wanted, what was found and NVML's error; `PartitionBusy` with the
+    Raises `PartitionFailed` with the GPU, its desired and actual layout and NVML's error; `PartitionBusy` with the
     processes; `NodeRebooting` where a pending mode is activated by a reboot.
     """
-    run = _Run(nvml, wanted, emit, means or Means())
-    with means.machine.alone() if means and means.machine else contextlib.nullcontext():
-        return run.apply()
+    options = options or ApplyOptions()
+    with options.machine.alone() if options.machine else contextlib.nullcontext():
+        return _Run(nvml, desired, emit, options).apply()
 
 
-def standing(nvml: Nvml, wanted: Wanted) -> tuple[Partition, ...]:
-    """The partitions of a node that stands as *wanted*. Raises `PartitionFailed` where it does not."""
-    steps = plan(nvml, wanted)
-    if steps:
-        raise PartitionFailed(
-            "the GPUs do not stand as declared",
-            field="accelerator.layouts",
-            hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
-        )
-    return tuple(p for target in _targets(nvml, wanted, 0) for p in target.partitions())
+def actual(nvml: Nvml, desired: DesiredLayouts) -> tuple[Partition, ...]:
+    """The partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
+    check_no_steps(plan(nvml, desired))
+    return tuple(partition for gpu in _transitions(nvml, desired, 0) for partition in gpu.partitions())
 
 
-def _targets(nvml: Nvml, wanted: Wanted, patience_s: float) -> list[Target]:
+def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
     gpus = {gpu.index: gpu for gpu in _gpus(nvml)}
-    for index in sorted(wanted):
+    for index in sorted(desired):
         if index not in gpus:
             raise PartitionFailed(
                 f"GPU {index} is not there: the driver sees {len(gpus)} GPUs",
                 field=f"accelerator.layouts[{index}]",
                 hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
             )
-    return [Target(gpus[index], wanted[index], patience_s=patience_s) for index in sorted(wanted)]
+    return [GpuTransition(gpus[index], desired[index], patience_s=patience_s) for index in sorted(desired)]
 
 
 def _gpus(nvml: Nvml) -> list[Gpu]:
-    try:
+    with asking("NVML cannot list the GPUs"):
         return nvml.gpus()
-    except pynvml.NVMLError as error:
-        raise PartitionFailed(
-            f"NVML cannot list the GPUs: {error_text(error)}",
-            field="accelerator",
-            hint=HINTS.get(error.value, "`nvidia-smi -q` and the kernel log say what the driver sees."),
-        ) from error
 
 
 class _Run:
     """One `apply`."""
 
-    def __init__(self, nvml: Nvml, wanted: Wanted, emit: Emit, means: Means) -> None:
+    def __init__(self, nvml: Nvml, desired: DesiredLayouts, emit: Emit, options: ApplyOptions) -> None:
         self._nvml = nvml
-        self._wanted = wanted
+        self._desired = desired
         self._emit_event = emit
-        self._means = means
+        self._options = options
         self._changed = False
 
     def apply(self) -> tuple[Partition, ...]:
-        targets = self._check()
-        self._free(targets)
-        if any(target.mode_differs for target in targets):
-            self._switch(targets)
+        gpus = self._check()
+        self._free(gpus)
+        if any(gpu.mode_differs for gpu in gpus):
+            self._switch(gpus)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
-            targets = self._check()
-        if self._means.reboot_file is not None:
-            RebootGuard(self._means.reboot_file).clear(tuple(self._wanted))
+            gpus = self._check()
+        if self._options.reboot_file is not None:
+            RebootGuard(self._options.reboot_file).clear(tuple(self._desired))
         partitions: list[Partition] = []
-        for target in targets:
-            if target.on:
-                target.destroy_unwanted(self._done)
-                target.create_missing(self._done)
-            partitions.extend(target.partitions())
-        if self._changed and self._means.machine is not None and self._means.machine.refresh_cdi():
+        for gpu in gpus:
+            if gpu.on:
+                gpu.destroy_unwanted(self._done)
+                gpu.create_missing(self._done)
+            partitions.extend(gpu.partitions())
+        machine = self._options.machine
+        if machine is not None and self._changed and machine.refresh_cdi():
             self._emit("cdi")
-        if self._means.machine is not None and (reason := self._means.machine.make_device_files()):
-            # The partitions stand; whether tasks get by without those files is the driver's to say.
+        if machine is not None and (reason := machine.make_device_files()):
+            # The partitions exist; the driver decides whether tasks get by without those files.
             self._emit("devices", message=reason)
         return tuple(partitions)
 
@@ -166,55 +147,56 @@ class _Run:
         self._changed = True
         self._emit_event(step.to_event())
 
-    def _check(self) -> list[Target]:
-        targets = _targets(self._nvml, self._wanted, self._means.patience_s)
-        for target in targets:
-            target.check()
-        return targets
+    def _check(self) -> list[GpuTransition]:
+        gpus = _transitions(self._nvml, self._desired, self._options.patience_s)
+        for gpu in gpus:
+            gpu.check()
+        return gpus
 
-    # Who uses what has to go.
+    # The processes on what has to go.
 
-    def _free(self, targets: Sequence[Target]) -> None:
-        """Waits until nobody uses what has to go; ends those who do where that was asked for."""
-        if self._means.force:
-            self._end_users(targets)
-        deadline = time.monotonic() + self._means.patience_s
-        while users := [(target, held) for target in targets if (held := target.users())]:
+    def _free(self, gpus: Sequence[GpuTransition]) -> None:
+        """Waits until no process uses what has to go; with ``force``, ends those processes."""
+        if self._options.force:
+            self._end_users(gpus)
+        deadline = time.monotonic() + self._options.patience_s
+        while users := [(gpu, held) for gpu in gpus if (held := gpu.users())]:
             if time.monotonic() >= deadline:
                 raise _busy(users)
             time.sleep(_POLL_S)
 
-    def _end_users(self, targets: Sequence[Target]) -> None:
-        for target in targets:
-            for what, pids in target.users().items():
-                self._emit("force", gpu=target.index, what=what, processes=[processes.describe(pid) for pid in pids])
+    def _end_users(self, gpus: Sequence[GpuTransition]) -> None:
+        for gpu in gpus:
+            for what, pids in gpu.users().items():
+                self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
                 processes.end(pids, grace_s=_FORCE_GRACE_S)
 
     # The mode.
 
-    def _switch(self, targets: Sequence[Target]) -> None:
-        """Turns MIG on and off where it has to be, destroying the instances before off."""
+    def _switch(self, gpus: Sequence[GpuTransition]) -> None:
+        """Sets the desired MIG modes; before MIG is turned off, the instances are destroyed."""
         reasons: dict[int, int] = {}
-        for target in targets:
-            if target.mode_differs:
-                target.destroy_unwanted(self._done)
-                reasons[target.index] = target.set_mode()
-                self._report_mode(target)
-        if any(target.mode_differs for target in targets):
+        for gpu in gpus:
+            if gpu.mode_differs:
+                gpu.destroy_unwanted(self._done)
+                reasons[gpu.index] = self._set_mode(gpu)
+                if gpu.mode_differs:
+                    self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
+        if any(gpu.mode_differs for gpu in gpus):
             self._activate(reasons)
 
-    def _report_mode(self, target: Target) -> None:
-        if target.mode_differs:
-            self._emit("mode", gpu=target.index, on=target.on, pending=True)
-        else:
-            self._done(Step(target.index, "mode", on=target.on))
+    def _set_mode(self, gpu: GpuTransition) -> int:
+        status = gpu.set_mode()
+        if not gpu.mode_differs:
+            self._done(Step(gpu.index, "mode", on=gpu.on))
+        return status
 
-    def _pending(self) -> list[Target]:
-        return [t for t in _targets(self._nvml, self._wanted, self._means.patience_s) if t.mode_differs]
+    def _pending(self) -> list[GpuTransition]:
+        return [t for t in _transitions(self._nvml, self._desired, self._options.patience_s) if t.mode_differs]
 
     def _activate(self, reasons: Mapping[int, int]) -> None:
-        """Gets the pending modes active: without the services that hold the GPUs, by a reset, by one reboot."""
-        machine = self._means.machine
+        """Activates the pending modes: without the services that hold the GPUs, by a reset, by one reboot."""
+        machine = self._options.machine
         if machine is None:
             raise _stays_pending(self._pending()[0], reasons, "")
         names = machine.stop_clients()
@@ -227,19 +209,17 @@ class _Run:
         pending = self._pending()
         if not pending:
             return
-        file = self._means.reboot_file
-        if not self._means.reboot or file is None:
+        file = self._options.reboot_file
+        if not self._options.reboot or file is None:
             raise _stays_pending(pending[0], reasons, refused)
-        indices = [target.index for target in pending]
+        indices = [gpu.index for gpu in pending]
         self._emit("reboot", gpus=indices)
         raise RebootGuard(file).reboot(machine, indices, f"turn MIG {'on' if pending[0].on else 'off'}")
 
-    def _activate_without_clients(self, machine: Machine) -> str:
-        """Asks again, then resets. Empty, or why the reset was refused."""
-        for target in self._pending():
-            target.set_mode()
-            if not target.mode_differs:
-                self._done(Step(target.index, "mode", on=target.on))
+    def _activate_without_clients(self, machine: SystemMachine) -> str:
+        """Sets the modes again, then resets. Returns why the reset was refused, or ""."""
+        for gpu in self._pending():
+            self._set_mode(gpu)
         pending = self._pending()
         if not pending:
             return ""
@@ -247,29 +227,29 @@ class _Run:
         gpus = _gpus(self._nvml)
         if refused and len(gpus) > len(pending) and self._all_idle():
             # GPUs that are linked by NVLink switches reset only together.
-            refused = self._reset(machine, [Target(gpu, self._wanted.get(gpu.index, ())) for gpu in gpus])
-        waiting = {target.index for target in self._pending()}
-        for target in pending:
-            if target.index not in waiting:
-                self._done(Step(target.index, "mode", on=target.on))
+            refused = self._reset(machine, [GpuTransition(gpu, self._desired.get(gpu.index, ())) for gpu in gpus])
+        waiting = {gpu.index for gpu in self._pending()}
+        for gpu in pending:
+            if gpu.index not in waiting:
+                self._done(Step(gpu.index, "mode", on=gpu.on))
         return refused
 
     def _all_idle(self) -> bool:
-        """Whether a reset of all GPUs disturbs nobody: no process, and no instance that is not ours to make again."""
+        """Whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
         for gpu in _gpus(self._nvml):
             try:
                 mode = gpu.mig_mode()
-                foreign = gpu.index not in self._wanted and mode is not None and mode[0] and gpu.instances()
+                foreign = gpu.index not in self._desired and mode is not None and mode[0] and gpu.instances()
                 if foreign or gpu.processes():
                     return False
             except pynvml.NVMLError:
                 return False
         return True
 
-    def _reset(self, machine: Machine, targets: Sequence[Target]) -> str:
-        addresses = [Address(target.index, target.gpu.bus_id) for target in targets]
+    def _reset(self, machine: SystemMachine, gpus: Sequence[GpuTransition]) -> str:
+        addresses = [Address(gpu.index, gpu.gpu.bus_id) for gpu in gpus]
         before = _gpus(self._nvml)
-        # This very session would hold them.
+        # This session would hold the GPUs.
         self._nvml.close()
         try:
             refused = machine.reset(addresses)
@@ -289,7 +269,7 @@ class _Run:
 
 
 def _check_same(before: Sequence[Gpu], after: Sequence[Gpu]) -> None:
-    """Refuses to go on where a GPU is gone, because the indices of others are not what they were."""
+    """Raises `PartitionFailed` where a GPU is gone, because the indices of the others may have changed."""
     there = {gpu.index: gpu.uuid for gpu in after}
     for gpu in before:
         if there.get(gpu.index) != gpu.uuid:
@@ -300,27 +280,28 @@ def _check_same(before: Sequence[Gpu], after: Sequence[Gpu]) -> None:
             )
 
 
-def _busy(users: Sequence[tuple[Target, Mapping[str, Sequence[int]]]]) -> PartitionBusy:
+def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) -> PartitionBusy:
     lines = [
-        f"{target}: {what} is used by {', '.join(processes.describe(pid) for pid in pids)}"
-        for target, held in users
+        f"{gpu}: {what} is used by {', '.join(processes.describe(pid) for pid in pids)}"
+        for gpu, held in users
         for what, pids in held.items()
     ]
     first = users[0][0]
     return PartitionBusy(
         "; ".join(lines),
         field=first.field,
-        hint=f"{first.wanted_and_found()}\nNothing was changed. Stop these processes, or add --force, which ends them.",
+        hint=f"{first.desired_and_actual()}\n"
+        "Nothing was changed. Stop these processes, or add --force, which ends them.",
     )
 
 
-def _stays_pending(target: Target, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
-    status = reasons.get(target.index, 0)
+def _stays_pending(gpu: GpuTransition, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
+    status = reasons.get(gpu.index, 0)
     reason = f": {error_name(status)}" if status else ""
     hints = [HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else []
     holders = ", ".join(processes.describe(pid) for pid in processes.holding("/dev/nvidia"))
     hints += [f"The GPUs are held by {holders}."] if holders else []
     hints += [f"The reset was refused: {refused.rstrip('.')}."] if refused else []
-    hints.append(RESET_HINT.format(index=target.index))
-    word = "on" if target.on else "off"
-    return target.error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", "\n".join(hints))
+    hints.append(RESET_HINT.format(index=gpu.index))
+    word = "on" if gpu.on else "off"
+    return gpu.error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", "\n".join(hints))

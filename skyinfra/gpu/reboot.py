@@ -1,31 +1,31 @@
-"""The one reboot that a pending MIG mode may cost, and never a second.
+"""At most one reboot for a pending MIG mode.
 
-A file remembers, across the boot, that it was asked for. A GPU is forgotten when its mode is as wanted, so that a
-later change may reboot again.
+A file remembers the reboot across the boot. A GPU is forgotten when its mode is the desired one, so that a later change
+may reboot again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
-from skyinfra.gpu.machine import Machine
+from skyinfra.gpu.machine import SystemMachine
 from skyinfra.node.folder import replace_file, writing
 
 
 class RebootGuard:
-    """Lets a machine reboot once for each GPU. *file* is what remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``."""
+    """Lets a machine reboot once for each GPU. *file* remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def reboot(self, machine: Machine, gpus: Sequence[int], what: str) -> NodeRebooting:
-        """Reboots *machine* to get *what* done on *gpus*; the exception to raise then.
+    def reboot(self, machine: SystemMachine, gpus: Sequence[int], what: str) -> NodeRebooting:
+        """Reboots *machine* to get *what* done on *gpus*; returns the exception to raise then.
 
-        Raises `PartitionFailed` where one was tried for any of them before, `NodeFailed` where the machine refuses.
+        Raises `PartitionFailed` after a reboot for any of them before, `NodeFailed` where the machine refuses.
         """
         numbers = ", ".join(map(str, gpus))
         boot = machine.boot_id()
@@ -41,7 +41,7 @@ class RebootGuard:
         # On the disk before anything else happens: a reboot that is not remembered would come again and again.
         self._keep(_Asked(boot, frozenset(gpus) | ((asked and asked.gpus) or frozenset())))
         try:
-            # Also where it was asked for in this very boot: what asked may have been ended before it could.
+            # Also where it was asked for in this boot: that process may have been ended before it could reboot.
             machine.reboot()
         except NodeFailed:
             self._keep(asked)
@@ -52,7 +52,7 @@ class RebootGuard:
         )
 
     def clear(self, gpus: Sequence[int]) -> None:
-        """Forgets a reboot that did what it was for on *gpus*; that of others is not forgotten."""
+        """Forgets a reboot for *gpus* that was successful; that of others is not forgotten."""
         asked = self._asked()
         if asked is not None and not (asked.gpus and asked.gpus.isdisjoint(gpus)):
             left = (asked.gpus or frozenset()) - set(gpus)
@@ -68,7 +68,7 @@ class RebootGuard:
         replace_file(self._file, text, durable=True)
 
     def _asked(self) -> _Asked | None:
-        """The reboot that was asked for; a file that cannot be read counts for every GPU, because a loop is worse."""
+        """The last reboot. A file that cannot be read counts for every GPU, because a loop is worse."""
         if not self._file.exists():
             return None
         try:
@@ -78,9 +78,8 @@ class RebootGuard:
             return _Asked("unknown", None)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The boot in which a reboot was last asked for, and the GPUs whose modes wait for one; None: not known which."""
+class _Asked(NamedTuple):
+    """The boot in which a reboot was last asked for, and its GPUs; None: they are not known."""
 
     boot: str
     gpus: frozenset[int] | None

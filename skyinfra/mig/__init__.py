@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import skyinfra
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
-from skyinfra.mig.geometry import Geometry, Profile, geometry, models, sources
+from skyinfra.mig.geometry import Geometry, Profile, geometry, models, same_profile, sources
 from skyinfra.mig.grid import Layout, Placement
 from skyinfra.mig.layout import Declared, PerGpu, parse, per_gpu, text
 from skyinfra.mig.layouts import (
     fitting,
-    joinable,
     layouts,
     maximal_layouts,
     maximal_multisets,
@@ -36,7 +35,7 @@ from skyinfra.mig.parted import (
     parted_text,
     read_parted,
 )
-from skyinfra.mig.placement import Attempt, attempt, fill, max_count, place, resolve
+from skyinfra.mig.placement import Attempt, attempt, fill, joinable, max_count, place, resolve
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ __all__ = [
     "render",
     "required_driver",
     "resolve",
+    "same_profile",
     "sources",
     "svg",
     "text",

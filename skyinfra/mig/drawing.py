@@ -28,11 +28,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is to be shown of one GPU.
-
-    segments: cover the whole grid.
-    fitting: the profiles of which one more fits.
-    """
+    """One GPU with a layout. segments: cover the whole grid. fitting: the profiles of which one more fits."""
 
     geometry: Geometry
     segments: tuple[Segment, ...]
@@ -74,7 +70,7 @@ def picture(layout: Sequence[Placement], geometry: Geometry) -> Picture:
 
 
 def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
-    """Two lines: the placement units of the GPU, and which instance takes which of them.
+    """Two lines: the placement units of the GPU, and the instance in each of them.
 
         memory   0       1       2       3       4       5       6       7
                 |3g.40gb                        |1g.10gb|       |1g.10gb|       |
@@ -87,9 +83,9 @@ def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
 
 
 def strip(layout: Sequence[Placement], units: int) -> list[Cell]:
-    """One line: which instance takes which of a GPU's *units*. Free units are blank.
+    """One line: the instance in each of a GPU's *units*. Free units are blank.
 
-    Join the texts for plain text; the index says which placement of *layout* to colour a cell for.
+    Join the texts for plain text; the index is that of the placement in *layout*, for the colour of the cell.
     """
     cell = _strip_cell(layout)
     line: list[Cell] = [("|", None)]
@@ -102,24 +98,25 @@ def strip(layout: Sequence[Placement], units: int) -> list[Cell]:
 def boxes(shown: Picture) -> list[list[Cell]]:
     """The grid as lines of cells: units, then a box for every segment with profile, memory, SMs and compute slices.
 
-    Join the texts of a line's cells for plain text; the index says which segment to colour a cell for.
+    Join the texts of a line's cells for plain text; the index is that of the segment, for the colour of the cell.
     """
-    columns = [_labels(segment.profile, shown.sm_used is not None) for segment in shown.segments]
-    cell = _cell([(s, label) for s, labels in zip(shown.segments, columns, strict=True) for label in labels])
+    rows = 3 if shown.sm_used is None else 4
+    columns = [[*labels(segment.profile), "", "", ""][:rows] for segment in shown.segments]
+    cell = _width((s.size, text) for s, column in zip(shown.segments, columns, strict=True) for text in column)
     widths = [segment.size * cell - 1 for segment in shown.segments]
     margin = " " * _MARGIN
     rule: list[Cell] = [(margin + "+" + "".join("-" * width + "+" for width in widths), None)]
     lines: list[list[Cell]] = [[(_ruler(shown.geometry, cell), None)], rule]
-    for row in range(len(columns[0])):
+    for row in range(rows):
         line: list[Cell] = [(margin + "|", None)]
-        for index, (labels, width) in enumerate(zip(columns, widths, strict=True)):
-            line += [(labels[row].ljust(width), index if shown.segments[index].profile else None), ("|", None)]
+        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            line += [(column[row].ljust(width), index if shown.segments[index].profile else None), ("|", None)]
         lines.append(line)
     return [*lines, rule]
 
 
 def facts(shown: Picture) -> list[tuple[str, str]]:
-    """What is used and what is free, as pairs of a word and a sentence."""
+    """The used and the free resources, as pairs of a word and a sentence."""
     geometry = shown.geometry
     compute = f"{shown.compute_used} of {geometry.compute_slices} slices"
     if len(shown.placed) > 1:
@@ -136,7 +133,7 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
 
 
 def tone(profile: Profile, geometry: Geometry) -> int:
-    """Which colour a profile gets, from 0: the same for profiles of one size, whatever their attributes."""
+    """The number of the colour of a profile, from 0: equal for profiles of one size, whatever their attributes."""
     sizes = sorted({(other.compute_slices, other.memory_gb) for other in geometry.profiles})
     return sizes.index((profile.compute_slices, profile.memory_gb))
 
@@ -168,26 +165,21 @@ def _spans(layout: Sequence[Placement], units: int) -> list[tuple[int, int, int 
     return found
 
 
-def _labels(profile: Profile | None, with_sm: bool) -> list[str]:
+def labels(profile: Profile | None) -> list[str]:
+    """The lines in the box of a partition, or of free room (None): name, memory, slices and, where known, SMs."""
     if profile is None:
-        labels = ["free", "", "", ""]
-    else:
-        slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
-        labels = [profile.name, f"{profile.memory_gb} GB", slices, f"{profile.sm} SM"]
-    return labels if with_sm else labels[:3]
-
-
-def _cell(labels: Sequence[tuple[Segment, str]]) -> int:
-    """The width of a unit, so that every label has room in its segment."""
-    return _width((segment.size, label) for segment, label in labels)
+        return ["free"]
+    slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
+    return [profile.name, f"{profile.memory_gb} GB", slices, *([f"{profile.sm} SM"] if profile.sm is not None else [])]
 
 
 def _strip_cell(layout: Sequence[Placement]) -> int:
     return _width((placement.size, placement.profile) for placement in layout)
 
 
-def _width(labels: Iterable[tuple[int, str]]) -> int:
-    return max([4, *(-(-(len(label) + 1) // size) for size, label in labels)])
+def _width(texts: Iterable[tuple[int, str]]) -> int:
+    """The width of a placement unit, so that every text has room in its units."""
+    return max([4, *(-(-(len(text) + 1) // size) for size, text in texts)])
 
 
 def _ruler(geometry: Geometry, cell: int) -> str:

@@ -1,4 +1,4 @@
-"""Which driver a layout needs: drivers.json, and the oldest driver of each part in geometry.json."""
+"""The driver that a layout needs: drivers.json, and the oldest driver of each part in geometry.json."""
 
 from __future__ import annotations
 

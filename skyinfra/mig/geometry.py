@@ -1,9 +1,10 @@
-"""What each MIG-capable GPU model can be divided into: geometry.json, read once."""
+"""The profiles and placements of each MIG-capable GPU model: geometry.json, read once."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,12 +31,12 @@ class Profile:
     name: NVIDIA's name, such as "3g.40gb" or "1g.10gb+me".
     compute_slices: of the GPU's; memory_gb: the number in the name.
     memory_slices: of the GPU's (eighths or quarters); None where unknown.
-    size: what a placement takes, in placement units; None where unknown.
-    starts: where an instance may start, in placement units; None where unknown.
+    size: the placement units of an instance; None where unknown.
+    starts: the placement units at which an instance may start; None where unknown.
     expected: the starts follow from the driver's source and were not seen on this part.
     max_count: how many stand on one GPU at most; None where unknown.
     nvml_enum: the argument of nvmlDeviceGetGpuInstanceProfileInfo; None where unknown.
-    profile_id: what creates an instance. Differs between GPUs for one name: on a node, ask the device.
+    profile_id: the id that creates an instance. Differs between GPUs for one name: on a node, ask the device.
     sm: streaming multiprocessors of an instance; varies with the board, None where unknown.
     sources: where the name, the id and the starts come from (None where the value itself is unknown).
     """
@@ -46,16 +47,16 @@ class Profile:
     size: int | None
     memory_gb: int
     max_count: int | None
-    nvml_enum: int | None
-    profile_id: int | None
-    sm: int | None
-    starts: tuple[int, ...] | None
-    expected: bool
-    sources: tuple[str | None, str | None, str | None]
+    nvml_enum: int | None = None
+    profile_id: int | None = None
+    sm: int | None = None
+    starts: tuple[int, ...] | None = None
+    expected: bool = False
+    sources: tuple[str | None, str | None, str | None] = (None, None, None)
 
     @property
     def attributes(self) -> str:
-        """What follows the size in the name: "+me", "+gfx", "+me.all", "-me" or nothing."""
+        """The attributes after the size in the name: "+me", "+gfx", "+me.all", "-me" or nothing."""
         return self.name.partition("gb")[2]
 
 
@@ -65,7 +66,7 @@ class Geometry:
 
     model: the key, such as "h100_80gb".
     placement_units, compute_slices: how many the GPU has; None where unknown.
-    memory_gib: what the GPU reports, in GiB; None where unknown.
+    memory_gib: the memory that the GPU reports, in GiB; None where unknown.
     resetless: MIG mode is switched without a GPU reset (Hopper and later).
     min_driver: the oldest driver that offers MIG on this part, such as "525.85.12"; None where unknown.
     min_driver_detail: where single profiles need a newer one.
@@ -81,31 +82,24 @@ class Geometry:
     compute_slices: int | None
     placement_units: int | None
     resetless: bool
-    min_driver: str | None
-    min_driver_detail: str | None
-    notes: tuple[str, ...]
-    profiles: tuple[Profile, ...]
+    min_driver: str | None = None
+    min_driver_detail: str | None = None
+    notes: tuple[str, ...] = ()
+    profiles: tuple[Profile, ...] = ()
 
     def profile(self, name: str) -> Profile:
         """The profile of that name on this GPU; also by the name that other drivers give it.
 
-        A name counts as another driver's where slices and attributes are the same and the memory differs by at most
-        3 GB and 5 %. Raises UnknownProfile otherwise, with the profiles that this GPU has, and MigNotSupported where
-        none of them are known.
+        See same_profile(). Raises UnknownProfile with the profiles that this GPU has, and MigNotSupported where none of
+        them are known.
         """
         if not self.profiles:
             raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
-        wanted = name.strip().lower()
-        drifted = []
-        form = _PROFILE_NAME.fullmatch(wanted)
-        for profile in self.profiles:
-            if profile.name == wanted:
-                return profile
-            if form and _same_but_drifted(form, profile):
-                drifted.append(profile)
-        if len(drifted) == 1:
-            return drifted[0]
-        raise self._unknown(name)
+        known = {profile.name: profile for profile in self.profiles}
+        found = same_profile(name.strip().lower(), known)
+        if found is None:
+            raise self._unknown(name)
+        return known[found]
 
     def _unknown(self, name: str) -> UnknownProfile:
         known = [profile.name for profile in self.profiles]
@@ -122,13 +116,23 @@ def is_profile_name(text: str) -> bool:
     return _PROFILE_NAME.fullmatch(text.strip().lower()) is not None
 
 
-def _same_but_drifted(form: re.Match[str], profile: Profile) -> bool:
-    drift = abs(int(form["memory"]) - profile.memory_gb)
-    return (
-        int(form["compute"]) == profile.compute_slices
-        and form["attributes"] == profile.attributes
-        and drift <= min(_DRIFT_GB, _DRIFT * profile.memory_gb)
-    )
+def same_profile(name: str, names: Collection[str]) -> str | None:
+    """The profile *name* among the *names* that one GPU has, else the only one that is *name* with other drivers.
+
+    Slices and attributes are then the same, and the memory differs by at most 3 GB and 5 %. None where there is none.
+    """
+    if name in names:
+        return name
+    form = _PROFILE_NAME.fullmatch(name)
+    drifted = [other for other in names if form and _is_drifted(form, _PROFILE_NAME.fullmatch(other))]
+    return drifted[0] if len(drifted) == 1 else None
+
+
+def _is_drifted(form: re.Match[str], other: re.Match[str] | None) -> bool:
+    if other is None or any(form[part] != other[part] for part in ("compute", "attributes")):
+        return False
+    memory = int(other["memory"])
+    return abs(int(form["memory"]) - memory) <= min(_DRIFT_GB, _DRIFT * memory)
 
 
 @cache
@@ -144,7 +148,7 @@ def models() -> tuple[str, ...]:
 
 
 def sources() -> dict[str, str]:
-    """What the keys in Profile.sources stand for."""
+    """The meaning of the keys in Profile.sources."""
     return dict(_data()["sources"])
 
 

@@ -1,4 +1,4 @@
-"""The instances on one GPU, and what may stand beside what."""
+"""The instances on one GPU, and the rules for instances beside one another."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Grid:
 
 
 def starts(profile: Profile, geometry: Geometry) -> tuple[int, ...]:
-    """Where an instance of *profile* may start. Raises MigNotSupported where that is not known."""
+    """The starts of an instance of *profile*. Raises MigNotSupported where they are not known."""
     if profile.starts is None or profile.size is None or geometry.placement_units is None:
         raise MigNotSupported(
             f"where {profile.name} may stand on {geometry.model} is not known, so a layout cannot be checked",

@@ -1,7 +1,7 @@
 """Reading declared layouts.
 
 A layout is declared as a string ("3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2"), a mapping of profile names to counts, a
-sequence of profile names, or PerGpu, which holds one of those for each GPU. Where a profile stands, a size can stand:
+sequence of profile names, or PerGpu, which holds one of those for each GPU. A size may replace a profile:
 "2x>=20GB" is twice the smallest profile with at least 20 GB, and ">=20GB" alone fills the GPU with it.
 """
 
@@ -95,7 +95,7 @@ def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
 
 
 def counts(declared: Declared, geometry: Geometry) -> dict[Profile, int]:
-    """How many of which profile one GPU's layout declares. Raises InvalidLayout and UnknownProfile."""
+    """The number of each profile in one GPU's declared layout. Raises InvalidLayout and UnknownProfile."""
     found: dict[Profile, int] = {}
     for name, count in _read(declared):
         profile = _profile(name, geometry)

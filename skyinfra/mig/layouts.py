@@ -1,4 +1,4 @@
-"""All layouts of a GPU: which are complete, which profiles go together, and which come near to a wanted one."""
+"""All layouts of a GPU: the complete ones, the combinations of profiles, and those nearest to a desired one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from skyinfra.mig.drivers import check_driver, rules, version
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, Placement, media_clash, starts
 from skyinfra.mig.layout import largest_first
-from skyinfra.mig.placement import attempt
 
 
 def plain_profiles(geometry: Geometry) -> tuple[str, ...]:
@@ -43,7 +42,7 @@ def maximal_layouts(
 
 
 def multisets(layouts: Iterable[Layout], geometry: Geometry) -> tuple[tuple[str, ...], ...]:
-    """Which profiles the layouts hold, wherever they stand: each combination once, largest profiles first."""
+    """The combinations of profiles in the layouts, whatever their places: each once, largest profiles first."""
     order = {p.name: index for index, p in enumerate(sorted(geometry.profiles, key=largest_first))}
     found = {tuple(sorted((p.profile for p in layout), key=order.__getitem__)) for layout in layouts}
     return tuple(sorted(found, key=lambda names: [order[name] for name in names]))
@@ -63,17 +62,11 @@ def fitting(layout: Sequence[Placement], geometry: Geometry) -> tuple[str, ...]:
     return Grid.of(layout, geometry).fitting()
 
 
-def joinable(profiles: Mapping[str, int] | Sequence[str], geometry: Geometry) -> tuple[str, ...]:
-    """The profiles of which one more can be declared with *profiles*: all of them are placed anew."""
-    held = Counter(profiles)
-    return tuple(p.name for p in geometry.profiles if not attempt(held + Counter([p.name]), geometry).missing)
-
-
 def nearest(wanted: Mapping[str, int], geometry: Geometry, *, limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The maximal combinations that have the most in common with what is *wanted*, best first.
+    """The maximal combinations that have the most in common with the *wanted* profiles, best first.
 
-    They are made of the wanted profiles and the plain ones. What counts is the memory that is as wanted, then how few
-    partitions are not.
+    They consist of the wanted profiles and the plain ones. More memory in wanted partitions is better, then fewer
+    partitions that are not wanted.
     """
     kinds = dict.fromkeys([geometry.profile(name).name for name in wanted])
     held = Counter({geometry.profile(name).name: count for name, count in wanted.items()})

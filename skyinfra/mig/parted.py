@@ -13,6 +13,7 @@ The document is strict, as in mig-parted: an unknown field is an error. It names
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,13 +29,13 @@ from skyinfra.mig.placement import resolve
 _FILTER = re.compile(r"0x(?P<device>[0-9a-f]{4})[0-9a-f]{4}(?P<subsystem>:0x[0-9a-f]{8})?", re.I | re.A)
 _COMPUTE = re.compile(r"[1-9]\d?c\.", re.A)
 _FIELDS = {"device-filter", "devices", "mig-enabled", "mig-devices"}
-# What YAML reads as text without quotes, whatever its version.
+# Text that needs no quotes in any version of YAML.
 _PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z][a-z0-9._-]*", re.I | re.A)
 
 
 @dataclass(frozen=True, slots=True)
 class PartedEntry:
-    """What one entry of a configuration says about some GPUs.
+    """One entry of a configuration, about some GPUs.
 
     device_filter: PCI ids as written; () is every GPU. devices: indices; None is "all".
     mig_devices: profiles and counts; None where the field is left out.
@@ -50,7 +51,7 @@ class PartedEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartedWarning:
-    """Something that mig-parted's format or skyinfra cannot say. field: the path, or the GPU that it is about."""
+    """Something that mig-parted's format or skyinfra cannot express. field: the path, or the GPU."""
 
     field: str
     message: str
@@ -59,8 +60,7 @@ class PartedWarning:
         return f"{self.field}: {self.message}"
 
 
-# The layout of each GPU by its index: () is MIG without partitions, None is MIG off. A GPU that is left as it is, is
-# not in it.
+# The layout of each GPU by its index: () is MIG without partitions, None is MIG off. Other GPUs stay as they are.
 GpuLayouts = dict[int, Layout | None]
 Configs = dict[str, tuple[PartedEntry, ...]]
 
@@ -145,9 +145,9 @@ def layouts_from_parted(
 def parted_from_layouts(
     found: GpuLayouts, geometry: Geometry, gpus: int
 ) -> tuple[tuple[PartedEntry, ...], tuple[PartedWarning, ...]]:
-    """The entries that give these layouts to a node with *gpus* GPUs, one for each different set of profiles.
+    """The entries of these layouts for a node with *gpus* GPUs, one for each different set of profiles.
 
-    A warning says where more than one placement has the same profiles: the entry cannot say which is meant.
+    A warning names each GPU whose profiles have several placements: the entry cannot express which is meant.
     """
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     warnings = []
@@ -167,7 +167,7 @@ _LOST = "mig-parted's format has no placements: the driver chooses one of severa
 
 
 def _placements(layout: Layout, geometry: Geometry) -> int:
-    """How many layouts have the same profiles."""
+    """The number of layouts with the same profiles."""
     (names,) = multisets([layout], geometry)
     return sum(multisets([each], geometry)[0] == names for each in layouts(geometry, names))
 
@@ -277,13 +277,8 @@ def _lines(key: str, value: str | bool | list[str | int] | dict[str, int]) -> li
     """One field of an entry as YAML."""
     if isinstance(value, dict) and value:
         return [f"{key}:", *(f"  {_quoted(name)}: {count}" for name, count in value.items())]
-    if isinstance(value, dict):
-        return [f"{key}: {{}}"]
-    if isinstance(value, bool):
-        return [f"{key}: {'true' if value else 'false'}"]
-    if isinstance(value, str):
-        return [f"{key}: {_scalar(value)}"]
-    return [f"{key}: [{', '.join(_quoted(v) if isinstance(v, str) else str(v) for v in value)}]"]
+    # Flow style is JSON, which holds PCI ids, indices and booleans as they are.
+    return [f"{key}: {_scalar(value) if isinstance(value, str) else json.dumps(value)}"]
 
 
 def _scalar(text: str) -> str:

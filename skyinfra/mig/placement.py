@@ -1,4 +1,4 @@
-"""Where the partitions of a layout stand on the GPU.
+"""The placement of the partitions of a layout on the GPU.
 
 The driver places instances in the order in which they are asked for and can run into a dead end. Here the whole
 layout is placed at once: the search is exact, and the same profiles give the same layout whatever their order.
@@ -16,11 +16,12 @@ from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Grid, Layout, starts
 from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first, text
+from skyinfra.mig.layouts import nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How far the placement of one GPU's layout got.
+    """The result of placing one GPU's layout.
 
     layout: the placed partitions: all of them, or the largest part for which there is a placement.
     missing: the profiles without a place, with how many of each; empty where the layout is whole.
@@ -40,11 +41,11 @@ def attempt(declared: Declared, geometry: Geometry) -> Attempt:
     One profile alone fills the GPU; anything else is exact. Raises InvalidLayout, UnknownProfile, and MigNotSupported
     where the placements of this GPU are unknown.
     """
-    wanted = counts(declared, geometry)
+    desired = counts(declared, geometry)
     if isinstance(declared, str) and fills(declared):
-        layout = fill(next(iter(wanted)).name, geometry)
+        layout = fill(next(iter(desired)).name, geometry)
         return Attempt(layout, (), "", Grid.of(layout, geometry).fitting())
-    return _attempt(wanted, geometry)
+    return _attempt(desired, geometry)
 
 
 def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
@@ -53,12 +54,12 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     Of several possible layouts the one in which larger profiles start lower is taken. Raises UnknownProfile;
     LayoutDoesNotFit, with a drawing of how far it got; MigNotSupported where the placements of this GPU are unknown.
     """
-    wanted = Counter(geometry.profile(name) for name in profiles)
-    return _whole(_attempt(wanted, geometry), geometry, "+".join(profiles))
+    desired = Counter(geometry.profile(name) for name in profiles)
+    return _whole(_attempt(desired, geometry), geometry, "+".join(profiles))
 
 
 def max_count(profile: str, geometry: Geometry) -> int:
-    """How many partitions of one profile fit on the GPU. Raises as place() does."""
+    """The number of partitions of one profile that fit on the GPU. Raises as place() does."""
     return len(fill(profile, geometry))
 
 
@@ -93,6 +94,12 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
     return tuple(layouts)
 
 
+def joinable(profiles: Mapping[str, int] | Sequence[str], geometry: Geometry) -> tuple[str, ...]:
+    """The profiles of which one more can be declared with *profiles*: all of them are placed anew."""
+    held = Counter(profiles)
+    return tuple(p.name for p in geometry.profiles if not attempt(held + Counter([p.name]), geometry).missing)
+
+
 def _one(declared: Declared, geometry: Geometry) -> Layout:
     return _whole(attempt(declared, geometry), geometry, declared)
 
@@ -100,32 +107,29 @@ def _one(declared: Declared, geometry: Geometry) -> Layout:
 def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
     if not tried.missing:
         return tried.layout
-    # All layouts are made of placements, so that module stands above this one.
-    from skyinfra.mig.layouts import nearest
-
-    wanted = Counter(placement.profile for placement in tried.layout) + Counter(dict(tried.missing))
-    instead = " or ".join(text(names) for names in nearest(wanted, geometry))
+    desired = Counter(placement.profile for placement in tried.layout) + Counter(dict(tried.missing))
+    instead = " or ".join(text(names) for names in nearest(desired, geometry))
     hint = f"{draw(tried.layout, geometry)}\nWould still fit: {', '.join(tried.fitting) or 'nothing'}."
     hint += f"\nInstead: {instead}." if instead else ""
     raise LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {tried.why}", given=given, hint=hint)
 
 
-def _attempt(wanted: Mapping[Profile, int], geometry: Geometry) -> Attempt:
+def _attempt(desired: Mapping[Profile, int], geometry: Geometry) -> Attempt:
     # One more than any GPU takes is refused like any larger number.
     limit = 1 + (geometry.compute_slices or 0)
-    profiles = [profile for profile, count in wanted.items() for _ in range(min(count, limit))]
+    profiles = [profile for profile, count in desired.items() for _ in range(min(count, limit))]
     tried = _search(tuple(sorted(profiles, key=largest_first)), geometry)
     placed = Counter(placement.profile for placement in tried.layout)
-    missing = {p.name: wanted[p] - placed[p.name] for p in sorted(wanted, key=largest_first)}
+    missing = {p.name: desired[p] - placed[p.name] for p in sorted(desired, key=largest_first)}
     return replace(tried, missing=tuple((name, count) for name, count in missing.items() if count))
 
 
 @lru_cache(maxsize=1024)
-def _search(wanted: tuple[Profile, ...], geometry: Geometry) -> Attempt:
-    search = _Search(_together(wanted, geometry), geometry)
+def _search(desired: tuple[Profile, ...], geometry: Geometry) -> Attempt:
+    search = _Search(_together(desired, geometry), geometry)
     search.run(0, 0, 0)
     grid = Grid(geometry, list(search.deepest))
-    rest = Counter(wanted)
+    rest = Counter(desired)
     rest.subtract(profile for profile, _ in search.deepest)
     left = [profile for profile in rest if rest[profile]]
     reasons = dict.fromkeys(why for profile in left if (why := grid.refusal(profile)))
@@ -133,38 +137,38 @@ def _search(wanted: tuple[Profile, ...], geometry: Geometry) -> Attempt:
     return Attempt(grid.layout(), (), why, grid.fitting())
 
 
-def _together(wanted: tuple[Profile, ...], geometry: Geometry) -> tuple[Profile, ...]:
-    """As many of *wanted*, from its start, as go together wherever they stand."""
+def _together(desired: tuple[Profile, ...], geometry: Geometry) -> tuple[Profile, ...]:
+    """As many of *desired*, from its start, as are allowed beside one another in any place."""
     grid = Grid(geometry)
-    for index, profile in enumerate(wanted):
+    for index, profile in enumerate(desired):
         starts(profile, geometry)  # raises where they are not known
         if grid.refusal(profile):
-            return wanted[:index]
+            return desired[:index]
         grid.put(profile, 0)
-    return wanted
+    return desired
 
 
 @dataclass
 class _Search:
     """Depth first over the starts; `deepest` is the largest part of the layout that was placed."""
 
-    wanted: tuple[Profile, ...]
+    desired: tuple[Profile, ...]
     geometry: Geometry
     deepest: tuple[tuple[Profile, int], ...] = ()
     _path: list[tuple[Profile, int]] = field(default_factory=list)
 
     def run(self, index: int, lowest: int, taken: int) -> bool:
-        """Places wanted[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice.
+        """Places desired[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice.
 
         *taken* has a bit for each placement unit that is not free.
         """
         if index > len(self.deepest):
             self.deepest = tuple(self._path)
-        if index == len(self.wanted):
+        if index == len(self.desired):
             return True
-        profile = self.wanted[index]
+        profile = self.desired[index]
         units = (1 << (profile.size or 0)) - 1
-        same_again = index + 1 < len(self.wanted) and self.wanted[index + 1] is profile
+        same_again = index + 1 < len(self.desired) and self.desired[index + 1] is profile
         for start in starts(profile, self.geometry):
             if start < lowest or taken & units << start:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from skyinfra.mig.drawing import Picture, Segment, facts, tone
+from skyinfra.mig.drawing import Picture, Segment, facts, labels, tone
 
 _WIDTH = 760
 _EDGE = 20
@@ -25,7 +25,7 @@ _PALE = "#8c959f"
 
 @dataclass
 class _Sheet:
-    """What is drawn so far; `y` is where the next thing begins, in pixels from the top."""
+    """The marks so far; `y` is the top of the next mark, in pixels from the top."""
 
     y: int = _EDGE
     marks: list[str] = field(default_factory=list)
@@ -51,9 +51,9 @@ class _Sheet:
 
 
 def svg(pictures: Sequence[tuple[str, Picture, Sequence[tuple[str, str]]]]) -> str:
-    """An SVG document with one GPU below the other: for each its title, its picture, and what is to be said below.
+    """An SVG document with one GPU below the other: for each its title, its picture, and notes below.
 
-    What is said are pairs of a word and a sentence, as drawing.facts() gives them.
+    Notes are pairs of a word and a sentence, as drawing.facts() returns them.
     """
     sheet = _Sheet()
     for title, shown, notes in pictures:
@@ -81,7 +81,7 @@ def _memory(sheet: _Sheet, shown: Picture) -> None:
         sheet.text(_EDGE + index * unit + 2, sheet.y - 5, str(index), pale=True)
     for segment in shown.segments:
         sheet.box(_EDGE + segment.start * unit, segment.size * unit, _BOX, _fill(segment, shown))
-        for row, label in enumerate(_labels(segment)):
+        for row, label in enumerate(labels(segment.profile)):
             x, y = _EDGE + segment.start * unit + 7, sheet.y + 20 + row * _LINE
             sheet.text(x, y, label, bold=row == 0 and segment.profile is not None, pale=segment.profile is None)
     sheet.y += _BOX + 8
@@ -101,12 +101,3 @@ def _compute(sheet: _Sheet, shown: Picture) -> None:
 
 def _fill(segment: Segment, shown: Picture) -> str:
     return "#ffffff" if segment.profile is None else _TONES[tone(segment.profile, shown.geometry) % len(_TONES)]
-
-
-def _labels(segment: Segment) -> list[str]:
-    profile = segment.profile
-    if profile is None:
-        return ["free"]
-    slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
-    labels = [profile.name, f"{profile.memory_gb} GB", slices]
-    return labels if profile.sm is None else [*labels, f"{profile.sm} SM"]

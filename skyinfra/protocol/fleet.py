@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass, field
 
 from skyinfra.errors import InvalidManifest, InvalidNodeConfig
+from skyinfra.mig import Layout
 from skyinfra.protocol import _schema
-from skyinfra.protocol.nodeconfig import PlacedPartition
 
 VERSION = 1
 # Of what a head and its clients say to one another, names of modules in pickles included. Raise it with either.
@@ -36,7 +36,7 @@ class FleetLayout(
 
     version: int
     mig_model: str | None = None
-    layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     memory_mode: str | None = None
 
     @property
@@ -57,11 +57,11 @@ class NodeFailure:
     lines: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, told: dict[str, object]) -> NodeFailure:
-        """From the report of a node, see `skyinfra.first_boot.report`; missing parts are empty."""
-        lines = told.get("lines")
+    def of(cls, report: dict[str, object]) -> NodeFailure:
+        """From a node's *report*, see `skyinfra.first_boot.report`; missing parts are empty."""
+        lines = report.get("lines")
         shown = tuple(str(line) for line in lines) if isinstance(lines, list) else ()
-        return cls(str(told.get("step", "")), str(told.get("error", "")), shown)
+        return cls(str(report.get("step", "")), str(report.get("error", "")), shown)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The node configuration: one JSON file with the desired state of the node, for the runner.
+"""The node configuration: one JSON file with the desired state of a node, for its runner.
 
 The compiler writes it, Terraform fills the placeholders, cloud-init (or the local module) puts it on the node.
 It never holds the fleet secret: ``secret_file`` names the file that does.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig
+from skyinfra.mig import Layout
 from skyinfra.protocol import _schema
 from skyinfra.protocol.packages import PackageSource
 
@@ -27,22 +28,11 @@ Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
 
 @dataclass(frozen=True)
-class PlacedPartition:
-    """One partition of a layout: where it stands in memory slices. ``profile`` is resolved on the device by name.
-
-    Of an AMD GPU, ``profile`` is the partition mode of the whole GPU, and start and size are in XCDs.
-    """
-
-    profile: str
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
 class NodeAccelerator:
     """The accelerators the node is to have: ``count`` devices of ``memory_gb`` GB (decimal, nominal) each.
 
-    ``layouts`` holds one layout per GPU index; empty means whole GPUs, with MIG mode off.
+    ``layouts`` holds one layout per GPU index, with profiles that are resolved on the device by name; empty means whole
+    GPUs, with MIG mode off. For AMD GPUs the profile is the partition mode of the GPU, start and size are in XCDs.
     ``mig_model`` is the key of the MIG geometry, such as ``h100_80gb``; None where the GPU has none. ``memory_mode`` is
     that of the AMD GPUs, such as ``NPS4``, where layouts are given.
     """
@@ -52,8 +42,30 @@ class NodeAccelerator:
     count: int
     memory_gb: float | None = None
     mig_model: str | None = None
-    layouts: tuple[tuple[PlacedPartition, ...], ...] = ()
+    layouts: tuple[Layout, ...] = ()
     memory_mode: str | None = None
+
+    @property
+    def per_gpu(self) -> tuple[Layout, ...]:
+        """One layout for each GPU, empty for a GPU that is not partitioned."""
+        return self.layouts or ((),) * self.count
+
+    def check(self, path: str) -> None:
+        """Raises `InvalidNodeConfig` where its fields disagree. *path*: that of the field that holds it."""
+        if self.count < 1:
+            raise InvalidNodeConfig("must be at least 1", field=f"{path}.count", given=self.count)
+        if len(self.per_gpu) != self.count:
+            raise InvalidNodeConfig(
+                "one layout per accelerator is needed",
+                field=f"{path}.layouts",
+                given=len(self.layouts),
+                hint=f"This node has {self.count} accelerators.",
+            )
+        modes = {partition.profile for layout in self.layouts for partition in layout}
+        if self.vendor == "amd" and len(modes) > 1:
+            raise InvalidNodeConfig(
+                "AMD GPUs of one node have one partition mode", field=f"{path}.layouts", given=", ".join(sorted(modes))
+            )
 
 
 @dataclass(frozen=True)
@@ -102,29 +114,14 @@ class NodeConfig(
         return f"{self.stack}/{self.pool}"
 
     def _check(self, source: str) -> None:
-        accelerator = self.accelerator
-        if accelerator is None and self.cpu_slots < 1:
+        if self.accelerator is None and self.cpu_slots < 1:
             raise InvalidNodeConfig(
                 "a node without accelerators needs at least one CPU slot", field=f"{source}.cpu_slots"
             )
         if self.scheduler_only and not self.head:
             raise InvalidNodeConfig("only the head is without slots", field=f"{source}.scheduler_only")
-        if accelerator is not None and accelerator.count < 1:
-            raise InvalidNodeConfig("must be at least 1", field=f"{source}.accelerator.count", given=accelerator.count)
-        if accelerator is not None and accelerator.layouts and len(accelerator.layouts) != accelerator.count:
-            raise InvalidNodeConfig(
-                "one layout per accelerator is needed",
-                field=f"{source}.accelerator.layouts",
-                given=len(accelerator.layouts),
-                hint=f"This node has {accelerator.count} accelerators.",
-            )
-        modes = {p.profile for layout in accelerator.layouts for p in layout} if accelerator is not None else set()
-        if accelerator is not None and accelerator.vendor == "amd" and len(modes) > 1:
-            raise InvalidNodeConfig(
-                "AMD GPUs of one node have one partition mode",
-                field=f"{source}.accelerator.layouts",
-                given=", ".join(sorted(modes)),
-            )
+        if self.accelerator is not None:
+            self.accelerator.check(f"{source}.accelerator")
         host, _, port = self.scheduler.rpartition(":")
         if not host or not port.isdigit():
             raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)

@@ -14,9 +14,9 @@ from skyinfra import offers
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declared
 from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
+from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
-from skyinfra.providers.tags import layout_tag
 
 _DATA = Path(__file__).with_name("aws.json")
 SCHEDULER_PORT = 8786
@@ -268,7 +268,7 @@ class AWS(Provider):
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
             "efa_interfaces": chosen.efa or None,
-            "layout": layout_tag(chosen.accelerator) if chosen.accelerator else None,
+            "layout": write_tag(layout.mig) if (layout := chosen.accelerator) and layout.mig_model else None,
         }
         return {
             "zones": list(self.zones),

@@ -1,7 +1,7 @@
-"""``skyinfra-runner partition``: bringing GPUs to a layout by hand or at boot, comparing them with it, writing it down.
+"""``skyinfra-runner partition``: brings GPUs to a layout by hand or at boot, compares them with it, exports it.
 
-What is done is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each thing done,
-``standing`` for each partition that stands in the end, ``differs`` for each difference that was only looked at.
+The output is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each change,
+``standing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skyinfra.errors import SkyinfraError
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-# Where a partitioning without a node configuration remembers a reboot.
+# The folder that remembers a reboot where there is no node configuration.
 _STATE = Path("/var/lib/skyinfra")
 
 
@@ -65,23 +65,22 @@ def _by_config(options: argparse.Namespace) -> int:
     from skyinfra.node.node import file_sha256
 
     directory = NodeDirectory(options.config.absolute().parent)
-    # The head may have told another layout since the configuration was written.
+    # The head may have sent another layout since the configuration was written.
     found = desired.find(NodeConfig.load(options.config), file_sha256(options.config), directory)
     if found.refused is not None:
         print(f"warning: {found.refused}", file=sys.stderr)
     hardware = Hardware(found.config, directory)
     if options.check or options.dry_run:
         hardware.devices()
-        return _differences(hardware.plan(), options)
+        return _print_steps(hardware.plan(), options)
     try:
         hardware.devices()
-        partitions = hardware.partition(_print_step, force=options.force, reboot=options.reboot)
+        partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
         actual.write(directory, found.config, error)
         raise
     actual.write(directory, found.config, partitions)
-    for partition in partitions:
-        _print({"event": "standing", **asdict(partition)})
+    _print_partitions(partitions)
     return 0
 
 
@@ -91,18 +90,17 @@ def _by_layout(options: argparse.Namespace) -> int:
     from skyinfra.gpu.machine import SystemMachine
     from skyinfra.gpu.nvml import Nvml
 
-    means = partitioner.Means(
+    apply_options = partitioner.ApplyOptions(
         machine=SystemMachine(),
         force=options.force,
         reboot=options.reboot,
         reboot_file=NodeDirectory(_STATE).reboot_file,
     )
     with session(Nvml()) as nvml:
-        wanted = live.wanted(nvml, options.layout, "all" if options.gpu is None else options.gpu)
+        desired = live.desired(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
-            return _differences(partitioner.plan(nvml, wanted), options)
-        for partition in partitioner.apply(nvml, wanted, emit=_print_step, means=means):
-            _print({"event": "standing", **asdict(partition)})
+            return _print_steps(partitioner.plan(nvml, desired), options)
+        _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=apply_options))
     return 0
 
 
@@ -119,7 +117,12 @@ def _export() -> int:
     return 0
 
 
-def _differences(steps: Sequence[Any], options: argparse.Namespace) -> int:
+def _print_partitions(partitions: Sequence[Any]) -> None:
+    for partition in partitions:
+        _print({"event": "standing", **asdict(partition)})
+
+
+def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
     for step in steps:
         _print({"event": "differs", **step.to_json()})
     return 1 if steps and options.check else 0
@@ -145,16 +148,16 @@ def _orderly_end() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reported(*, quiet: bool) -> Iterator[None]:
-    """Ends the stream of events with what went wrong, which the person is told as well."""
+    """Ends the stream of events with the error, which goes to the user as well."""
     try:
         yield
     except SkyinfraError as error:
         if not quiet:
-            _print_step({"phase": "failed", "class": type(error).__name__, "message": str(error)})
+            _print_event({"phase": "failed", "class": type(error).__name__, "message": str(error)})
         raise
 
 
-def _print_step(event: dict[str, Any]) -> None:
+def _print_event(event: dict[str, Any]) -> None:
     _print({"event": "partition", **event})
 
 
@@ -162,12 +165,12 @@ def _print(event: dict[str, Any]) -> None:
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
-        # Who read the events has gone. Partitioning goes on: half of it is worse than what nobody hears of.
+        # The reader of the events has gone. Partitioning goes on: a half-made layout is worse than lost events.
         _silence()
 
 
 def _silence() -> None:
-    """Sends what is printed from now on nowhere, also what waits for the end of the program."""
+    """Discards all further output, also what is flushed at the end of the program."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

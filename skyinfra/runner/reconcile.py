@@ -18,16 +18,17 @@ from typing import Any
 
 from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
-from skyinfra.gpu.actual import PATIENCE_S, Recorded
+from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.partitioner import Partition, Step
+from skyinfra.gpu.transition import Partition
 from skyinfra.head import start
+from skyinfra.mig import Layout
 from skyinfra.node.folder import NodeDirectory, State
 from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.protocol.nodeconfig import NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.runner import slots
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.supervisor import pause
@@ -38,8 +39,6 @@ logger = logging.getLogger("skyinfra.runner")
 _POLL_S = 0.2
 # A request that root's part did not notice costs no more than this; systemd refuses five starts within ten seconds.
 _REMIND_S = 5.0
-
-Layouts = tuple[tuple[PlacedPartition, ...], ...]
 
 
 @dataclass
@@ -85,8 +84,8 @@ class Reconciler:
         self._partitions = partitions
         self._superseded = superseded
         self._enter = enter
-        # The layout of each GPU as it was brought up last.
-        self._layouts: Layouts = ()
+        # The actual layout of each GPU, as it was made last.
+        self._layouts: tuple[Layout, ...] = ()
 
     async def run(self, node: Node, layout: FleetLayout) -> bool:
         """Brings the node to what *node* says; False where something else was desired before that was done.
@@ -145,26 +144,25 @@ class Reconciler:
         Gives the running workers that have to end first; None where something else is desired.
         """
         config = self._held_back(run.node.config, run.held)
-        hardware: Hardware | Recorded = Hardware(config, self._directory)
-        if not self._partitions and Recorded.applies(config, self._directory):
-            hardware = Recorded(config, self._directory)
+        recorded = not self._partitions and RecordedHardware.applies(config, self._directory)
+        hardware = (RecordedHardware if recorded else Hardware)(config, self._directory)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
-        touched = {key for key in self._workers if _is_touched(key.slot, steps)}
+        touched = {key for key in self._workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}
         run.touched |= touched
         if touched or (run.held and not self._partitions):
             self._promise(run, self._workers.slots, without=touched)
             return touched
-        if isinstance(hardware, Recorded):
+        if isinstance(hardware, RecordedHardware):
             made = await self._made_by_root(hardware)
             if made is None:
                 return None
             partitions = made
         elif self._partitions:
             partitions = await asyncio.to_thread(hardware.partition, _log_event)
-            self._layouts = _per_gpu(config)
+            self._layouts = config.accelerator.per_gpu if config.accelerator is not None else ()
         else:
-            partitions = await asyncio.to_thread(hardware.standing)
+            partitions = await asyncio.to_thread(hardware.actual)
         self._enter("serving")
         # A booting node waits for its head here, after its GPUs were partitioned.
         run.endpoint = run.endpoint or await self._membership.join(run.node, run.layout)
@@ -173,12 +171,12 @@ class Reconciler:
         planned = slots.plan(config, devices, partitions, running=self._workers.slots, held=run.held)
         return self._start(run, planned)
 
-    async def _made_by_root(self, recorded: Recorded) -> tuple[Partition, ...] | None:
+    async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
         """The partitions, once root has made them; None where something else is desired before that."""
         recorded.ask()
         asked = time.monotonic()
         deadline = asked + PATIENCE_S
-        while (made := recorded.standing()) is None:
+        while (made := recorded.made_by_root()) is None:
             if (now := time.monotonic()) - asked > _REMIND_S:
                 recorded.remind()
                 asked = now
@@ -214,31 +212,19 @@ class Reconciler:
         self._membership.promise(run.node, slots.names(run.node.name, slots.count(run.node.config), kept))
 
     def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
-        """*config*, but on the GPUs *held* with the layout that stands there."""
+        """*config* with the actual layout on the GPUs *held*."""
         accelerator = config.accelerator
         if accelerator is None or not held or not self._layouts:
             return config
-        wanted = _per_gpu(config)
-        layouts = tuple(self._layouts[gpu] if gpu in held else each for gpu, each in enumerate(wanted))
+        desired = enumerate(accelerator.per_gpu)
+        layouts = tuple(self._layouts[gpu] if gpu in held else each for gpu, each in desired)
         return replace(config, accelerator=replace(accelerator, layouts=layouts if any(layouts) else ()))
-
-
-def _per_gpu(config: NodeConfig) -> Layouts:
-    """One layout for each accelerator, empty for one that is not partitioned."""
-    accelerator = config.accelerator
-    return (accelerator.layouts or ((),) * accelerator.count) if accelerator is not None else ()
 
 
 def _is_foreign(key: Wanted, node: Node) -> bool:
     """Whether *key* belongs to another scheduler: its tasks are lost, so that nothing waits for them."""
     moved = not node.config.head and key.scheduler != start.parse(node.config.scheduler)
     return moved or key.secret != node.secret
-
-
-def _is_touched(slot: InstanceInfo, steps: Sequence[Step]) -> bool:
-    """Whether the device of *slot* goes, or its GPU changes its MIG mode, which nothing on it survives."""
-    goes = slot.uuid is not None and slot.uuid in {step.uuid for step in steps if step.action == "destroy"}
-    return goes or slot.gpu in {step.gpu for step in steps if step.action == "mode"}
 
 
 def _log_event(event: dict[str, Any]) -> None:

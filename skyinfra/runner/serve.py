@@ -110,7 +110,7 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     def _watch_desired(self) -> None:
-        """Notices a change of the head's desired layout."""
+        """Notices that the desired layout of the head was written anew."""
         seen = stamp(self._directory.desired_file)
         if self._node is not None and self._node.config.head and seen != self._stamp:
             self._stamp = seen
@@ -164,9 +164,9 @@ class Service:
         self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
-        wanted = self._membership.layout_for(node)
+        handed = self._membership.layout_for(node)
         self._stamp = stamp(self._directory.desired_file)
-        found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, wanted)
+        found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, handed)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)
         if found.source != "node.json":

@@ -1,4 +1,4 @@
-"""From what a node has to the slots that run its tasks.
+"""The slots of a node, which run its tasks, from its accelerators and partitions.
 
 The order is the manifest's: by accelerator, within it by placement; CPU slots by number.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from skyinfra import mig
 from skyinfra.gpu.amd.partitioner import ComputePartition
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.partitioner import Partition
+from skyinfra.gpu.transition import Partition
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
@@ -41,8 +41,8 @@ def plan(
 ) -> tuple[InstanceInfo, ...]:
     """The slots of the node *config*, ordered by their index.
 
-    *devices*: the accelerators that were found. *partitions*: those that stand on them; a device with partitions gives
-    one slot per partition. *running*: slots that have a worker now; one whose device stays keeps its index, so that
+    *devices*: the accelerators that were found. *partitions*: those on them; a device with partitions gives one slot
+    per partition. *running*: slots that have a worker now; one whose device stays keeps its index, so that
     its worker (and the task in it) never notices a change elsewhere. No other slot gets the index of a running one.
     *held*: the GPUs on which no slot is to be beside those that run.
     """
@@ -51,25 +51,25 @@ def plan(
     kept = {_device_of(slot): slot.worker for slot in running}
     accelerator = config.accelerator
     if accelerator is None:
-        wanted = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
+        desired = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
     else:
         found = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
-        wanted = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
-    return _number(wanted, kept)
+        desired = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
+    return _number(desired, kept)
 
 
 def count(config: NodeConfig) -> int:
-    """How many slots the node *config* is to have: one for each partition, and for each accelerator without any."""
+    """The desired number of slots of *config*: one for each partition, and for each accelerator without partitions."""
     accelerator = config.accelerator
     if config.scheduler_only:
         return 0
     if accelerator is None:
         return config.cpu_slots
-    return sum(len(layout) or 1 for layout in accelerator.layouts) or accelerator.count
+    return sum(len(layout) or 1 for layout in accelerator.per_gpu)
 
 
 def names(node: str, total: int, kept: Iterable[int]) -> tuple[str, ...]:
-    """What the *total* slots of *node* will be called, of which those with the indexes *kept* are known already."""
+    """The names of the *total* slots of *node*, of which those with the indexes *kept* are known already."""
     known = set(kept)
     others = itertools.islice((index for index in itertools.count() if index not in known), max(0, total - len(known)))
     return tuple(_name(node, index) for index in sorted({*known, *others}))
@@ -142,7 +142,7 @@ def _blank(config: NodeConfig, kind: SlotKind) -> InstanceInfo:
 
 
 def _memory_gb(accelerator: NodeAccelerator, partition: Partition, units: int | None) -> float | None:
-    """What the name of a MIG profile says; of an AMD GPU its share."""
+    """The memory in the name of a MIG profile; for an AMD GPU its share."""
     if accelerator.vendor == "amd":
         share = partition.size / units if units else 1
         return None if accelerator.memory_gb is None else round(accelerator.memory_gb * share, 1)
@@ -154,13 +154,13 @@ def _device_of(slot: InstanceInfo) -> tuple[object, ...]:
     return (slot.kind, slot.gpu, slot.uuid, slot.profile, slot.visible, slot.worker if slot.kind == "cpu" else None)
 
 
-def _number(wanted: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
+def _number(desired: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
     """Gives every slot its index: the one it is running with, else the lowest that is free."""
     taken = set(kept.values())
     free = (index for index in itertools.count() if index not in taken)
-    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in wanted]
+    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in desired]
     numbered = [
-        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(wanted, indexes, strict=True)
+        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(desired, indexes, strict=True)
     ]
     return tuple(sorted(numbered, key=lambda slot: slot.worker))
 

@@ -13,8 +13,8 @@ from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra import PartitionBusy
 from skyinfra.gpu import actual
-from skyinfra.gpu.actual import Recorded
-from skyinfra.gpu.target import Partition
+from skyinfra.gpu.actual import RecordedHardware
+from skyinfra.gpu.transition import Partition
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli, reconcile
@@ -84,7 +84,7 @@ async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | No
     reconciler = Reconciler(
         node.directory, workers, membership, partitions=False, superseded=superseded, enter=lambda state: None
     )
-    waiting = asyncio.create_task(reconciler._made_by_root(Recorded(node.config, node.directory)))
+    waiting = asyncio.create_task(reconciler._made_by_root(RecordedHardware(node.config, node.directory)))
     while not node.directory.request_file.exists():
         await asyncio.sleep(0.01)
     node.directory.request_file.unlink()
@@ -116,17 +116,17 @@ def test_the_plan_is_made_from_the_record(make_node: MakeNode, wanted: NodeAccel
     node = make_node(accelerator=BEFORE)
     assert cli.main(["partition", "--config", str(node.file)]) == 0
     node.configure(accelerator=wanted)
-    found = [str(step) for step in Recorded(node.config, node.directory).plan()]
+    found = [str(step) for step in RecordedHardware(node.config, node.directory).plan()]
     assert found == [f"GPU 1: {step}" for step in steps]
 
 
 def test_a_record_is_read_as_it_was_written(make_node: MakeNode) -> None:
     node = make_node(accelerator=BEFORE)
     directory = NodeDirectory(node.path)
-    assert not Recorded.applies(node.config, directory)
+    assert not RecordedHardware.applies(node.config, directory)
     made = (Partition(0, "3g.40gb", 0, 4, "MIG-1"),)
     actual.write(directory, node.config, made)
-    assert Recorded.applies(node.config, directory)
+    assert RecordedHardware.applies(node.config, directory)
     found = actual.read(directory)
     assert found is not None
     assert (found.partitions, found.error) == (made, None)

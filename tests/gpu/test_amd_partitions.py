@@ -17,12 +17,13 @@ from running_node import RunningNode, on_slot
 
 from skyinfra import AcceleratorMissing, PartitionFailed
 from skyinfra.accelerators import Accelerator, partitions
-from skyinfra.gpu.amd import partitioner, smi
+from skyinfra.gpu.amd import smi
+from skyinfra.gpu.amd.partitioner import AmdGpus
 from skyinfra.gpu.amd.simulated import SimulatedAmd
-from skyinfra.gpu.amd.smi import AmdDriver, AmdSmi
+from skyinfra.gpu.amd.smi import AmdSmi
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import slots
 from skyinfra.worker import process
 
@@ -32,8 +33,8 @@ WHOLE = {"compute": "SPX", "memory": "NPS1", "requested": "NPS1"}
 def declared(text: str) -> NodeAccelerator:
     """What the compiler makes of an accelerator string."""
     found = Accelerator.parse(text)
-    layouts = tuple(tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in found.layouts())
-    return NodeAccelerator(found.name, "amd", found.count or 1, found.memory_gb, None, layouts, found.memory_mode)
+    count = found.count or 1
+    return NodeAccelerator(found.name, "amd", count, found.memory_gb, None, found.layouts(), found.memory_mode)
 
 
 class Machine:
@@ -71,7 +72,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def drivers(machine: Machine, wanted: NodeAccelerator, tmp_path: Path) -> dict[str, AmdDriver]:
+def drivers(machine: Machine, wanted: NodeAccelerator, tmp_path: Path) -> dict[str, AmdSmi]:
     modes = {mode: list(memory) for mode, memory in partitions.part(wanted.name).modes.items()}
     xcds = partitions.part(wanted.name).xcds
     machine.has(wanted.count, xcds=xcds, name=f"AMD Instinct {wanted.name}", modes=modes)
@@ -83,26 +84,26 @@ def drivers(machine: Machine, wanted: NodeAccelerator, tmp_path: Path) -> dict[s
 def test_both_drivers_keep_the_same_rules(machine: Machine, tmp_path: Path, kind: str, text: str) -> None:
     wanted = declared(text)
     driver = drivers(machine, wanted, tmp_path)[kind]
-    assert [step.gpu for step in partitioner.plan(driver, wanted)] == list(range(wanted.count))
+    assert [step.gpu for step in AmdGpus(driver, wanted).plan()] == list(range(wanted.count))
     with pytest.raises(PartitionFailed, match="do not stand as declared"):
-        partitioner.standing(driver, wanted)
-    made = partitioner.apply(driver, wanted)
+        AmdGpus(driver, wanted).actual()
+    made = AmdGpus(driver, wanted).partition()
     assert [(p.gpu, p.profile, p.start, p.size) for p in made] == [
         (gpu, p.profile, p.start, p.size) for gpu, layout in enumerate(wanted.layouts) for p in layout
     ]
     assert len({p.uuid for p in made}) == len({vars(p)["visible"] for p in made}) == len(made)
-    assert partitioner.plan(driver, wanted) == []
-    assert partitioner.standing(driver, wanted) == partitioner.apply(driver, wanted) == made
+    assert AmdGpus(driver, wanted).plan() == []
+    assert AmdGpus(driver, wanted).actual() == AmdGpus(driver, wanted).partition() == made
     whole = dataclasses.replace(wanted, layouts=(), memory_mode=None)
-    assert partitioner.apply(driver, whole) == ()
-    assert partitioner.plan(driver, whole) == []
+    assert AmdGpus(driver, whole).partition() == ()
+    assert AmdGpus(driver, whole).plan() == []
     assert [(gpu.compute, gpu.memory, len(gpu.devices)) for gpu in driver.gpus()] == [("SPX", "NPS1", 1)] * wanted.count
 
 
 def test_the_memory_mode_goes_first_and_sets_the_compute_mode(machine: Machine) -> None:
     machine.has(2)
     events: list[dict[str, Any]] = []
-    partitioner.apply(AmdSmi(), declared("MI300X:2/QPX+NPS4"), emit=events.append)
+    AmdGpus(AmdSmi(), declared("MI300X:2/QPX+NPS4")).partition(events.append)
     assert machine.changes() == [
         "amd-smi set --gpu 0 --memory-partition NPS4",
         "amd-smi set --gpu 1 --memory-partition NPS4",
@@ -123,38 +124,38 @@ def test_the_memory_mode_goes_first_and_sets_the_compute_mode(machine: Machine) 
 
 def test_a_compute_mode_that_comes_with_the_memory_mode_is_not_set_again(machine: Machine) -> None:
     machine.has(1)
-    partitioner.apply(AmdSmi(), declared("MI300X/CPX+NPS4"))
+    AmdGpus(AmdSmi(), declared("MI300X/CPX+NPS4")).partition()
     assert not [call for call in machine.changes() if "compute" in call]
 
 
 def test_only_what_differs_is_set(machine: Machine) -> None:
     machine.has(3)
-    partitioner.apply(AmdSmi(), declared("MI300X:3/CPX"))
+    AmdGpus(AmdSmi(), declared("MI300X:3/CPX")).partition()
     machine.changes()
     state = State.load()
     state.gpus[1]["compute"] = "SPX"
     state.store()
-    assert [step.gpu for step in partitioner.plan(AmdSmi(), declared("MI300X:3/CPX"))] == [1]
-    partitioner.apply(AmdSmi(), declared("MI300X:3/CPX"))
+    assert [step.gpu for step in AmdGpus(AmdSmi(), declared("MI300X:3/CPX")).plan()] == [1]
+    AmdGpus(AmdSmi(), declared("MI300X:3/CPX")).partition()
     assert machine.changes() == ["amd-smi set --gpu 8 --compute-partition CPX"]
-    partitioner.apply(AmdSmi(), declared("MI300X:3/CPX"))
+    AmdGpus(AmdSmi(), declared("MI300X:3/CPX")).partition()
     assert machine.changes() == []
 
 
 def test_a_memory_mode_touches_every_gpu(machine: Machine) -> None:
     machine.has(3)
-    partitioner.apply(AmdSmi(), declared("MI300X:3/CPX+NPS4"))
+    AmdGpus(AmdSmi(), declared("MI300X:3/CPX+NPS4")).partition()
     state = State.load()
     state.gpus[1] |= WHOLE
     state.store()
-    steps = partitioner.plan(AmdSmi(), declared("MI300X:3/CPX+NPS4"))
+    steps = AmdGpus(AmdSmi(), declared("MI300X:3/CPX+NPS4")).plan()
     assert [str(step) for step in steps] == [f"GPU {i}: set CPX+NPS4" for i in range(3)]
     assert steps[0].to_json() == {"gpu": 0, "action": "mode", "profile": "CPX+NPS4"}
 
 
 def test_before_rocm_7_amd_smi_loads_the_driver_itself(machine: Machine) -> None:
     machine.has(2, rocm=6)
-    made = partitioner.apply(AmdSmi(), declared("MI300X:2/CPX+NPS4"))
+    made = AmdGpus(AmdSmi(), declared("MI300X:2/CPX+NPS4")).partition()
     assert machine.changes() == ["amd-smi set --gpu 0 --memory-partition NPS4"]
     assert len({p.uuid for p in made}) == 16, "one UUID a GPU there, so the partition stands behind it"
     assert made[9].uuid.endswith("/1")
@@ -163,11 +164,11 @@ def test_before_rocm_7_amd_smi_loads_the_driver_itself(machine: Machine) -> None
 def test_devices_are_numbered_as_rocm_does(machine: Machine) -> None:
     machine.has(2)
     wanted = declared("MI300X:2/DPX")
-    made = partitioner.apply(AmdSmi(), wanted)
+    made = AmdGpus(AmdSmi(), wanted).partition()
     assert State.load().order == [1, 0], "a GPU that is divided goes to the end of the topology"
     assert [(p.gpu, p.start, vars(p)["visible"]) for p in made] == [(0, 0, "2"), (0, 4, "3"), (1, 0, "0"), (1, 4, "1")]
     config = NodeConfig(1, "demo", "p", "n1", "local", True, "127.0.0.1:0", wanted)
-    planned = slots.plan(config, partitioner.AmdGpus(AmdSmi(), wanted).devices(), made)
+    planned = slots.plan(config, AmdGpus(AmdSmi(), wanted).devices(), made)
     assert [slots.environment(s, "amd") for s in planned][1] == {
         "ROCR_VISIBLE_DEVICES": "3",
         "HIP_VISIBLE_DEVICES": "0",
@@ -199,7 +200,7 @@ def test_refusals_say_what_was_wanted_found_and_said(
 ) -> None:
     machine.has(1, **state)
     with pytest.raises(PartitionFailed, match=message) as caught:
-        partitioner.apply(AmdSmi(), declared(wanted), patience_s=0)
+        AmdGpus(AmdSmi(), declared(wanted), patience_s=0).partition()
     assert caught.value.hint is not None
     assert caught.match(hint)
     if "cannot be loaded" not in str(caught.value):
@@ -209,14 +210,14 @@ def test_refusals_say_what_was_wanted_found_and_said(
 
 def test_a_gpu_that_is_busy_for_a_moment_is_waited_for(machine: Machine) -> None:
     machine.has(1, busy=1, in_use=1)
-    assert len(partitioner.apply(AmdSmi(), declared("MI300X/QPX+NPS4"))) == 4
+    assert len(AmdGpus(AmdSmi(), declared("MI300X/QPX+NPS4")).partition()) == 4
 
 
 def test_what_fails_after_it_has_taken_effect_is_done(machine: Machine) -> None:
     machine.has(2, late=True)
-    assert len(partitioner.apply(AmdSmi(), declared("MI300X:2/QPX"))) == 8
+    assert len(AmdGpus(AmdSmi(), declared("MI300X:2/QPX")).partition()) == 8
     machine.has(2, late=True, rocm=6)
-    assert len(partitioner.apply(AmdSmi(), declared("MI300X:2/QPX+NPS4"))) == 8
+    assert len(AmdGpus(AmdSmi(), declared("MI300X:2/QPX+NPS4")).partition()) == 8
 
 
 def test_warnings_before_the_document_are_passed_over(machine: Machine) -> None:
@@ -246,7 +247,7 @@ def test_what_cannot_be_read_is_named(machine: Machine, monkeypatch: pytest.Monk
 def test_another_machine_than_declared(machine: Machine, gpus: int, name: str, message: str) -> None:
     machine.has(gpus, name=name)
     with pytest.raises(AcceleratorMissing, match=message):
-        partitioner.AmdGpus(AmdSmi(), declared("MI300X/CPX")).devices()
+        AmdGpus(AmdSmi(), declared("MI300X/CPX")).devices()
 
 
 def test_whole_gpus_are_looked_for_as_files_unless_they_stand_divided(machine: Machine, tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_whole_gpus_are_looked_for_as_files_unless_they_stand_divided(machine: M
     assert [d.visible for d in hardware(tmp_path).devices()] == ["0", "1"]
     assert hardware(tmp_path).plan() == []
     assert State.load().calls == [], "amd-smi is slow"
-    partitioner.apply(AmdSmi(), declared("MI300X:2/CPX+NPS4"))
+    AmdGpus(AmdSmi(), declared("MI300X:2/CPX+NPS4")).partition()
     (tmp_path / "dev/dri/renderD130").touch()
     divided = hardware(tmp_path)
     assert [d.visible for d in divided.devices()] == ["0", "1"]

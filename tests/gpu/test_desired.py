@@ -14,13 +14,14 @@ from running_node import h100
 from skyinfra import InvalidNodeConfig
 from skyinfra.gpu import desired
 from skyinfra.gpu.desired import Desired, clear_desired, write_desired
+from skyinfra.mig import Placement
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import FleetLayout
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import slots
 
-BIG = (PlacedPartition("3g.40gb", 0, 4),)
-SMALL = (PlacedPartition("2g.20gb", 0, 2), PlacedPartition("2g.20gb", 2, 2))
+BIG = (Placement("3g.40gb", 0, 4),)
+SMALL = (Placement("2g.20gb", 0, 2), Placement("2g.20gb", 2, 2))
 LAYOUT = FleetLayout(1, "h100_80gb", (SMALL,))
 
 
@@ -29,7 +30,7 @@ def config(*, head: bool, accelerator: NodeAccelerator | None = None) -> NodeCon
     return NodeConfig(1, "demo", "mig", "n1", "local", head, "127.0.0.1:0", device)
 
 
-def layouts(found: Desired) -> tuple[tuple[PlacedPartition, ...], ...]:
+def layouts(found: Desired) -> tuple[tuple[Placement, ...], ...]:
     assert found.config.accelerator is not None
     return found.config.accelerator.layouts
 
@@ -42,14 +43,14 @@ def directory(tmp_path: Path) -> NodeDirectory:
 def test_on_the_head_the_written_layout_stands_above_the_configured_one(directory: NodeDirectory) -> None:
     head = config(head=True)
     assert desired.find(head, "a", directory) == Desired(head, "node.json")
-    assert desired.stamp(directory) is None
+    assert desired.stamp(directory.desired_file) is None
     write_desired(directory.path, [SMALL])
     found = desired.find(head, "a", directory)
     assert (layouts(found), found.source, found.refused) == ((SMALL,), "desired.json", None)
     assert found.layout == LAYOUT
-    first = desired.stamp(directory)
+    first = desired.stamp(directory.desired_file)
     write_desired(directory.path, [])
-    assert desired.stamp(directory) != first
+    assert desired.stamp(directory.desired_file) != first
     assert layouts(desired.find(head, "a", directory)) == ()
     clear_desired(directory.path)
     clear_desired(directory.path)
@@ -78,10 +79,10 @@ def test_other_nodes_take_what_they_are_told_and_keep_it_for_that_configuration(
     [
         (FleetLayout(1, None, (BIG, BIG)), "2 layouts, and this node has 1 accelerators"),
         (FleetLayout(1, "a100_40gb", (BIG,)), "the layout is for a100_40gb, and this node has h100_80gb"),
-        (FleetLayout(1, None, ((PlacedPartition("3g.40gb", 1, 4),),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
-        (FleetLayout(1, None, ((PlacedPartition("3g.40gb", 0, 3),),)), "3g.40gb cannot stand at 0:3 on h100_80gb"),
+        (FleetLayout(1, None, ((Placement("3g.40gb", 1, 4),),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
+        (FleetLayout(1, None, ((Placement("3g.40gb", 0, 3),),)), "3g.40gb cannot stand at 0:3 on h100_80gb"),
         (FleetLayout(1, None, ((*BIG, *SMALL),)), "2g.20gb cannot stand at 0:2 on h100_80gb"),
-        (FleetLayout(1, None, ((PlacedPartition("3g.20gb", 0, 4),),)), "has no profile of that name"),
+        (FleetLayout(1, None, ((Placement("3g.20gb", 0, 4),),)), "has no profile of that name"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
@@ -146,7 +147,7 @@ def test_slots_that_stay_keep_their_names_and_the_others_get_the_lowest(total: i
 
 
 def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> None:
-    modes = tuple((PlacedPartition("CPX", 0, 1),) for _ in range(2))
+    modes = tuple((Placement("CPX", 0, 1),) for _ in range(2))
     amd = NodeAccelerator("MI300X", "amd", 2, 192.0, None, modes, "NPS4")
     of_head = Desired(config(head=True, accelerator=amd), "node.json").layout
     assert of_head.memory_mode == "NPS4"

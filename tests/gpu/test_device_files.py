@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyinfra.doctor import nvidia
-from skyinfra.gpu import device_files, machine
+from skyinfra.gpu import machine
 from skyinfra.gpu.machine import SystemMachine
 
 ACCESS = {"mig/config": 1, "gpu0/mig/gi1/access": 12, "gpu0/mig/gi1/ci0/access": 13, "mig/monitor": 2}
@@ -52,7 +52,7 @@ def give_program(root: Path, text: str = MODPROBE) -> None:
 
 
 def names(root: Path) -> list[str]:
-    return [str(file.relative_to(root / "dev")) for file in device_files.missing(root)]
+    return [str(file.relative_to(root / "dev")) for file in machine.missing_files(root)]
 
 
 def test_what_is_not_there_is_made_by_the_drivers_own_program(root: Path) -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_asked_without_a_driver_or_by_who_may_not(root: Path, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (root / "proc/driver/nvidia/version").unlink()
     assert SystemMachine().make_device_files() == ""
-    assert device_files.needed(root) == ()
+    assert machine.needed_files(root) == ()
 
 
 def test_doctor_names_what_is_missing(root: Path) -> None:

@@ -19,13 +19,14 @@ from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu import partitioner
 from skyinfra.gpu.machine import CLIENTS, Address, SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
-from skyinfra.gpu.partitioner import Means
+from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
+from skyinfra.mig import Placement
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import cli
 
-LAYOUT = (PlacedPartition("3g.20gb", 0, 4),)
+LAYOUT = (Placement("3g.20gb", 0, 4),)
 PASSTHROUGH = "GPU reset is not supported in a virtual machine"
 
 
@@ -130,16 +131,16 @@ def opened(tmp_path: Path, count: int = 1) -> tuple[Nvml, Counted]:
     return nvml, driver
 
 
-def apply(nvml: Nvml, means: Means, count: int = 1, events: list[dict[str, Any]] | None = None) -> int:
+def apply(nvml: Nvml, options: ApplyOptions, count: int = 1, events: list[dict[str, Any]] | None = None) -> int:
     emit = (lambda event: None) if events is None else events.append
-    return len(partitioner.apply(nvml, dict.fromkeys(range(count), LAYOUT), emit=emit, means=means))
+    return len(partitioner.apply(nvml, dict.fromkeys(range(count), LAYOUT), emit=emit, options=options))
 
 
 def test_services_that_hold_the_gpu_are_stopped_and_started_again(tmp_path: Path) -> None:
     nvml, driver = opened(tmp_path)
     machine = Machine(driver, held=[0])
     events: list[dict[str, Any]] = []
-    assert apply(nvml, Means(machine=machine, patience_s=0), events=events) == 1
+    assert apply(nvml, ApplyOptions(machine=machine, patience_s=0), events=events) == 1
     assert machine.calls == [("stop", [0]), ("start", ["dcgm"]), ("cdi", None)]
     assert [e["phase"] for e in events] == ["mode", "clients", "mode", "create", "cdi"]
     assert events[0] == {"phase": "mode", "gpu": 0, "on": True, "pending": True}
@@ -151,7 +152,7 @@ def test_device_files_that_could_not_be_made_are_named_and_the_partitions_stand(
     machine.device_files = "/dev/nvidia-uvm: there is no nvidia-modprobe"
     for changes in (True, False):
         events: list[dict[str, Any]] = []
-        assert apply(nvml, Means(machine=machine, patience_s=0), events=events) == 1
+        assert apply(nvml, ApplyOptions(machine=machine, patience_s=0), events=events) == 1
         assert events[-1] == {"phase": "devices", "message": machine.device_files}
         assert (len(events) > 1) == changes
 
@@ -201,10 +202,10 @@ def test_a_reset_activates_what_the_driver_cannot(tmp_path: Path) -> None:
     driver.pass_through(1)
     machine = Machine(driver)
     events: list[dict[str, Any]] = []
-    assert apply(nvml, Means(machine=machine), 2, events) == 2
+    assert apply(nvml, ApplyOptions(machine=machine), 2, events) == 2
     assert ("reset", [1]) in machine.calls, "only the GPU that needs it"
     assert {"phase": "reset", "gpus": [1]} in events
-    assert apply(nvml, Means(machine=machine), 2) == 2
+    assert apply(nvml, ApplyOptions(machine=machine), 2) == 2
     assert len(machine.calls) == 4, "the second run asks the machine for nothing"
 
 
@@ -213,18 +214,18 @@ def test_gpus_that_are_linked_reset_together_when_all_are_idle(tmp_path: Path) -
     driver.pass_through(1)
     machine = Machine(driver)
     machine.linked = True
-    assert apply(nvml, Means(machine=machine), 2) == 2
+    assert apply(nvml, ApplyOptions(machine=machine), 2) == 2
     assert [call for call in machine.calls if call[0] == "reset"] == [("reset", [1]), ("reset", [0, 1])]
 
 
 def test_gpus_that_nobody_asked_for_are_not_reset(tmp_path: Path) -> None:
     nvml, driver = opened(tmp_path, 2)
-    assert apply(nvml, Means(), 1) == 1
+    assert apply(nvml, ApplyOptions(), 1) == 1
     driver.pass_through(1)
     machine = Machine(driver)
     machine.linked = True
     with pytest.raises(PartitionFailed, match="stays pending") as caught:
-        partitioner.apply(nvml, {1: LAYOUT}, means=Means(machine=machine))
+        partitioner.apply(nvml, {1: LAYOUT}, options=ApplyOptions(machine=machine))
     assert [call for call in machine.calls if call[0] == "reset"] == [("reset", [1])]
     assert "The reset was refused: linked GPUs reset together." in (caught.value.hint or "")
     assert len(nvml.gpus()[0].instances()) == 1
@@ -235,19 +236,19 @@ def test_without_leave_a_person_is_asked_to_reboot(tmp_path: Path) -> None:
     driver.pass_through(0)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
     with pytest.raises(PartitionFailed, match=r"reset or reboot is needed: RESET_REQUIRED \(16\)") as caught:
-        apply(nvml, Means(machine=machine))
+        apply(nvml, ApplyOptions(machine=machine))
     assert PASSTHROUGH in (caught.value.hint or "")
     assert ("reboot", None) not in machine.calls
 
 
 @pytest.mark.parametrize("wanted", [{0: LAYOUT, 1: LAYOUT}, {0: LAYOUT}], ids=["both", "the one that is lost"])
-def test_a_gpu_that_does_not_come_back_is_named(tmp_path: Path, wanted: dict[int, tuple[PlacedPartition, ...]]) -> None:
+def test_a_gpu_that_does_not_come_back_is_named(tmp_path: Path, wanted: dict[int, tuple[Placement, ...]]) -> None:
     """The next one has its index then, and is left alone."""
     nvml, driver = opened(tmp_path, 2)
     driver.pass_through(0)
     driver.loses = 0
     with pytest.raises(PartitionFailed, match=r"GPU 0 .* is gone after a reset"):
-        partitioner.apply(nvml, wanted, means=Means(machine=Machine(driver)))
+        partitioner.apply(nvml, wanted, options=ApplyOptions(machine=Machine(driver)))
     if 1 not in wanted:
         assert nvml.gpus()[0].mig_mode() == (False, False)
 
@@ -257,17 +258,17 @@ def test_one_reboot_and_the_next_boot_goes_on(tmp_path: Path) -> None:
     driver.pass_through(0)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
     file = tmp_path / "state" / "reboot.json"
-    means = Means(machine=machine, reboot=True, reboot_file=file)
+    options = ApplyOptions(machine=machine, reboot=True, reboot_file=file)
     events: list[dict[str, Any]] = []
     with pytest.raises(NodeRebooting, match="reboots once to turn MIG on on GPU 0"):
-        apply(nvml, means, events=events)
+        apply(nvml, options, events=events)
     assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0]}
     assert events[-1] == {"phase": "reboot", "gpus": [0]}
     with pytest.raises(NodeRebooting):
-        apply(nvml, means)
+        apply(nvml, options)
     assert machine.calls.count(("reboot", None)) == 2, "it is the same reboot while the boot is the same"
     machine.come_up_again()
-    assert apply(nvml, means) == 1
+    assert apply(nvml, options) == 1
     assert not file.exists(), "a later change of the mode may reboot again"
 
 
@@ -276,16 +277,16 @@ def test_a_reboot_that_did_not_help_is_never_repeated(tmp_path: Path) -> None:
     driver.pass_through(0)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
     file = tmp_path / "reboot.json"
-    means = Means(machine=machine, reboot=True, reboot_file=file)
+    options = ApplyOptions(machine=machine, reboot=True, reboot_file=file)
     with pytest.raises(NodeRebooting):
-        apply(nvml, means)
+        apply(nvml, options)
     machine.boots += 1  # and the mode is still pending
     for _ in range(2):
         with pytest.raises(PartitionFailed, match="was rebooted to turn MIG on on GPU 0, and it is still pending"):
-            apply(nvml, means)
+            apply(nvml, options)
     file.write_text("")  # power was lost while it was written
     with pytest.raises(PartitionFailed, match="it is not rebooted again"):
-        apply(nvml, means)
+        apply(nvml, options)
     assert machine.calls.count(("reboot", None)) == 1
 
 
@@ -294,11 +295,11 @@ def test_runs_for_other_gpus_do_not_let_the_machine_reboot_again(tmp_path: Path)
     nvml, driver = opened(tmp_path, count=2)
     driver.pass_through(0)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
-    means = Means(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
+    options = ApplyOptions(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
     for boot in range(3):
-        assert len(partitioner.apply(nvml, {1: LAYOUT}, means=means)) == 1
+        assert len(partitioner.apply(nvml, {1: LAYOUT}, options=options)) == 1
         with pytest.raises(PartitionFailed if boot else NodeRebooting, match="turn MIG on on GPU 0"):
-            partitioner.apply(nvml, {0: LAYOUT}, means=means)
+            partitioner.apply(nvml, {0: LAYOUT}, options=options)
         machine.boots += 1
     assert machine.calls.count(("reboot", None)) == 1
 
@@ -309,25 +310,25 @@ def test_each_gpu_has_one_reboot(tmp_path: Path) -> None:
         driver.pass_through(index)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
     file = tmp_path / "reboot.json"
-    means = Means(machine=machine, reboot=True, reboot_file=file)
+    options = ApplyOptions(machine=machine, reboot=True, reboot_file=file)
     for index in (0, 1):
         with pytest.raises(NodeRebooting):
-            partitioner.apply(nvml, {index: LAYOUT}, means=means)
+            partitioner.apply(nvml, {index: LAYOUT}, options=options)
     assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0, 1]}
     assert machine.calls.count(("reboot", None)) == 2, "asked for again in one boot: it may not have been heard"
     machine.boots += 1
     machine.reboot_refused = True
     with pytest.raises(NodeFailed, match="cannot be rebooted"):
-        partitioner.apply(nvml, {2: LAYOUT}, means=means)
+        partitioner.apply(nvml, {2: LAYOUT}, options=options)
     assert json.loads(file.read_text()) == {"boot": "boot-1", "gpus": [0, 1]}, "that of the others is remembered"
     machine.reboot_refused = False
     with pytest.raises(NodeRebooting):
-        partitioner.apply(nvml, {2: LAYOUT}, means=means)
+        partitioner.apply(nvml, {2: LAYOUT}, options=options)
     machine.come_up_again()
     for index in (1, 0):
-        assert len(partitioner.apply(nvml, {index: LAYOUT}, means=means)) == 1
+        assert len(partitioner.apply(nvml, {index: LAYOUT}, options=options)) == 1
     assert json.loads(file.read_text())["gpus"] == [2]
-    assert len(partitioner.apply(nvml, {2: LAYOUT}, means=means)) == 1
+    assert len(partitioner.apply(nvml, {2: LAYOUT}, options=options)) == 1
     assert not file.exists()
 
 
@@ -336,13 +337,13 @@ def test_a_machine_that_refuses_to_reboot_may_be_asked_again(tmp_path: Path) -> 
     driver.pass_through(0)
     machine = Machine(driver, reset_refused=PASSTHROUGH)
     machine.reboot_refused = True
-    means = Means(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
+    options = ApplyOptions(machine=machine, reboot=True, reboot_file=tmp_path / "reboot.json")
     for _ in range(2):
         with pytest.raises(NodeFailed, match="cannot be rebooted"):
-            apply(nvml, means)
+            apply(nvml, options)
     machine.reboot_refused = False
     with pytest.raises(NodeRebooting):
-        apply(nvml, means)
+        apply(nvml, options)
 
 
 class Locking(Machine):
@@ -360,7 +361,7 @@ def test_a_run_waits_for_the_one_that_is_at_work(tmp_path: Path, monkeypatch: py
     events: list[dict[str, Any]] = []
     with SystemMachine().alone():
         monkeypatch.setattr("skyinfra.gpu.machine._PATIENCE_S", 0.0)
-        second = threading.Thread(target=apply, args=(nvml, Means(machine=Locking(driver)), 1, events))
+        second = threading.Thread(target=apply, args=(nvml, ApplyOptions(machine=Locking(driver)), 1, events))
         second.start()
         until(lambda: waits_for(lock), "the second to wait")
         until(lambda: "another process partitions" in caplog.text, "it says so")
@@ -374,7 +375,7 @@ def test_a_run_waits_for_the_one_that_is_at_work(tmp_path: Path, monkeypatch: py
 def test_who_may_not_lock_is_refused_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyinfra.gpu.machine._LOCK", tmp_path / "missing" / "lock")
     nvml, driver = opened(tmp_path)
-    assert apply(nvml, Means(machine=Locking(driver)), 1, []) == 1
+    assert apply(nvml, ApplyOptions(machine=Locking(driver)), 1, []) == 1
 
 
 def waits_for(file: Path) -> bool:

@@ -22,8 +22,9 @@ from skyinfra import PartitionBusy
 from skyinfra.gpu import live, partitioner
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
-from skyinfra.gpu.partitioner import Means
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.gpu.partitioner import ApplyOptions
+from skyinfra.mig import Placement
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import cli
 
 Machine = Callable[..., FakeMachine]
@@ -247,7 +248,7 @@ def test_a_busy_partition_is_not_destroyed(fake_machine: Machine) -> None:
     with subprocess.Popen(["sleep", "600"]) as process, machine.loaded(), session(Nvml()) as nvml:
         machine.control("hold", 1, "--pid", process.pid, "--start", 4, "--live")
         with pytest.raises(PartitionBusy) as caught:
-            partitioner.apply(nvml, live.wanted(nvml, SEVEN, "all"), means=Means(patience_s=0))
+            partitioner.apply(nvml, live.desired(nvml, SEVEN, "all"), options=ApplyOptions(patience_s=0))
         process.kill()
     used = f"GPU 1 (NVIDIA H100 80GB HBM3): 3g.40gb at 4:4 is used by {process.pid} (sleep"
     assert used in str(caught.value)
@@ -309,7 +310,7 @@ def test_a_driver_that_is_too_old_for_the_layout_changes_nothing(fake_machine: M
     machine = fake_machine("a100_40gb", old=True)
     assert run(machine, "--layout", "2g.10gb").returncode == 0
     machine.forget_calls()
-    layout = (PlacedPartition("4g.20gb", 0, 4), PlacedPartition("3g.20gb", 4, 4))
+    layout = (Placement("4g.20gb", 0, 4), Placement("3g.20gb", 4, 4))
     accelerator = NodeAccelerator("A100-40GB", "nvidia", 1, 40.0, "a100_40gb", (layout,))
     for source in (["--layout", "4g.20gb+3g.20gb"], config(machine, accelerator)):
         done = run(machine, *source)
@@ -388,7 +389,7 @@ def test_a_monitor_that_is_no_known_service_is_named(fake_machine: Machine) -> N
 
 A100 = NodeAccelerator(
     *("A100-40GB", "nvidia", 1, 40.0, "a100_40gb"),
-    layouts=((PlacedPartition("3g.20gb", 0, 4), PlacedPartition("2g.10gb", 4, 2)),),
+    layouts=((Placement("3g.20gb", 0, 4), Placement("2g.10gb", 4, 2)),),
 )
 
 

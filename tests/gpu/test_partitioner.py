@@ -16,15 +16,17 @@ import pynvml
 import pytest
 from running_node import h100
 
-from skyinfra import PartitionBusy, PartitionFailed
+from skyinfra import PartitionBusy, PartitionFailed, mig
 from skyinfra.gpu import partitioner
 from skyinfra.gpu.nvml import Nvml, ProfileInfo
-from skyinfra.gpu.partitioner import Means
+from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
-from skyinfra.protocol.nodeconfig import NodeAccelerator, PlacedPartition
+from skyinfra.gpu.transition import Partition, Step
+from skyinfra.mig import Placement
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
-A100 = NodeAccelerator("A100", "nvidia", 1, 40.0, "a100_40gb", ((PlacedPartition("3g.20gb", 0, 4),),))
+A100 = NodeAccelerator("A100", "nvidia", 1, 40.0, "a100_40gb", ((Placement("3g.20gb", 0, 4),),))
 
 
 class Refusing:
@@ -64,19 +66,19 @@ def events() -> Iterator[list[dict[str, Any]]]:
     yield []
 
 
-def apply(nvml: Nvml, accelerator: NodeAccelerator, **keywords: Any) -> tuple[partitioner.Partition, ...]:
-    return partitioner.apply(nvml, partitioner.wanted_of(accelerator), **keywords)
+def apply(nvml: Nvml, accelerator: NodeAccelerator, **keywords: Any) -> tuple[Partition, ...]:
+    return partitioner.apply(nvml, dict(enumerate(accelerator.per_gpu)), **keywords)
 
 
-def plan(nvml: Nvml, accelerator: NodeAccelerator) -> list[partitioner.Step]:
-    return partitioner.plan(nvml, partitioner.wanted_of(accelerator))
+def plan(nvml: Nvml, accelerator: NodeAccelerator) -> list[Step]:
+    return partitioner.plan(nvml, dict(enumerate(accelerator.per_gpu)))
 
 
-def standing(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[partitioner.Partition, ...]:
-    return partitioner.standing(nvml, partitioner.wanted_of(accelerator))
+def standing(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
+    return partitioner.actual(nvml, dict(enumerate(accelerator.per_gpu)))
 
 
-def places(partitions: tuple[partitioner.Partition, ...]) -> list[tuple[int, str, int, int]]:
+def places(partitions: tuple[Partition, ...]) -> list[tuple[int, str, int, int]]:
     return [(p.gpu, p.profile, p.start, p.size) for p in partitions]
 
 
@@ -156,7 +158,7 @@ def test_double_memory_profile_gets_its_own_compute_profile(driver: Opener) -> N
 def test_a_gpu_without_mig(driver: Opener) -> None:
     t4 = NodeAccelerator("T4", "nvidia", 2, 16.0)
     assert apply(Nvml(driver(t4)), t4) == ()
-    wanted = dataclasses.replace(t4, layouts=((PlacedPartition("1g.4gb", 0, 1),), ()))
+    wanted = dataclasses.replace(t4, layouts=((Placement("1g.4gb", 0, 1),), ()))
     with pytest.raises(PartitionFailed, match=r"GPU 0 \(NVIDIA T4 \(simulated\)\): it has no MIG"):
         apply(Nvml(driver(wanted)), wanted)
 
@@ -212,7 +214,7 @@ def test_an_instance_in_use_is_waited_for(driver: Opener) -> None:
     assert places(apply(Nvml(busy_at_first), wanted)) == [(0, "7g.80gb", 0, 8)]
 
 
-NOW = Means(patience_s=0)
+NOW = ApplyOptions(patience_s=0)
 
 
 @contextlib.contextmanager
@@ -234,14 +236,14 @@ def test_a_partition_in_use_is_not_destroyed_and_nothing_else_is(driver: Opener)
     with process() as user:
         api.hold(1, pid=user.pid, start=4)
         with pytest.raises(PartitionBusy) as caught:
-            apply(Nvml(api), wanted, means=NOW)
+            apply(Nvml(api), wanted, options=NOW)
         said = rf"GPU 1 \(NVIDIA H100 \(simulated\)\): 2g\.20gb at 4:2 is used by {user.pid} \(sleep, user \w+\)"
         assert re.search(said, str(caught.value))
         assert "Nothing was changed." in (caught.value.hint or "")
         assert "--force" in (caught.value.hint or "")
         assert plan(Nvml(api), before) == [], "GPU 0, where nobody is in the way, is as it was too"
         api.hold(1, pid=user.pid, start=4, held=False)
-    assert len(apply(Nvml(api), wanted, means=NOW)) == 2
+    assert len(apply(Nvml(api), wanted, options=NOW)) == 2
 
 
 def test_a_partition_in_use_may_stay(driver: Opener) -> None:
@@ -249,7 +251,7 @@ def test_a_partition_in_use_may_stay(driver: Opener) -> None:
     api = driver(before)
     apply(Nvml(api), before)
     api.hold(0, start=0)
-    assert len(apply(Nvml(api), h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))), means=NOW)) == 2
+    assert len(apply(Nvml(api), h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))), options=NOW)) == 2
 
 
 def test_force_ends_the_processes(driver: Opener, events: list[dict[str, Any]]) -> None:
@@ -260,7 +262,7 @@ def test_force_ends_the_processes(driver: Opener, events: list[dict[str, Any]]) 
         api.hold(0, pid=user.pid, start=0)
         ended = threading.Thread(target=lambda: (user.wait(), api.hold(0, pid=user.pid, start=0, held=False)))
         ended.start()
-        apply(Nvml(api), h100((("7g.80gb", 0, 8),)), emit=events.append, means=Means(force=True))
+        apply(Nvml(api), h100((("7g.80gb", 0, 8),)), emit=events.append, options=ApplyOptions(force=True))
         ended.join()
         assert user.returncode == -signal.SIGTERM
     assert [e["phase"] for e in events] == ["force", *["destroy"] * 3, "create"]
@@ -287,7 +289,7 @@ def test_mig_is_not_turned_on_under_a_process(driver: Opener) -> None:
     api = driver(wanted)
     api.hold(0)
     with pytest.raises(PartitionBusy, match="the GPU is used by"):
-        apply(Nvml(api), wanted, means=NOW)
+        apply(Nvml(api), wanted, options=NOW)
     assert Nvml(api).gpus()[0].mig_mode() == (False, False)
     api.hold(0, held=False)
     assert len(apply(Nvml(api), wanted)) == 3
@@ -334,6 +336,5 @@ def _profiles(nvml: Nvml) -> list[ProfileInfo]:
     [("3g.40gb", "3g.40gb"), ("3g.39gb", "3g.40gb"), ("1g.23gb+me", "1g.24gb+me"), ("3g.44gb", None), ("huge", None)],
 )
 def test_profiles_are_found_by_name_or_nearly(name: str, found: str | None) -> None:
-    has = [ProfileInfo(n, i, int(n[0])) for i, n in enumerate(["1g.10gb", "1g.24gb", "1g.24gb+me", "3g.40gb"])]
-    resolved = partitioner.resolve(name, has)
-    assert (resolved.name if resolved else None) == found
+    has = ["1g.10gb", "1g.24gb", "1g.24gb+me", "3g.40gb"]
+    assert mig.same_profile(name, has) == found

@@ -18,9 +18,10 @@ from distributed import Client
 from skyinfra.client import Pool, open_pool
 from skyinfra.engine.credentials import Credentials
 from skyinfra.head import start
+from skyinfra.mig import Placement
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 SECRET = "0123456789abcdef" * 4
 OTHER_SECRET = "fedcba9876543210" * 4
@@ -38,7 +39,7 @@ def until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE_
 
 def h100(*layouts: tuple[tuple[str, int, int], ...]) -> NodeAccelerator:
     """As many simulated H100 as there are *layouts*, each of (profile, start, size)."""
-    placed = tuple(tuple(PlacedPartition(*place) for place in layout) for layout in layouts)
+    placed = tuple(tuple(Placement(*place) for place in layout) for layout in layouts)
     return NodeAccelerator("H100", "nvidia", len(layouts), 80.0, "h100_80gb", placed)
 
 

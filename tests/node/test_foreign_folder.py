@@ -13,7 +13,7 @@ from running_node import RunningNode, h100
 from skyinfra import NodeRebooting
 from skyinfra.gpu.machine import SimulatedMachine
 from skyinfra.gpu.reboot import RebootGuard
-from skyinfra.gpu.simulated.state import StateFile
+from skyinfra.gpu.simulated.model import StateFile
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.runner import cli
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from skyinfra import InvalidManifest, InvalidNodeConfig, NotInTask
+from skyinfra.mig import Placement
 from skyinfra.protocol.fleet import STATE_VERSION, FleetLayout, FleetState
 from skyinfra.protocol.instance import VARIABLE, InstanceInfo, current_accelerator, instance_info
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 MANIFEST = Manifest(
     version=1,
@@ -33,7 +34,7 @@ CONFIG = NodeConfig(
     provider="aws",
     head=True,
     scheduler="0.0.0.0:8786",
-    accelerator=NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb", ((PlacedPartition("3g.40gb", 0, 4),),)),
+    accelerator=NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb", ((Placement("3g.40gb", 0, 4),),)),
     env={"A": "b"},
     pip=("torch",),
 )
@@ -44,7 +45,7 @@ def test_they_come_back_as_they_were_written() -> None:
     assert Manifest.read(json.loads(json.dumps(MANIFEST.to_json()))) == MANIFEST
     assert NodeConfig.read(json.loads(CONFIG.dumps())) == CONFIG
     assert InstanceInfo.read(json.loads(json.dumps(SLOT.to_json()))) == SLOT
-    layout = FleetLayout(1, "h100_80gb", ((PlacedPartition("3g.40gb", 0, 4),), ()))
+    layout = FleetLayout(1, "h100_80gb", ((Placement("3g.40gb", 0, 4),), ()))
     assert FleetLayout.read(json.loads(json.dumps(layout.to_json())), source="head") == layout
     assert layout.digest == FleetLayout.read(layout.to_json(), source="head").digest
     assert layout.digest != FleetLayout(1, "h100_80gb").digest

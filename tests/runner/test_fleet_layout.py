@@ -12,7 +12,7 @@ from running_node import RunningNode, h100, until
 
 from skyinfra import instance_info
 from skyinfra.gpu.desired import clear_desired, write_desired
-from skyinfra.protocol.nodeconfig import PlacedPartition
+from skyinfra.mig import Placement
 from skyinfra.tasks import Task
 
 # Each has a fleet of its own; tests/integration/test_quickstart.py has a layout that changes in `make test`.
@@ -26,7 +26,7 @@ TINY = (("1g.10gb", 0, 1),)
 
 
 def want(node: RunningNode, *layouts: tuple[tuple[str, int, int], ...]) -> None:
-    write_desired(node.path, [[PlacedPartition(*place) for place in layout] for layout in layouts])
+    write_desired(node.path, [tuple(Placement(*place) for place in layout) for layout in layouts])
 
 
 def profiles(node: RunningNode) -> list[str | None]:

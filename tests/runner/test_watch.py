@@ -13,9 +13,9 @@ from running_node import h100
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, NodeFailed, UnknownProfile
 from skyinfra.accelerators import Accelerator
-from skyinfra.protocol.nodeconfig import VERSION, NodeAccelerator, NodeConfig, PlacedPartition
-from skyinfra.providers.tags import layout_tag
-from skyinfra.runner.watch import Watch, read_tag
+from skyinfra.mig import layout_tag
+from skyinfra.protocol.nodeconfig import VERSION, NodeAccelerator, NodeConfig
+from skyinfra.runner.watch import Watch
 
 FOUR = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
 
@@ -104,12 +104,8 @@ def test_another_layout_is_taken_over_once(metadata: Metadata, tmp_path: Path) -
 )
 def test_what_is_written_is_what_is_read(declared: str) -> None:
     accelerator = Accelerator.parse(declared)
-    tag = layout_tag(accelerator)
-    assert tag is not None
-    layouts = tuple(
-        tuple(PlacedPartition(p.profile, p.start, p.size) for p in layout) for layout in accelerator.layouts(2)
-    )
-    assert read_tag(tag, h100(FOUR, FOUR)) == layouts
+    tag = layout_tag.write_tag(accelerator.mig)
+    assert layout_tag.read_tag(tag, "h100_80gb", 2) == accelerator.layouts(2)
 
 
 @pytest.mark.parametrize(

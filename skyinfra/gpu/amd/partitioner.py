@@ -1,8 +1,8 @@
 """Brings the AMD GPUs of a node to the partition modes that its configuration declares.
 
-Level-triggered: only a mode that differs is set, so that a second run does nothing. The memory mode goes first: it
-needs idle GPUs and the driver loaded again, changes every GPU of the node, and sets compute modes back. It is asked for
-on the first partition of each GPU; the others refuse it. Then the compute modes, each for itself.
+Level-triggered: only a mode that differs is set, so that a second run does nothing. The memory mode is set first: it
+needs idle GPUs and a reload of the driver, changes every GPU of the node, and resets compute modes. It is set on the
+first partition of each GPU; the others refuse it. Then the compute modes are set, one GPU after the other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from skyinfra.errors import AcceleratorMissing, PartitionFailed
 from skyinfra.gpu import inventory
 from skyinfra.gpu.amd import smi
 from skyinfra.gpu.amd.simulated import SimulatedAmd
-from skyinfra.gpu.amd.smi import AmdDriver, AmdGpu, AmdSmi, Answer
+from skyinfra.gpu.amd.smi import AmdGpu, AmdSmi, Answer
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.partitioner import Emit, Partition, Step
+from skyinfra.gpu.partitioner import Emit
+from skyinfra.gpu.transition import Partition, Step, check_no_steps
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
@@ -62,48 +63,178 @@ class ComputePartition(Partition):
 
 @dataclass(frozen=True)
 class ModeStep(Step):
-    """One GPU whose modes are set, or whose driver is loaded again: nothing on it survives. profile: ``CPX+NPS4``."""
+    """Sets the modes of one GPU, or reloads its driver: no process on it survives. profile: ``CPX+NPS4``."""
 
     def __str__(self) -> str:
         return f"GPU {self.gpu}: set {self.profile}"
 
 
 class AmdGpus:
-    """The AMD GPUs of one node and the modes they are to have. Its methods are those of `Hardware`."""
+    """The AMD GPUs of one node and their desired modes. Its methods are those of `Hardware`.
 
-    def __init__(self, driver: AmdDriver, accelerator: NodeAccelerator) -> None:
+    *patience_s*: how long to wait for a GPU that is in use.
+    """
+
+    def __init__(self, driver: AmdSmi, accelerator: NodeAccelerator, *, patience_s: float = 10.0) -> None:
         self._driver = driver
         self._accelerator = accelerator
+        self._patience_s = patience_s
+        self._compute, self._memory = WHOLE
+        if accelerator.layouts:
+            self._compute, self._memory = accelerator.layouts[0][0].profile, accelerator.memory_mode or WHOLE[1]
 
     def devices(self) -> tuple[Device, ...]:
-        """The physical GPUs. Raises `AcceleratorMissing` where they are not those that are declared."""
+        """The physical GPUs. Raises `AcceleratorMissing` where they are not the declared ones."""
         gpus = self._driver.gpus()
         found = ", ".join(f"{gpu.name or 'AMD GPU'} at {gpu.address}" for gpu in gpus) or "none"
         inventory.check_count(self._accelerator, len(gpus), found, hint="`amd-smi list` names what the driver sees.")
         for gpu in gpus:
             if gpu.name and not inventory.same_model(self._accelerator.name, gpu.name):
-                raise AcceleratorMissing(
-                    f"declared {self._accelerator.count} x {self._accelerator.name}, found {found}",
-                    field="accelerator.name",
-                    hint="The machine type is another than declared: correct the declaration or the machine type.",
-                )
+                raise inventory.other_model(self._accelerator, found)
         return tuple(Device(gpu.index, str(gpu.index), gpu.devices[0].uuid) for gpu in gpus)
 
     def plan(self) -> list[Step]:
-        """One step for each GPU whose modes are set, or whose driver is loaded again; empty where all stand."""
-        return plan(self._driver, self._accelerator)
+        """One step for each GPU whose modes are set, or whose driver is reloaded; empty where the modes are desired."""
+        return self._steps(self._driver.gpus())
 
-    def partition(self, emit: Emit) -> tuple[Partition, ...]:
-        """Brings every GPU to its modes; the partitions that stand then."""
-        return apply(self._driver, self._accelerator, emit=emit)
+    def partition(self, emit: Emit = lambda event: None) -> tuple[Partition, ...]:
+        """Sets the desired modes of every GPU and returns the partitions, by GPU and start.
 
-    def standing(self) -> tuple[Partition, ...]:
-        """The partitions of GPUs that stand as declared already; changes nothing."""
-        return standing(self._driver, self._accelerator)
+        *emit* gets an event for every step. Raises `PartitionFailed` with the GPU, its desired and actual modes and the
+        message of amd-smi.
+        """
+        gpus = self._driver.gpus()
+        if any(map(self._memory_differs, gpus)):
+            gpus = self._set_memory(gpus, emit)
+        changed = [gpu for gpu in gpus if self._compute_differs(gpu)]
+        if changed:
+            gpus = self._set_compute(changed)
+        for gpu in changed:
+            emit(self._step(gpu).to_event())
+        return self._partitions(gpus)
+
+    def actual(self) -> tuple[Partition, ...]:
+        """The partitions of GPUs that have the desired modes. Raises `PartitionFailed` where they differ."""
+        gpus = self._driver.gpus()
+        check_no_steps(self._steps(gpus))
+        return self._partitions(gpus)
+
+    # A GPU that names no mode has that of a whole GPU.
+
+    def _memory_differs(self, gpu: AmdGpu) -> bool:
+        return (gpu.memory or WHOLE[1]) != self._memory
+
+    def _compute_differs(self, gpu: AmdGpu) -> bool:
+        return (gpu.compute or WHOLE[0]) != self._compute
+
+    def _steps(self, gpus: Sequence[AmdGpu]) -> list[Step]:
+        every = any(map(self._memory_differs, gpus))
+        return [self._step(gpu) for gpu in gpus if every or self._compute_differs(gpu)]
+
+    def _step(self, gpu: AmdGpu) -> Step:
+        return ModeStep(gpu.index, "mode", profile=f"{self._compute}+{self._memory}")
+
+    def _set_memory(self, gpus: Sequence[AmdGpu], emit: Emit) -> list[AmdGpu]:
+        """Sets the memory mode, reloads the driver if amd-smi has not, and returns the GPUs as they are then."""
+        now = list(gpus)
+        for gpu in gpus:
+            if not self._memory_differs(gpu):
+                continue
+            answer = self._patiently(partial(self._driver.set_memory, gpu, self._memory))
+            if answer.failed or now == gpus:
+                now = self._driver.gpus()
+            if not any(map(self._memory_differs, now)):
+                # Before ROCm 7 the first change reloads the driver, and with it changes every GPU.
+                break
+            if answer.failed:
+                raise self._refused(gpu, self._memory, f"refuses the memory mode {self._memory}", answer)
+        else:
+            answer = self._reload(emit)
+            now = self._driver.gpus()
+        for gpu in now:
+            if self._memory_differs(gpu):
+                raise self._refused(gpu, self._memory, f"does not take the memory mode {self._memory} over", answer)
+        emit({"phase": "memory", "profile": self._memory})
+        return now
+
+    def _reload(self, emit: Emit) -> Answer:
+        answer = self._patiently(self._driver.reload)
+        if answer.failed:
+            raise PartitionFailed(
+                f"the amdgpu driver cannot be loaded again for the memory mode {self._memory}: {answer.text}",
+                field="accelerator.memory_mode",
+                hint=_HINTS["NO_PERM"] if answer.status == "NO_PERM" else self._with_processes(_RELOAD_HINT),
+            )
+        emit({"phase": "reload", "driver": "amdgpu"})
+        return answer
+
+    def _set_compute(self, gpus: Sequence[AmdGpu]) -> list[AmdGpu]:
+        """Sets the compute mode of *gpus* and returns all GPUs, read anew: amd-smi's exit code is not enough."""
+        answers: dict[int, Answer] = {}
+        # The last GPU first, so that amd-smi's numbers of the remaining GPUs stay.
+        for gpu in reversed(gpus):
+            answers[gpu.index] = self._patiently(partial(self._driver.set_compute, gpu, self._compute))
+            if answers[gpu.index].failed:
+                self._check_compute(self._driver.gpus(), answers)
+        now = self._driver.gpus()
+        self._check_compute(now, answers)
+        return now
+
+    def _check_compute(self, gpus: Sequence[AmdGpu], answers: Mapping[int, Answer]) -> None:
+        for gpu in gpus:
+            if gpu.index in answers and self._compute_differs(gpu):
+                what = f"refuses the compute mode {self._compute}"
+                raise self._refused(gpu, self._compute, what, answers[gpu.index])
+
+    def _patiently(self, change: Callable[[], Answer]) -> Answer:
+        """The answer to *change*, which is called again for as long as a process holds the GPU."""
+        deadline = time.monotonic() + self._patience_s
+        while (answer := change()).failed and answer.busy and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
+        return answer
+
+    def _partitions(self, gpus: Sequence[AmdGpu]) -> tuple[Partition, ...]:
+        """The actual partitions, by GPU and start. ROCm counts devices in the order of their topology nodes."""
+        if not self._accelerator.layouts:
+            return ()
+        devices = [device for gpu in gpus for device in gpu.devices]
+        ordered = sorted(devices, key=lambda device: (device.node is None, device.node or 0, device.number))
+        visible = {device.number: str(rank) for rank, device in enumerate(ordered)}
+        uuids = [device.uuid for device in devices]
+        made: list[Partition] = []
+        for gpu in gpus:
+            layout = sorted(self._accelerator.layouts[gpu.index], key=lambda p: p.start)
+            if len(gpu.devices) != len(layout):
+                raise _error(
+                    gpu,
+                    f"{self._compute}+{self._memory}",
+                    f"{gpu.compute} shows {len(gpu.devices)} partitions where {len(layout)} were declared",
+                    "It may be another model than declared. With many partitions the kernel can run out of DRM nodes: "
+                    "unload display drivers such as ast (`modprobe -r ast`) and amdgpu, then load amdgpu again.",
+                )
+            for place, device in zip(layout, gpu.devices, strict=True):
+                own = device.uuid if device.uuid and uuids.count(device.uuid) == 1 else None
+                uuid = own or f"{device.uuid or gpu.address}/{device.partition}"
+                made.append(
+                    ComputePartition(gpu.index, place.profile, place.start, place.size, uuid, visible[device.number])
+                )
+        return tuple(made)
+
+    def _refused(self, gpu: AmdGpu, desired: str, what: str, answer: Answer) -> PartitionFailed:
+        hint = _HINTS.get(answer.status or "", _DEFAULT_HINT)
+        if gpu.compute is None or gpu.name.endswith(" VF"):
+            hint = _GUEST
+        elif answer.busy:
+            hint = self._with_processes(_HINTS["BUSY"])
+        return _error(gpu, desired, f"the driver {what}: {answer.text or 'amd-smi says nothing'}", hint)
+
+    def _with_processes(self, hint: str) -> str:
+        found = self._driver.processes()
+        return f"{hint}\nOn the GPUs: {', '.join(found)}." if found else hint
 
 
 def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> AmdGpus | None:
-    """The AMD GPUs of the node *config* where their modes matter: those that are declared divided, or stand so."""
+    """The AMD GPUs of the node *config* where they are, or are to be, divided; else None."""
     accelerator = config.accelerator
     if accelerator is None or accelerator.vendor != "amd" or config.scheduler_only:
         return None
@@ -116,7 +247,7 @@ def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) 
 
 
 def _as_many(accelerator: NodeAccelerator, root: Path) -> bool:
-    """Whether there are as many device files as GPUs, which then are whole."""
+    """Whether there are as many device files as GPUs: the GPUs are whole then."""
     try:
         inventory.by_device_files(accelerator, root=root)
     except AcceleratorMissing:
@@ -124,181 +255,11 @@ def _as_many(accelerator: NodeAccelerator, root: Path) -> bool:
     return True
 
 
-def plan(driver: AmdDriver, accelerator: NodeAccelerator) -> list[Step]:
-    """The steps from what is to what *accelerator* wants, GPU by GPU; empty where it stands. Changes nothing."""
-    return _steps(driver.gpus(), accelerator)
-
-
-def apply(
-    driver: AmdDriver,
-    accelerator: NodeAccelerator,
-    *,
-    emit: Emit = lambda event: None,
-    patience_s: float = 10.0,
-) -> tuple[Partition, ...]:
-    """Brings every GPU to its modes and returns the partitions that stand then, by GPU and start.
-
-    *emit* gets an event for every step done. *patience_s*: for how long a GPU that is in use is waited for.
-    Raises `PartitionFailed` with the GPU, what was wanted, what was found and what amd-smi said.
-    """
-    compute, memory = _wanted(accelerator)
-    gpus = driver.gpus()
-    if any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in gpus):
-        gpus = _set_memory(driver, gpus, memory, emit, patience_s)
-    steps = [gpu for gpu in gpus if _differs(gpu.compute, compute, WHOLE[0])]
-    if steps:
-        gpus = _set_compute(driver, steps, compute, patience_s)
-    for gpu in steps:
-        emit(ModeStep(gpu.index, "mode", profile=f"{compute}+{memory}").to_event())
-    return _partitions(gpus, accelerator)
-
-
-def standing(driver: AmdDriver, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
-    """The partitions of a node that stands as declared. Raises `PartitionFailed` where it does not."""
-    gpus = driver.gpus()
-    steps = _steps(gpus, accelerator)
-    if steps:
-        raise PartitionFailed(
-            "the GPUs do not stand as declared",
-            field="accelerator.layouts",
-            hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
-        )
-    return _partitions(gpus, accelerator)
-
-
-def _steps(gpus: Sequence[AmdGpu], accelerator: NodeAccelerator) -> list[Step]:
-    compute, memory = _wanted(accelerator)
-    every = any(_differs(gpu.memory, memory, WHOLE[1]) for gpu in gpus)
-    touched = [gpu for gpu in gpus if every or _differs(gpu.compute, compute, WHOLE[0])]
-    return [ModeStep(gpu.index, "mode", profile=f"{compute}+{memory}") for gpu in touched]
-
-
-def _wanted(accelerator: NodeAccelerator) -> tuple[str, str]:
-    """The compute and the memory mode that every GPU is to have."""
-    if not accelerator.layouts:
-        return WHOLE
-    return accelerator.layouts[0][0].profile, accelerator.memory_mode or WHOLE[1]
-
-
-def _differs(found: str | None, wanted: str, usual: str) -> bool:
-    """Whether a mode is to be set. A GPU that names none has the usual one."""
-    return (found or usual) != wanted
-
-
-def _set_memory(driver: AmdDriver, gpus: Sequence[AmdGpu], memory: str, emit: Emit, patience_s: float) -> list[AmdGpu]:
-    """Asks the GPUs for the memory mode, loads the driver again if amd-smi has not, and gives what stands then."""
-    now = list(gpus)
-    for gpu in gpus:
-        if not _differs(gpu.memory, memory, WHOLE[1]):
-            continue
-        answer = _patiently(partial(driver.set_memory, gpu, memory), patience_s)
-        if answer.failed or now == gpus:
-            now = driver.gpus()
-        if not any(_differs(each.memory, memory, WHOLE[1]) for each in now):
-            # Before ROCm 7 the first change loads the driver again, and with it changes every GPU.
-            break
-        if answer.failed:
-            raise _refused(driver, gpu, memory, f"refuses the memory mode {memory}", answer)
-    else:
-        answer = _reload(driver, memory, emit, patience_s)
-        now = driver.gpus()
-    for gpu in now:
-        if _differs(gpu.memory, memory, WHOLE[1]):
-            raise _refused(driver, gpu, memory, f"does not take the memory mode {memory} over", answer)
-    emit({"phase": "memory", "profile": memory})
-    return now
-
-
-def _reload(driver: AmdDriver, memory: str, emit: Emit, patience_s: float) -> Answer:
-    answer = _patiently(driver.reload, patience_s)
-    if answer.failed:
-        raise PartitionFailed(
-            f"the amdgpu driver cannot be loaded again for the memory mode {memory}: {answer.text}",
-            field="accelerator.memory_mode",
-            hint=_HINTS["NO_PERM"] if answer.status == "NO_PERM" else _with_processes(driver, _RELOAD_HINT),
-        )
-    emit({"phase": "reload", "driver": "amdgpu"})
-    return answer
-
-
-def _set_compute(driver: AmdDriver, gpus: Sequence[AmdGpu], compute: str, patience_s: float) -> list[AmdGpu]:
-    """Sets the compute mode of *gpus*, and gives what stands then: amd-smi's word is not taken for it."""
-    answers: dict[int, Answer] = {}
-    # From the last one on, so that amd-smi's numbers of those that are still to be set stay.
-    for gpu in reversed(gpus):
-        answers[gpu.index] = _patiently(partial(driver.set_compute, gpu, compute), patience_s)
-        if answers[gpu.index].failed:
-            _check_compute(driver, driver.gpus(), compute, answers)
-    now = driver.gpus()
-    _check_compute(driver, now, compute, answers)
-    return now
-
-
-def _check_compute(driver: AmdDriver, gpus: Sequence[AmdGpu], compute: str, answers: Mapping[int, Answer]) -> None:
-    for gpu in gpus:
-        if gpu.index in answers and _differs(gpu.compute, compute, WHOLE[0]):
-            raise _refused(driver, gpu, compute, f"refuses the compute mode {compute}", answers[gpu.index])
-
-
-def _patiently(change: Callable[[], Answer], patience_s: float) -> Answer:
-    """The answer to *change*, which is asked again for as long as something still holds the GPU."""
-    deadline = time.monotonic() + patience_s
-    while (answer := change()).failed and _is_busy(answer) and time.monotonic() < deadline:
-        time.sleep(_RETRY_S)
-    return answer
-
-
-def _is_busy(answer: Answer) -> bool:
-    return answer.status == "BUSY" or "in use" in answer.text
-
-
-def _partitions(gpus: Sequence[AmdGpu], accelerator: NodeAccelerator) -> tuple[Partition, ...]:
-    """The partitions as they stand, by GPU and start. ROCm counts devices in the order of their topology nodes."""
-    if not accelerator.layouts:
-        return ()
-    devices = [device for gpu in gpus for device in gpu.devices]
-    ordered = sorted(devices, key=lambda device: (device.node is None, device.node or 0, device.number))
-    visible = {device.number: str(rank) for rank, device in enumerate(ordered)}
-    uuids = [device.uuid for device in devices]
-    made: list[Partition] = []
-    for gpu in gpus:
-        layout = sorted(accelerator.layouts[gpu.index], key=lambda p: p.start)
-        if len(gpu.devices) != len(layout):
-            raise _error(
-                gpu,
-                "+".join(_wanted(accelerator)),
-                f"{gpu.compute} shows {len(gpu.devices)} partitions where {len(layout)} were declared",
-                "It may be another model than declared. With many partitions the kernel can run out of DRM nodes: "
-                "unload display drivers such as ast (`modprobe -r ast`) and amdgpu, then load amdgpu again.",
-            )
-        for place, device in zip(layout, gpu.devices, strict=True):
-            own = device.uuid if device.uuid and uuids.count(device.uuid) == 1 else None
-            uuid = own or f"{device.uuid or gpu.address}/{device.partition}"
-            made.append(
-                ComputePartition(gpu.index, place.profile, place.start, place.size, uuid, visible[device.number])
-            )
-    return tuple(made)
-
-
-def _refused(driver: AmdDriver, gpu: AmdGpu, wanted: str, what: str, answer: Answer) -> PartitionFailed:
-    hint = _HINTS.get(answer.status or "", _DEFAULT_HINT)
-    if gpu.compute is None or gpu.name.endswith(" VF"):
-        hint = _GUEST
-    elif _is_busy(answer):
-        hint = _with_processes(driver, _HINTS["BUSY"])
-    return _error(gpu, wanted, f"the driver {what}: {answer.text or 'amd-smi says nothing'}", hint)
-
-
-def _error(gpu: AmdGpu, wanted: str, message: str, hint: str) -> PartitionFailed:
+def _error(gpu: AmdGpu, desired: str, message: str, hint: str) -> PartitionFailed:
     name = f"GPU {gpu.index} ({gpu.name or 'AMD'} at {gpu.address})"
     found = f"{gpu.compute or 'no partition mode'}, {gpu.memory or 'no memory mode'}"
     return PartitionFailed(
         f"{name}: {message}",
         field=f"accelerator.layouts[{gpu.index}]",
-        hint=f"Wanted: {wanted}. Found: {found}.\n{hint}",
+        hint=f"Wanted: {desired}. Found: {found}.\n{hint}",
     )
-
-
-def _with_processes(driver: AmdDriver, hint: str) -> str:
-    found = driver.processes()
-    return f"{hint}\nOn the GPUs: {', '.join(found)}." if found else hint

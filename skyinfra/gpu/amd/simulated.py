@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from skyinfra.gpu.amd.smi import AmdDevice, AmdGpu, Answer
+from skyinfra.gpu.amd.smi import AmdDevice, AmdGpu, AmdSmi, Answer
 from skyinfra.node.folder import replace_file
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -31,7 +31,7 @@ class _Gpu:
     requested: str = "NPS1"
 
 
-class SimulatedAmd:
+class SimulatedAmd(AmdSmi):
     """The driver of a node with the accelerators *accelerator*, in the state that a file in the folder *path* keeps.
 
     *seed* tells nodes apart: it enters every UUID.
@@ -48,7 +48,6 @@ class SimulatedAmd:
         return self._file.exists()
 
     def gpus(self) -> list[AmdGpu]:
-        """The GPUs, with the devices that their modes make."""
         xcds, states = self._load()
         gpus: list[AmdGpu] = []
         number = 0
@@ -64,7 +63,6 @@ class SimulatedAmd:
         return gpus
 
     def set_memory(self, gpu: AmdGpu, mode: str) -> Answer:
-        """Remembers the memory mode for the next `reload`."""
         xcds, states = self._load()
         if _domains(mode) > xcds:
             return Answer(True, f"{mode} has more domains than XCDs", "INVAL")
@@ -73,7 +71,6 @@ class SimulatedAmd:
         return _DONE
 
     def set_compute(self, gpu: AmdGpu, mode: str) -> Answer:
-        """Sets the compute mode, which must divide the XCDs and have a partition for every memory domain."""
         xcds, states = self._load()
         state = states[gpu.index]
         partitions = _partitions(mode, xcds)
@@ -84,7 +81,6 @@ class SimulatedAmd:
         return _DONE
 
     def reload(self) -> Answer:
-        """Loads the driver again: requested memory modes become active."""
         xcds, states = self._load()
         for state in states:
             state.memory = state.requested
@@ -93,7 +89,6 @@ class SimulatedAmd:
         return _DONE
 
     def processes(self) -> list[str]:
-        """None: nothing computes on simulated GPUs."""
         return []
 
     def _load(self) -> tuple[int, list[_Gpu]]:

@@ -1,7 +1,7 @@
-"""``amd-smi``: what AMD GPUs a node has, in which partition modes, and setting these.
+"""``amd-smi``: lists the AMD GPUs of a node with their partition modes, and sets these.
 
-Only its JSON is read, of ``list`` and ``static``, which need no root. What ``set`` prints is for people: whether it has
-taken effect is read back, because amd-smi may end with exit code 0 where it was refused. Reading tolerates the
+Only the JSON of ``list`` and ``static`` is read, which need no root. The output of ``set`` is for people: its effect is
+read back, because amd-smi may end with exit code 0 where it was refused. Reading tolerates the
 documents of ROCm 6.2 to 7.14: rows in a list or below ``gpu_data``, ``compute_partition`` or
 ``accelerator_partition``, warnings before the document.
 """
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from skyinfra.errors import AcceleratorMissing
 
@@ -28,12 +28,12 @@ _READ_S = 120
 _SET_S = 600
 _STATUS = re.compile(r"AMDSMI_STATUS_([A-Z_]+)")
 _NO_PERMISSION = re.compile(r"requires elevation|permission ?denied|operation not permitted", re.I)
-_TOLD = 400
+_SHOWN = 400
 
 
 @dataclass(frozen=True)
 class AmdDevice:
-    """What the driver shows as a GPU: a whole one, or one partition of it.
+    """A device of the driver: a whole GPU, or one partition of it.
 
     number: amd-smi's, which changes with the modes. partition: its index on the GPU. uuid: as amd-smi names it; before
     ROCm 7.0 the same for every partition of a GPU. node: of the KFD topology, whose order is ROCm's order of devices.
@@ -62,30 +62,16 @@ class AmdGpu:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a change. status: as amd-smi names it, without ``AMDSMI_STATUS_``; None where it names none."""
+    """The result of a change. status: as amd-smi names it, without ``AMDSMI_STATUS_``; None where it names none."""
 
     failed: bool
     text: str
     status: str | None = None
 
-
-class AmdDriver(Protocol):
-    """The driver of a node's AMD GPUs: `AmdSmi` on a real one, `SimulatedAmd` on a simulated one."""
-
-    def gpus(self) -> list[AmdGpu]:
-        """The physical GPUs by address. Raises `AcceleratorMissing` where the driver cannot be asked."""
-
-    def set_memory(self, gpu: AmdGpu, mode: str) -> Answer:
-        """Asks for a memory mode; it may need a `reload` to become active, then on every GPU."""
-
-    def set_compute(self, gpu: AmdGpu, mode: str) -> Answer:
-        """Sets the compute mode of one GPU."""
-
-    def reload(self) -> Answer:
-        """Loads the driver again. Compute modes start from the one that goes with the memory mode."""
-
-    def processes(self) -> list[str]:
-        """``NAME (PID)`` of what uses the GPUs, as far as that can be known."""
+    @property
+    def busy(self) -> bool:
+        """Whether a process holds the GPU."""
+        return self.status == "BUSY" or "in use" in self.text
 
 
 def find_program() -> str | None:
@@ -94,9 +80,10 @@ def find_program() -> str | None:
 
 
 class AmdSmi:
-    """`AmdDriver` through the program amd-smi, and modprobe for `reload`."""
+    """The driver of a node's AMD GPUs, through the programs amd-smi and modprobe."""
 
     def gpus(self) -> list[AmdGpu]:
+        """The physical GPUs by address. Raises `AcceleratorMissing` where the driver does not answer."""
         listed = self._read("list")
         static = {row.get("gpu"): row for row in self._read("static", "--asic", "--partition")}
         found: dict[str, list[tuple[AmdDevice, dict[str, Any]]]] = {}
@@ -119,12 +106,15 @@ class AmdSmi:
         return [_gpu(index, address, found[address]) for index, address in enumerate(found)]
 
     def set_memory(self, gpu: AmdGpu, mode: str) -> Answer:
+        """Sets the memory mode; it may need a `reload` to become active, then on every GPU."""
         return self._set(gpu, "--memory-partition", mode)
 
     def set_compute(self, gpu: AmdGpu, mode: str) -> Answer:
+        """Sets the compute mode of one GPU."""
         return self._set(gpu, "--compute-partition", mode)
 
     def reload(self) -> Answer:
+        """Reloads the driver. It starts with the compute modes that go with the memory mode."""
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SBIN])
         modprobe = shutil.which("modprobe", path=path)
         if modprobe is None:
@@ -133,6 +123,7 @@ class AmdSmi:
         return gone if gone.failed else _answer([modprobe, "amdgpu"])
 
     def processes(self) -> list[str]:
+        """``NAME (PID)`` of the known processes on the GPUs."""
         try:
             rows = self._read("process")
         except AcceleratorMissing:
@@ -159,7 +150,7 @@ class AmdSmi:
             raise _unusable(" ".join(arguments), str(error)) from error
         rows = _rows(done.stdout)
         if rows is None:
-            raise _unusable(" ".join(arguments), _told(done.stdout + done.stderr) or f"exit code {done.returncode}")
+            raise _unusable(" ".join(arguments), _end_of(done.stdout + done.stderr) or f"exit code {done.returncode}")
         return rows
 
     @staticmethod
@@ -229,13 +220,13 @@ def _answer(command: list[str], given: str = "") -> Answer:
     text = done.stdout + done.stderr
     status = _STATUS.search(text)
     named = status[1] if status else "NO_PERM" if _NO_PERMISSION.search(text) else None
-    return Answer(done.returncode != 0 or named is not None, _told(text), named)
+    return Answer(done.returncode != 0 or named is not None, _end_of(text), named)
 
 
-def _told(text: str) -> str:
+def _end_of(text: str) -> str:
     """The end of what a program printed, in one line."""
     line = " ".join(text.split())
-    return line if len(line) <= _TOLD else f"...{line[-_TOLD:]}"
+    return line if len(line) <= _SHOWN else f"...{line[-_SHOWN:]}"
 
 
 def _unusable(arguments: str, reason: str) -> AcceleratorMissing:

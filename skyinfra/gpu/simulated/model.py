@@ -1,17 +1,33 @@
-"""What one model of GPU can be divided into, as its driver has it: the rules of the simulated driver.
+"""The GPUs of the simulated driver: its handles, the rules of one GPU model, and the state of each GPU in a file.
 
-They are those of NVIDIA's MIG user guide and its open kernel modules; the profiles come from `skyinfra.mig`.
+The rules are those of NVIDIA's MIG user guide and its open kernel modules; the profiles come from `skyinfra.mig`. Every
+process of the node shares the file, under a lock. Handles are opaque to their holder, as NVML's are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import pynvml
 
 from skyinfra import mig
-from skyinfra.gpu.simulated.state import GpuState, InstanceState
+from skyinfra.mig.grid import Grid
+from skyinfra.node.folder import appending, replace_file, writing
 
+T = TypeVar("T")
+
+# Where gpu, epoch, instance and compute are in a handle: shift and mask.
+_FIELDS = ((48, 0xFF), (32, 0xFFFF), (16, 0xFFFF), (0, 0xFFFF))
+_REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
 # Compute instance profiles, NVML's enumeration -> compute slices; the last is that of the double-memory GPU instance.
 _COMPUTE_SLICES = {
     pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
@@ -24,84 +40,213 @@ _COMPUTE_SLICES = {
 _DOUBLE_MEMORY = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 # `nvidia-smi mig -lcip` lists none of three slices on a GPU instance of four.
 _NOT_DIVIDED = {(3, 4)}
+_NEVER = 100
 
 
-@dataclass(frozen=True)
-class SimulatedProfile:
-    """What the driver knows of a GPU instance profile; ``number`` is NVML's enumeration, ``id`` what creates it."""
+class HandleKind(IntEnum):
+    """The objects of NVML that have handles."""
 
-    name: str
-    number: int
+    GPU = 1
+    INSTANCE = 2
+    COMPUTE = 3
+    DEVICE = 4
+
+
+_TYPES: dict[HandleKind, Any] = {
+    HandleKind.GPU: pynvml.c_nvmlDevice_t,
+    HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t,
+    HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t,
+    HandleKind.DEVICE: pynvml.c_nvmlDevice_t,
+}
+
+
+class Handle(NamedTuple):
+    """The content of a handle. ``epoch`` is that of its GPU when it was given out; a handle to a GPU has none."""
+
+    kind: HandleKind
+    gpu: int
+    epoch: int = 0
+    instance: int = 0
+    compute: int = 0
+
+    def pointer(self) -> Any:
+        """The handle as the caller gets it."""
+        number = self.kind << 56 | self.gpu << 48 | self.epoch << 32 | self.instance << 16 | self.compute
+        return ctypes.cast(ctypes.c_void_p(number), _TYPES[self.kind])
+
+    @classmethod
+    def read(cls, pointer: Any) -> Handle:
+        """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
+        number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, number >> 56 not in list(HandleKind))
+        return cls(HandleKind(number >> 56), *(number >> shift & mask for shift, mask in _FIELDS))
+
+
+def refuse(error: int, condition: object) -> None:
+    """Raises the NVML *error* where *condition* is true."""
+    if condition:
+        raise pynvml.NVMLError(error)
+
+
+def required(value: T | None, error: int) -> T:
+    """*value*; raises the NVML *error* for None."""
+    if value is None:
+        raise pynvml.NVMLError(error)
+    return value
+
+
+def pointed(reference: Any) -> Any:
+    """The object that *reference* points to. The real library ends the process where it gets a value instead."""
+    refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not isinstance(reference, _REFERENCE))
+    return reference._obj
+
+
+@dataclass
+class ComputeState:
+    """One compute instance."""
+
     id: int
-    compute_slices: int
+    slices: int
+
+
+@dataclass
+class InstanceState:
+    """One GPU instance, at ``start`` for ``size`` memory slices."""
+
+    id: int
+    profile: str
+    start: int
     size: int
-    starts: tuple[int, ...]
-    max_count: int
+    compute: list[ComputeState] = field(default_factory=list)
 
-    @property
-    def media(self) -> str:
-        """What the name says of the media engines: ``+me``, ``+me.all``, ``-me`` or something else."""
-        return self.name.partition("gb")[2]
 
-    def excludes(self, other: SimulatedProfile) -> bool:
-        """Whether no *other* stands beside it, for the media engines that it takes."""
-        if self.media == "+me.all":
-            return other.media != "-me"
-        return self.media == other.media == "+me"
+@dataclass
+class ProcessState:
+    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU."""
 
-    def compute_profile(self, number: int) -> int | None:
-        """Compute slices of the compute instance profile *number* in such an instance; None where it has no such."""
-        double = self.number == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
-        slices = _COMPUTE_SLICES.get(number)
-        if slices is None or double != (number == _DOUBLE_MEMORY) or (slices, self.compute_slices) in _NOT_DIVIDED:
-            return None
-        return slices if slices <= self.compute_slices else None
+    pid: int
+    instance: int | None = None
+
+
+@dataclass
+class GpuState:
+    """One GPU: its MIG mode (0 or 1) now and after a reset, its instances, and the processes on it.
+
+    guest: it is passed through to a virtual machine, whose driver cannot reset it.
+    epoch: how often the mode has changed or the GPU was reset, which voids the handles of what stood there.
+    """
+
+    current: int = 0
+    pending: int = 0
+    guest: bool = False
+    epoch: int = 0
+    instances: list[InstanceState] = field(default_factory=list)
+    processes: list[ProcessState] = field(default_factory=list)
+
+    def holds(self, instance: int) -> bool:
+        """Whether a process is on that instance, or on the whole GPU."""
+        return any(process.instance in (None, instance) for process in self.processes)
+
+    def activate(self, mode: int) -> None:
+        """Sets the mode as a reset does: whatever stood there is gone."""
+        self.current = self.pending = mode
+        self.instances = []
+        self.epoch = (self.epoch + 1) % 2**16
+
+
+class StateFile:
+    """The states of *count* GPUs in the file *path*; a new file says that MIG is off everywhere."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        self._count = count
+
+    def read(self) -> list[GpuState]:
+        """The state of each GPU now."""
+        with self._locked():
+            return self._load()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[list[GpuState]]:
+        """The states, for changing; nothing is kept of a change whose body raises."""
+        with self._locked():
+            gpus = self._load()
+            yield gpus
+            self._store(gpus)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._path.with_suffix(".lock")
+        with writing(lock):
+            stream = appending(lock)
+        with stream:
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+            yield
+
+    def _load(self) -> list[GpuState]:
+        gpus: list[GpuState] = []
+        if self._path.exists():
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            gpus = [_gpu(value) for value in document["gpus"][: self._count]]
+        return gpus + [GpuState() for _ in range(self._count - len(gpus))]
+
+    def _store(self, gpus: list[GpuState]) -> None:
+        text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
+        replace_file(self._path, text)
+
+
+def _gpu(value: dict[str, object]) -> GpuState:
+    # Written by an older version, it lacks some fields and has one that is no longer.
+    known = {each.name for each in dataclasses.fields(GpuState)}
+    gpu = GpuState(**{name: given for name, given in value.items() if name in known})  # type: ignore[arg-type]
+    gpu.processes = [ProcessState(**process) for process in gpu.processes]  # type: ignore[arg-type]
+    gpu.instances = [InstanceState(**instance) for instance in gpu.instances]  # type: ignore[arg-type]
+    for instance in gpu.instances:
+        instance.compute = [ComputeState(**compute) for compute in instance.compute]  # type: ignore[arg-type]
+    return gpu
 
 
 class SimulatedModel:
-    """The GPU whose geometry is *geometry*."""
+    """A GPU model as its driver has it: the profiles of *geometry* of which everything is known, and their rules."""
 
     def __init__(self, geometry: mig.Geometry) -> None:
-        self.resetless = geometry.resetless
-        self.pci_device_id = int(geometry.pci_device_ids[0], 16) if geometry.pci_device_ids else 0
-        self.units = geometry.placement_units or 1
-        self.compute_slices = geometry.compute_slices or 0
-        known = [_profile(p) for p in geometry.profiles]
-        self._profiles = [profile for profile in known if profile is not None]
-
-    def by_number(self, number: int) -> SimulatedProfile | None:
-        """The profile of NVML's enumeration; None where this GPU has no such."""
-        return next((p for p in self._profiles if p.number == number), None)
-
-    def by_id(self, profile_id: int) -> SimulatedProfile | None:
-        """The profile that *profile_id* creates; None where this GPU has no such."""
-        return next((p for p in self._profiles if p.id == profile_id), None)
-
-    def of(self, instance: InstanceState) -> SimulatedProfile:
-        """The profile of an instance that stands."""
-        return next(p for p in self._profiles if p.name == instance.profile)
-
-    def has_room(self, gpu: GpuState, profile: SimulatedProfile, start: int) -> bool:
-        """Whether one more instance of *profile* can stand at *start*."""
-        others = [self.of(instance) for instance in gpu.instances]
-        used = sum(other.compute_slices for other in others)
-        return (
-            not any(instance.overlaps(start, profile.size) for instance in gpu.instances)
-            and others.count(profile) < profile.max_count
-            and used + profile.compute_slices <= self.compute_slices
-            and not any(profile.excludes(other) or other.excludes(profile) for other in others)
+        # An unknown id becomes one that no known id is.
+        profiles = (
+            dataclasses.replace(p, profile_id=1000 + p.nvml_enum if p.profile_id is None else p.profile_id)
+            for p in geometry.profiles
+            if p.nvml_enum is not None and p.size and p.starts and p.max_count
         )
+        self.geometry = dataclasses.replace(geometry, profiles=tuple(profiles))
+        self.units = geometry.placement_units or 1
+
+    def by_number(self, number: int) -> mig.Profile:
+        """The profile of NVML's enumeration; refused where this GPU does not have it."""
+        found = next((p for p in self.geometry.profiles if p.nvml_enum == number), None)
+        return required(found, pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def by_id(self, profile_id: int) -> mig.Profile:
+        """The profile that *profile_id* creates; refused where this GPU does not have it."""
+        found = next((p for p in self.geometry.profiles if p.profile_id == profile_id), None)
+        return required(found, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def of(self, instance: InstanceState) -> mig.Profile:
+        """The profile of an instance that exists."""
+        return next(p for p in self.geometry.profiles if p.name == instance.profile)
+
+    def has_room(self, gpu: GpuState, profile: mig.Profile, start: int) -> bool:
+        """Whether one more instance of *profile* can stand at *start*."""
+        return Grid(self.geometry, [(self.of(each), each.start) for each in gpu.instances]).allows(profile, start)
 
     def instance_id(self, start: int, size: int) -> int:
-        """As the current driver numbers them: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
+        """The number that the current driver gives: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
         return self.units // size - 1 + start // size
 
-
-def _profile(known: mig.Profile) -> SimulatedProfile | None:
-    """None unless all of it is known; an id that is not known becomes one that no known id is."""
-    if known.nvml_enum is None or not known.size or not known.starts or not known.max_count:
-        return None
-    profile_id = 1000 + known.nvml_enum if known.profile_id is None else known.profile_id
-    return SimulatedProfile(
-        known.name, known.nvml_enum, profile_id, known.compute_slices, known.size, known.starts, known.max_count
-    )
+    def compute_slices(self, instance: InstanceState, number: int) -> int:
+        """Compute slices of the compute instance profile *number* in *instance*; refused where it has none."""
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= number < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
+        profile = self.of(instance)
+        double = profile.nvml_enum == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2
+        slices = _COMPUTE_SLICES.get(number, _NEVER)
+        differs = double != (number == _DOUBLE_MEMORY) or (slices, profile.compute_slices) in _NOT_DIVIDED
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, differs or slices > profile.compute_slices)
+        return slices

@@ -24,10 +24,11 @@ from fleet import until
 from support import ROOT
 
 from skyinfra.client import Pool, open_pool
+from skyinfra.mig import Placement
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, PlacedPartition
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 PREFIX = "skf"
 PORT = 8786
@@ -76,7 +77,7 @@ class Node:
         self.directory = NodeDirectory(self.folder)
         self.file = self.folder / "node.json"
         (self.folder / "secret").write_text(SECRET)
-        placed = tuple(PlacedPartition(*place) for place in LAYOUT)
+        placed = tuple(Placement(*place) for place in LAYOUT)
         config = NodeConfig(
             version=1,
             stack="faults",

@@ -1,0 +1,342 @@
+"""One GPU and the steps from its actual to its desired layout; NVML's refusals as errors."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import pynvml
+
+from skyinfra.errors import PartitionFailed
+from skyinfra.gpu.nvml import Gpu, GpuInstance, ProfileInfo, error_name, error_text
+from skyinfra.mig import Placement, same_profile
+
+T = TypeVar("T")
+
+# A GPU instance may stay busy for a moment after the last process on it has ended.
+_RETRY_S = 0.5
+# Some drivers refuse these questions while MIG is off.
+_NOT_NOW = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+Action = Literal["mode", "destroy", "create"]
+
+HINTS = {
+    pynvml.NVML_ERROR_NO_PERMISSION: "Changing partitions needs root: run `sudo skyinfra-runner partition`.",
+    pynvml.NVML_ERROR_IN_USE: (
+        "Processes hold the GPU: `fuser -v /dev/nvidia*` lists them. "
+        "Stop them (often nvidia-dcgm, dcgm-exporter or a display server) and run it again."
+    ),
+    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
+        "Something else stands there: `nvidia-smi mig -lgi` lists what. Destroy what skyinfra did not create."
+    ),
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: (
+        "This GPU does not allow that place: `nvidia-smi mig -lgipp` lists those it allows. "
+        "The GPU may be another model than declared."
+    ),
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "This GPU or its driver cannot do that; see `nvidia-smi -q` for both.",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "The GPU has fallen off the bus: replace the node.",
+}
+RESET_HINT = "Run `nvidia-smi --gpu-reset -i {index}` with nothing on the GPU, or reboot the node; then run it again."
+_DEFAULT_HINT = "`nvidia-smi -q` and the kernel log (NVRM lines) say what the driver sees."
+
+
+@contextlib.contextmanager
+def asking(failure: str) -> Iterator[None]:
+    """Turns NVML's refusal into a `PartitionFailed` whose message starts with *failure*."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        hint = HINTS.get(error.value, _DEFAULT_HINT)
+        raise PartitionFailed(f"{failure}: {error_text(error)}", field="accelerator", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``)."""
+
+    gpu: int
+    profile: str
+    start: int
+    size: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One difference between the actual and the desired layout, and the action that resolves it.
+
+    mode: MIG is turned on (``on``) or off. destroy: the instance at ``start`` goes, with the MIG device ``uuid``.
+    create: an instance of ``profile`` comes to ``start``.
+    """
+
+    gpu: int
+    action: Action
+    on: bool | None = None
+    profile: str | None = None
+    start: int | None = None
+    size: int | None = None
+    uuid: str | None = None
+
+    @classmethod
+    def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
+        """The step that destroys or creates the instance at *place*."""
+        return cls(gpu, action, None, place.profile, place.start, place.size, uuid or None)
+
+    def ends(self, gpu: int | None, uuid: str | None) -> bool:
+        """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
+        if self.action == "mode":
+            return self.gpu == gpu
+        return self.action == "destroy" and uuid is not None and self.uuid == uuid
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields without those that are None."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def to_event(self) -> dict[str, Any]:
+        """The event of the executed step: ``action`` is its ``phase``."""
+        fields = self.to_json()
+        return {"phase": fields.pop("action"), **fields}
+
+    def __str__(self) -> str:
+        if self.action == "mode":
+            return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
+        return f"GPU {self.gpu}: {self.action} {self.profile} at {self.start}:{self.size}"
+
+
+# Gets every step that was executed.
+Done = Callable[[Step], None]
+
+
+def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
+    """The partitions of one GPU that have to go, and the placements that have to be created.
+
+    A partition without a UUID is not usable: it goes, and is created anew where it is desired.
+    """
+    missing = {(place.profile, place.start, place.size): place for place in desired}
+    unwanted = [p for p in actual if not p.uuid or missing.pop((p.profile, p.start, p.size), None) is None]
+    return unwanted, list(missing.values())
+
+
+def steps_between(
+    gpu: int, actual: Sequence[Partition], desired: Iterable[Placement], *, mode: bool | None
+) -> list[Step]:
+    """The steps from *actual* to *desired*, in the order of execution. mode: turn MIG on or off; None leaves it."""
+    unwanted, missing = difference(actual, desired)
+    steps = [Step.at(gpu, "destroy", partition, partition.uuid) for partition in unwanted]
+    if mode is not None:
+        steps.append(Step(gpu, "mode", on=mode))
+    return steps + [Step.at(gpu, "create", place) for place in missing]
+
+
+def check_no_steps(steps: Sequence[Step]) -> None:
+    """Raises `PartitionFailed` with the *steps* where there are any."""
+    if steps:
+        raise PartitionFailed(
+            "the GPUs do not stand as declared",
+            field="accelerator.layouts",
+            hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
+        )
+
+
+class GpuTransition:
+    """One GPU and its desired layout; an empty one means MIG off. Every method raises `PartitionFailed`.
+
+    *patience_s*: how long to wait for an instance that is in use.
+    """
+
+    def __init__(self, gpu: Gpu, desired: Sequence[Placement], *, patience_s: float = 10.0) -> None:
+        self.gpu = gpu
+        self._desired = sorted(desired, key=lambda p: p.start)
+        self._patience_s = patience_s
+        self.on = bool(self._desired)
+        self._profiles: dict[str, ProfileInfo] | None = None
+        self._live: list[GpuInstance] | None = None
+        with self.refused("read its MIG mode"):
+            self._mode = gpu.mig_mode()
+        if self._mode is None and self._desired:
+            raise self.error("it has no MIG", "Declare it without a layout, or choose a GPU that has MIG.")
+
+    @property
+    def index(self) -> int:
+        return self.gpu.index
+
+    @property
+    def mode_differs(self) -> bool:
+        """Whether MIG is not as desired, now or after the next reset."""
+        return self._mode is not None and self._mode != (self.on, self.on)
+
+    def check(self) -> None:
+        """Refuses profiles and places that this device does not have, as far as the driver lists them with MIG off."""
+        if not self._desired:
+            return
+        off = self._mode is not None and not self._mode[0]
+        try:
+            self._profiles = self._listed_profiles()
+            if off and not self._profiles:
+                self._profiles = None
+                return
+            names = dict.fromkeys(partition.profile for partition in self._desired)
+            places = {name: self.gpu.places(self._resolve(name)) for name in names}
+        except pynvml.NVMLError as error:
+            if off and error.value in _NOT_NOW:
+                return
+            with self.refused("list its profiles"):
+                raise
+        for partition in self._desired:
+            allowed = places[partition.profile]
+            if (partition.start, partition.size) not in allowed:
+                shown = ", ".join(f"{start}:{size}" for start, size in allowed) or "nowhere"
+                raise self.error(f"it does not allow {_place(partition)}", f"It allows that profile at {shown}.")
+
+    def steps(self) -> list[Step]:
+        """The steps to the desired layout, in the order of execution."""
+        mode = self.on if self.mode_differs else None
+        return steps_between(self.index, self._actual(), self._desired, mode=mode)
+
+    def users(self) -> dict[str, tuple[int, ...]]:
+        """The processes that use what has to go, by what they use: an instance, or the whole GPU."""
+        with self.refused("list its processes"):
+            if self.mode_differs:
+                held = {"the GPU": self.gpu.processes()}
+            else:
+                unwanted = {partition.start for partition in difference(self._actual(), self._desired)[0]}
+                going = [instance for instance in self._instances() if instance.start in unwanted]
+                held = {_where(instance): self.gpu.processes_on(instance) for instance in going}
+        return {what: pids for what, pids in held.items() if pids}
+
+    def set_mode(self) -> int:
+        """Asks for the desired mode. Returns NVML's code: 0 where it is active now, else why it is pending."""
+        self._live = None
+        with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
+            status = self.gpu.set_mig_mode(self.on)
+            self._mode = self.gpu.mig_mode()
+        return status
+
+    def destroy_unwanted(self, done: Done) -> None:
+        """Destroys the partitions that are not desired: their compute instances, then their GPU instances."""
+        for partition in self._changing()[0]:
+            with self.refused(f"destroy {_place(partition)}"):
+                self._patiently(partial(self._destroy, partition.start))
+            done(Step.at(self.index, "destroy", partition, partition.uuid))
+
+    def create_missing(self, done: Done) -> None:
+        """Creates the missing partitions, by start."""
+        for place in self._changing()[1]:
+            profile = self._resolve(place.profile)
+            with self.refused(f"create {_place(place)}"):
+                create = partial(self.gpu.create, profile, start=place.start, size=place.size)
+                compute = self._patiently(partial(self.gpu.fill, self._patiently(create), profile))
+            done(Step.at(self.index, "create", place, compute.uuid))
+
+    def partitions(self) -> list[Partition]:
+        """The partitions, read anew after a change. Every desired one exists."""
+        actual = self._actual()
+        missing = difference(actual, self._desired)[1]
+        if missing:
+            message = f"{_place(missing[0])} was created but is not there"
+            raise self.error(message, "Look in the kernel log for NVRM lines.")
+        return actual
+
+    def error(self, message: str, hint: str) -> PartitionFailed:
+        """The exception with *message* about this GPU, its desired and its actual layout."""
+        return PartitionFailed(f"{self}: {message}", field=self.field, hint=f"{self.desired_and_actual()}\n{hint}")
+
+    @property
+    def field(self) -> str:
+        """The field that declares the layout of this GPU."""
+        return f"accelerator.layouts[{self.index}]"
+
+    def desired_and_actual(self) -> str:
+        """One line for a message."""
+        return f"Wanted: {', '.join(map(_place, self._desired)) or 'MIG off'}. Found: {self._found()}."
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.gpu.name})"
+
+    @contextlib.contextmanager
+    def refused(self, what: str) -> Iterator[None]:
+        """Turns NVML's refusal of *what* into a `PartitionFailed`."""
+        try:
+            yield
+        except pynvml.NVMLError as error:
+            hint = HINTS.get(error.value, _DEFAULT_HINT)
+            if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
+                hint = RESET_HINT.format(index=self.index)
+            raise self.error(f"NVML refuses to {what}: {error_name(error.value)}", hint) from error
+
+    def _changing(self) -> tuple[list[Partition], list[Placement]]:
+        """The difference, before it is resolved: the instances are listed anew after that."""
+        found = difference(self._actual(), self._desired)
+        self._live = None if any(found) else self._live
+        return found
+
+    def _patiently(self, function: Callable[[], T]) -> T:
+        """The value of *function*, called again while NVML answers that something is in use."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return function()
+            except pynvml.NVMLError as error:
+                if error.value != pynvml.NVML_ERROR_IN_USE or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _destroy(self, start: int) -> None:
+        # Looked up each time: an attempt may have destroyed the compute instances and failed on the GPU instance.
+        for instance in [live for live in self.gpu.instances() if live.start == start]:
+            self.gpu.empty(instance)
+            self.gpu.destroy(instance)
+
+    def _actual(self) -> list[Partition]:
+        """The partitions that exist. A desired one has its declared name, whatever this driver calls the profile."""
+        live = self._instances()
+        declared = {(self._resolve(p.profile).profile_id, p.start): p.profile for p in self._desired} if live else {}
+        names = [declared.get((each.profile.profile_id, each.start), each.profile.name) for each in live]
+        return [
+            Partition(self.index, name, each.start, each.size, each.uuid or "")
+            for name, each in zip(names, live, strict=True)
+        ]
+
+    def _instances(self) -> list[GpuInstance]:
+        """The GPU instances, listed anew after a change; none where MIG is off."""
+        if self._mode is None or not self._mode[0]:
+            return []
+        if self._live is None:
+            with self.refused("list its GPU instances"):
+                self._live = self.gpu.instances()
+        return self._live
+
+    def _listed_profiles(self) -> dict[str, ProfileInfo]:
+        return {profile.name: profile for profile in self.gpu.profiles()}
+
+    def _resolve(self, name: str) -> ProfileInfo:
+        if self._profiles is None:
+            with self.refused("list its profiles"):
+                self._profiles = self._listed_profiles()
+        found = same_profile(name, self._profiles)
+        if found is None:
+            raise self.error(f"it has no profile {name}", f"It has {', '.join(self._profiles)}.")
+        return self._profiles[found]
+
+    def _found(self) -> str:
+        try:
+            mode = self.gpu.mig_mode()
+            if mode is None or not mode[0]:
+                return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
+            live = [_where(instance) for instance in self.gpu.instances()]
+            after = "" if mode[1] else ", off after a reset"
+            return (", ".join(live) or "MIG on, no instance") + after
+        except pynvml.NVMLError as error:
+            return f"not known, {error_name(error.value)}"
+
+
+def _where(instance: GpuInstance) -> str:
+    return f"{instance.profile.name} at {instance.start}:{instance.size}"
+
+
+def _place(partition: Placement | Partition) -> str:
+    return f"{partition.profile} at {partition.start}:{partition.size}"
