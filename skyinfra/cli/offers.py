@@ -34,7 +34,7 @@ def show_offers(query: Query, *, as_json: bool) -> None:
             offer.carries,
             f"{offer.share_gb:g} GB",
             "yes" if offer.mig_model else "",
-            known(offer.vcpus),
+            tables.known(offer.vcpus),
             "unknown" if offer.ram_gib is None else f"{offer.ram_gib:g} GiB",
             cell(offer.price(spot=query.spot)),
             cell(offer.price(spot=not query.spot)),
@@ -97,7 +97,3 @@ def cell(price: Price | None) -> str:
     sign = "~" if price.basis == "estimated" else ""
     before = "before " if price.basis == "undated" else ""
     return escape(f"{sign}{offers.usd(price.usd_per_hour)} {price.region} {before}{price.date}")
-
-
-def known(value: int | None) -> str:
-    return "unknown" if value is None else str(value)

@@ -47,7 +47,8 @@ def headline(made: Packing) -> str:
     proof = "optimal: no cheaper set of machines holds it"
     if made.status != "optimal":
         proof = f"at most {made.gap:.2%} above the cheapest: the proof took too long"
-    return f"{packing.text(made.demand)} on {_count(made.nodes, 'machine')} for {usd(made.cost_per_hour)}/h, {proof}"
+    machines = tables.counted(made.nodes, "machine")
+    return f"{packing.text(made.demand)} on {machines} for {usd(made.cost_per_hour)}/h, {proof}"
 
 
 def remarks(made: Packing) -> list[str]:
@@ -146,7 +147,3 @@ def _machines_document(machines: Machines) -> dict[str, Any]:
             for layout, placements in zip(machines.layouts, machines.placements, strict=True)
         ],
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

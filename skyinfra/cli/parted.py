@@ -11,18 +11,18 @@ import yaml
 
 from skyinfra import mig
 from skyinfra.cli import tables
-from skyinfra.cli.pictures import read_target
+from skyinfra.cli.layouts import read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 
 
 def export_parted(accelerator: str, *, label: str) -> None:
     """Prints the configuration that gives a node of this accelerator its declared layout."""
-    target = read_target(accelerator)
-    if target.declared is None:
+    named = read_gpu(accelerator)
+    if named.declared is None:
         raise InvalidLayout("there is no layout to export", hint='Write it behind the accelerator: "H100:8/3g.40gb".')
-    gpus = target.count or (len(target.declared.layouts) if isinstance(target.declared, mig.PerGpu) else 1)
-    layouts = mig.resolve(target.declared, target.geometry, gpus)
-    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), target.geometry, gpus)
+    gpus = named.count or (len(named.declared.layouts) if isinstance(named.declared, mig.PerGpu) else 1)
+    layouts = mig.resolve(named.declared, named.geometry, gpus)
+    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, gpus)
     _warn(warnings)
     sys.stdout.write(mig.parted_text({label: entries}))
 
@@ -42,18 +42,18 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
     if accelerator is None:
         _show_entries(entries, as_json=as_json)
         return
-    target = read_target(accelerator)
-    if target.declared is not None:
+    named = read_gpu(accelerator)
+    if named.declared is not None:
         raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
-    gpus = target.count or 1
+    gpus = named.count or 1
     try:
-        found, warnings = mig.layouts_from_parted(entries, target.geometry, gpus)
+        found, warnings = mig.layouts_from_parted(entries, named.geometry, gpus)
     except LayoutError as error:
         error.at(f"mig-configs.{label}")
         raise _located(error, file, tree) from None
     _warn(warnings)
-    written = {gpu: _written(layout, target.geometry) for gpu, layout in found.items()}
-    string = _string(target.name, gpus, written)
+    written = {gpu: _written(layout, named.geometry) for gpu, layout in found.items()}
+    string = _string(named.name, gpus, written)
     if as_json:
         tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
     elif string is not None:

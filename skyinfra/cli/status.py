@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from skyinfra.cli import tables
-from skyinfra.cli.strips import lines, strips
+from skyinfra.cli.drawing import lines, strips
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terraform.project import Project, SynthesizedStack

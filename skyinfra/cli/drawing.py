@@ -1,4 +1,4 @@
-"""The partitions of live GPUs, one line for each GPU: what ``skyinfra status`` draws."""
+"""Drawings of GPUs for a terminal: the partitions of live GPUs, and MIG layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from skyinfra.mig.drawing import strip
+from skyinfra.mig.drawing import Picture, boxes, facts, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
@@ -148,3 +148,20 @@ def _ranges(numbers: Sequence[int]) -> str:
     """``0-3, 6`` for 0, 1, 2, 3 and 6."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) -> Text:
+    """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines."""
+    made = Text(f"{title}\n", style="bold")
+    for line in boxes(picture):
+        for piece, index in line:
+            profile = None if index is None else picture.segments[index].profile
+            style = "not bold"
+            if profile is not None:
+                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
+            made.append(piece, style=style)
+        made.append("\n")
+    for word, sentence in [*facts(picture), *notes]:
+        made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
+    made.rstrip()
+    return made
