@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
@@ -38,7 +38,7 @@ Modules = Annotated[tuple[_Module, ...] | list[_Module], BeforeValidator(strings
 Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 
 
-class Image(Declared):
+class Image(Declaration):
     """What a node needs besides the runner.
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
@@ -110,7 +110,7 @@ def _check_certificate(text: str) -> None:
         raise InvalidField("no certificate in PEM", field=field, hint=hint) from None
 
 
-class Worker(Declared):
+class Worker(Declaration):
     """The workers of a node.
 
     concurrency: workers on one node. None is one for each slot the layout gives, or one on a CPU node; a number
@@ -123,7 +123,7 @@ class Worker(Declared):
     drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
-class ComputePool(Declared):
+class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
     provider: where the nodes come from, such as ``sky.Local(simulate=True)``. accelerator: a string such as

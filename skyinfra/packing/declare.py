@@ -1,15 +1,48 @@
-"""The pools that declare a packing, as objects and as source text."""
+"""Machines that are alike, and the pools that declare them, as objects and as source text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from skyinfra import providers
+from skyinfra import mig, providers
 from skyinfra.errors import NotSupported
-from skyinfra.packing.result import Machines
+from skyinfra.mig import Layout
+from skyinfra.offers import Offer, Price
 from skyinfra.pool import ComputePool
 from skyinfra.providers import Provider
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are alike, down to their layouts.
+
+    offer: their type. nodes: how many. price: of one. region: where they are declared; None where the offer does not
+    say where it is. layouts: of each GPU, as a declaration says it ("1g.10gb*7"); None is a whole GPU without MIG.
+    """
+
+    offer: Offer
+    nodes: int
+    price: Price
+    region: str | None
+    layouts: tuple[str | None, ...]
+
+    @property
+    def placements(self) -> tuple[Layout, ...]:
+        """Where the partitions of each GPU stand; () for a whole GPU."""
+        if self.offer.mig_model is None:
+            return ((),) * len(self.layouts)
+        geometry = mig.geometry(self.offer.mig_model)
+        return tuple(mig.resolve(each, geometry, 1)[0] if each else () for each in self.layouts)
+
+    @property
+    def accelerator(self) -> str:
+        """What a declaration says: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
+        written = [each for each in self.layouts if each is not None]
+        if not written:
+            return self.offer.carries
+        return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
 
 
 def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:

@@ -13,7 +13,7 @@ from skyinfra.errors import InvalidDemand, MigNotSupported, UnknownProfile
 from skyinfra.mig import Geometry, Profile
 from skyinfra.mig.geometry import is_profile_name
 
-Declared: TypeAlias = str | Mapping[str, int]
+DemandInput: TypeAlias = str | Mapping[str, int]
 
 # More than any fleet has partitions; beyond it the numbers of the integer programme lose their last digits.
 LIMIT = 1_000_000
@@ -45,7 +45,7 @@ class Demand:
         return f"{self.wanted}*{self.count}"
 
 
-def read(declared: Declared) -> tuple[Demand, ...]:
+def read(declared: DemandInput) -> tuple[Demand, ...]:
     """What is wanted, largest first; equal parts are added up, so that their order means nothing.
 
     A string of parts with commas between them ("1g.10gb*20, 3g.40gb*4, >=18GB*6", also "6x>=18GB"; a part without a
@@ -88,7 +88,7 @@ def having(name: str) -> tuple[tuple[Geometry, Profile], ...]:
     return tuple(each for each in drifted if each[1].memory_gb)
 
 
-def _parts(declared: Declared) -> list[tuple[str, int]]:
+def _parts(declared: DemandInput) -> list[tuple[str, int]]:
     if isinstance(declared, str):
         return [_part(part.strip()) for part in declared.split(",")]
     if isinstance(declared, Mapping) and declared:

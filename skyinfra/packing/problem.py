@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from skyinfra.offers import Offer
 from skyinfra.packing.demand import Demand
-from skyinfra.packing.supply import Gpu, Kind, Supply, attributes
+from skyinfra.packing.supply import Gpu, PartitionKind, Supply, attributes
 
 # A set of demands, as bits, and how many partitions serve just that set; as a tuple, so that it can be compared.
 Vector: TypeAlias = tuple[tuple[int, int], ...]
@@ -37,7 +37,7 @@ class Problem:
     def attributes(self) -> frozenset[str]:
         return attributes(self.demands)
 
-    def serving(self, kind: Kind) -> int:
+    def serving(self, kind: PartitionKind) -> int:
         """The demands that the partition serves, as bits."""
         return sum(1 << i for i, each in enumerate(self.demands) if kind.serves(each, exact=self.exact))
 
@@ -47,7 +47,7 @@ class Problem:
         return {offer: Gpu.of(offer) for offer in self.supply.offers}
 
     @cached_property
-    def kinds(self) -> dict[Gpu, dict[str | None, Kind]]:
+    def kinds(self) -> dict[Gpu, dict[str | None, PartitionKind]]:
         """What each GPU of the offers can be divided into, by profile; None is the whole GPU."""
         every = dict.fromkeys(self.gpus.values())
         return {gpu: {kind.profile: kind for kind in gpu.kinds(self.attributes)} for gpu in every}
@@ -61,7 +61,7 @@ class Problem:
         found = {gpu: self._layout_vectors(gpu, kinds) for gpu, kinds in self.kinds.items()}
         return {gpu: kept for gpu, vectors in found.items() if (kept := _without_covered(vectors))}
 
-    def _layout_vectors(self, gpu: Gpu, kinds: Mapping[str | None, Kind]) -> dict[Vector, tuple[str, ...]]:
+    def _layout_vectors(self, gpu: Gpu, kinds: Mapping[str | None, PartitionKind]) -> dict[Vector, tuple[str, ...]]:
         bits = {profile: self.serving(kind) for profile, kind in kinds.items()}
         if gpu.divided is None:
             return {((bits[None], 1),): ()} if bits[None] else {}

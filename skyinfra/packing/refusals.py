@@ -10,7 +10,7 @@ from skyinfra.offers import EVERYWHERE, Offer, load, told, usd
 from skyinfra.packing.demand import Demand, having
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import buy, fewest_machines
-from skyinfra.packing.supply import Gpu, Kind, Supply
+from skyinfra.packing.supply import Gpu, PartitionKind, Supply
 
 _SHOWN = 3
 
@@ -73,7 +73,7 @@ def where(providers: Sequence[str], region: str | None) -> str:
     return " ".join(parts + ([f"in {region}"] if region not in (None, EVERYWHERE) else []))
 
 
-def _kinds(problem: Problem, supply: Supply) -> list[Kind]:
+def _kinds(problem: Problem, supply: Supply) -> list[PartitionKind]:
     gpus = dict.fromkeys(Gpu.of(offer) for offer in supply.offers)
     return [kind for gpu in gpus for kind in gpu.kinds(problem.attributes)]
 

@@ -6,49 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from skyinfra import mig
-from skyinfra.mig import Layout
 from skyinfra.offers import EVERYWHERE, Offer, Price
+from skyinfra.packing import declare
+from skyinfra.packing.declare import Machines
 from skyinfra.packing.demand import Demand
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import Arrangement, Purchase
-from skyinfra.packing.supply import Gpu, Kind
-
-if TYPE_CHECKING:
-    from skyinfra.pool import ComputePool
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """Machines that are alike, down to their layouts.
-
-    offer: their type. nodes: how many. price: of one. region: where they are declared; None where the offer does not
-    say where it is. layouts: of each GPU, as a declaration says it ("1g.10gb*7"); None is a whole GPU without MIG.
-    """
-
-    offer: Offer
-    nodes: int
-    price: Price
-    region: str | None
-    layouts: tuple[str | None, ...]
-
-    @property
-    def placements(self) -> tuple[Layout, ...]:
-        """Where the partitions of each GPU stand; () for a whole GPU."""
-        if self.offer.mig_model is None:
-            return ((),) * len(self.layouts)
-        geometry = mig.geometry(self.offer.mig_model)
-        return tuple(mig.resolve(each, geometry, 1)[0] if each else () for each in self.layouts)
-
-    @property
-    def accelerator(self) -> str:
-        """What a declaration says: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
-        written = [each for each in self.layouts if each is not None]
-        if not written:
-            return self.offer.carries
-        return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
+from skyinfra.packing.supply import Gpu, PartitionKind
+from skyinfra.pool import ComputePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +88,11 @@ class Packing:
 
     def pools(self) -> list[ComputePool]:
         """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet."""
-        from skyinfra.packing.declare import pools
-
-        return pools(self.machines, spot=self.spot)
+        return declare.pools(self.machines, spot=self.spot)
 
     def source(self) -> str:
         """Python that declares it; where there is no declaration of a provider yet, a comment says so."""
-        from skyinfra.packing.declare import source
-
-        return source(self.machines, spot=self.spot)
+        return declare.source(self.machines, spot=self.spot)
 
 
 def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, region: str | None) -> Packing:
@@ -193,7 +157,7 @@ def _given(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
 
 
 def _spare(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
-    there: Counter[Kind] = Counter()
+    there: Counter[PartitionKind] = Counter()
     for gpu, layouts in arrangement.layouts.items():
         kinds = {kind.profile: kind for kind in gpu.kinds(problem.attributes)}
         for names, count in layouts.items():
@@ -205,7 +169,7 @@ def _spare(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
     return tuple(_one(None, kind, count) for kind, count in order if count)
 
 
-def _one(wanted: str | None, kind: Kind, count: int) -> Given:
+def _one(wanted: str | None, kind: PartitionKind, count: int) -> Given:
     return Given(wanted, kind.gpu.label, kind.profile, count, kind.memory_gb)
 
 

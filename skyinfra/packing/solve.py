@@ -14,7 +14,7 @@ from skyinfra.errors import PackingFailed
 from skyinfra.offers import Offer
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.programme import NODES, Answer, Programme
-from skyinfra.packing.supply import Gpu, Kind
+from skyinfra.packing.supply import Gpu, PartitionKind
 
 # Costs are minimised in thousandths of a dollar: prices have six decimals, and the solver is exact to a millionth.
 _MICRO_PER_UNIT = 1000
@@ -46,7 +46,7 @@ class Arrangement:
     """
 
     layouts: Mapping[Gpu, Mapping[tuple[str, ...], int]]
-    given: Mapping[tuple[Kind, int], int]
+    given: Mapping[tuple[PartitionKind, int], int]
 
 
 class _Buying:
@@ -188,7 +188,7 @@ class _Arranging:
         for offer, machines in purchase.machines.items():
             self.bought[problem.gpus[offer]] += offer.count * machines
         self.layouts: dict[tuple[Gpu, tuple[str, ...]], int] = {}
-        self.given: dict[tuple[Kind, int], int] = {}
+        self.given: dict[tuple[PartitionKind, int], int] = {}
         for gpu, count in self.bought.items():
             for names in gpu.layouts(problem.attributes) or ((),):
                 self.layouts[gpu, names] = self.programme.column(upper=count)

@@ -28,7 +28,7 @@ _ALSO = {"": {"-me"}, "+me": {"", "-me"}, "+me.all": {"+me", "", "-me"}, "+gfx":
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PartitionKind:
     """One kind of partition of one kind of GPU, or the whole GPU.
 
     gpu: the GPU. profile: None is the whole GPU without MIG. memory_gb: nominal where it is all of the GPU's.
@@ -108,7 +108,7 @@ class Gpu:
         divisible = offer.mig_model is not None and _placeable(mig.geometry(offer.mig_model))
         return cls(row.mig_model, offer.memory_gb, divisible, offer.carries.rpartition(":")[0])
 
-    def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[Kind, ...]:
+    def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[PartitionKind, ...]:
         """What it can be divided into, or itself: partitions without attributes, and with those that are asked for."""
         if self.divided is None:
             return (self.whole,)
@@ -116,13 +116,13 @@ class Gpu:
         return tuple(self._kind(each, self.divided) for each in profiles)
 
     @property
-    def whole(self) -> Kind:
+    def whole(self) -> PartitionKind:
         """The GPU as one slot, without MIG."""
         profiles = mig.geometry(self.model).profiles if self.model else ()
         if not profiles:
-            return Kind(self, None, self.memory_gb, None, 0, 0)
+            return PartitionKind(self, None, self.memory_gb, None, 0, 0)
         largest = max(profiles, key=lambda each: each.compute_slices)
-        return Kind(self, None, self.memory_gb, largest.sm, largest.compute_slices, largest.compute_slices)
+        return PartitionKind(self, None, self.memory_gb, largest.sm, largest.compute_slices, largest.compute_slices)
 
     def layouts(self, attributes: frozenset[str] = frozenset()) -> tuple[tuple[str, ...], ...]:
         """The maximal combinations of profiles; () where it is not divided."""
@@ -133,12 +133,12 @@ class Gpu:
         """What it can be divided into; None where it is only sold whole."""
         return mig.geometry(self.model) if self.model is not None and self.divisible else None
 
-    def _kind(self, profile: Profile, geometry: Geometry) -> Kind:
+    def _kind(self, profile: Profile, geometry: Geometry) -> PartitionKind:
         total = geometry.compute_slices or 0
         memory = profile.memory_gb
         if profile.compute_slices == total and profile.memory_slices == geometry.memory_slices:
             memory = max(memory, self.memory_gb)
-        return Kind(self, profile.name, memory, profile.sm, profile.compute_slices, total)
+        return PartitionKind(self, profile.name, memory, profile.sm, profile.compute_slices, total)
 
 
 @dataclass(frozen=True)

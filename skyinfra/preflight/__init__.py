@@ -20,10 +20,10 @@ def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | No
     questions at a time. Raises `MissingDependency` where boto3 is needed and not there.
     """
     from skyinfra.preflight import aws
-    from skyinfra.preflight.wanted import read
+    from skyinfra.preflight.pool_inputs import read
 
-    wanted = [read(stack, pool) for pool in stack.pools if pool["provider"] == "aws"]
-    checked = aws.check_pools(wanted, session=session, workers=workers or aws.WORKERS) if wanted else {}
+    inputs = [read(stack, pool) for pool in stack.pools if pool["provider"] == "aws"]
+    checked = aws.check_pools(inputs, session=session, workers=workers or aws.WORKERS) if inputs else {}
     lines = [line for pool in stack.pools for line in checked.get(pool["name"]) or [_unchecked(pool)]]
     return Report(stack.name, tuple(lines))
 

@@ -16,9 +16,9 @@ ATTEMPTS = 5
 CONNECT_SECONDS = 5
 READ_SECONDS = 20
 
-Kind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
+ErrorKind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
 
-_KINDS: dict[str, Kind] = {
+_KINDS: dict[str, ErrorKind] = {
     "CloudCredentialsRefused": "credentials",
     "CloudPermissionDenied": "denied",
     "CloudThrottled": "throttled",
@@ -34,7 +34,7 @@ class CallFailed(Exception):
     says, hint: what it means and what would work, where that is known.
     """
 
-    def __init__(self, kind: Kind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
+    def __init__(self, kind: ErrorKind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
         super().__init__(f"{action}: {code}: {words}")
         self.kind, self.code, self.action, self.words, self.says, self.hint = kind, code, action, words, says, hint
 
@@ -133,7 +133,7 @@ def _failure(code: str, action: str, words: str) -> CallFailed:
     return CallFailed(_KINDS.get(known.cause, "refused"), code, action, known.words, says=known.says, hint=known.hint)
 
 
-def _kind_of(error: Exception, exceptions: Any) -> Kind:
+def _kind_of(error: Exception, exceptions: Any) -> ErrorKind:
     """Of what botocore itself could not do."""
     credentials = (
         exceptions.NoCredentialsError,

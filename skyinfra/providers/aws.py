@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from skyinfra import offers
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
@@ -30,13 +30,13 @@ _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
-class CapacityBlock(Declared):
+class CapacityBlock(Declaration):
     """Capacity that was bought for a time, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
 
     id: str = Field(pattern=r"^cr-[0-9a-z]+$")
 
 
-class CapacityReservation(Declared):
+class CapacityReservation(Declaration):
     """An on-demand capacity reservation, by its id, such as ``cr-0123456789abcdef0``."""
 
     id: str = Field(pattern=r"^cr-[0-9a-z]+$")

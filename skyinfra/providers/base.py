@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.offers import Price
 
 
@@ -106,7 +106,7 @@ class Selection:
         return price.usd_per_hour if price else None
 
 
-class Provider(Declared):
+class Provider(Declaration):
     """Where the nodes of a pool come from. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]

@@ -6,17 +6,17 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField
 
 
-class LocalState(Declared):
+class LocalState(Declaration):
     """The state in a file. path: counted from the project folder; None is ``terraform.STACK.tfstate``."""
 
     path: str | None = None
 
 
-class S3(Declared):
+class S3(Declaration):
     """The state in an S3 bucket, or in a store that speaks its language. The words are those of the Terraform backend.
 
     bucket, key: where. region: of the bucket; stores that have none take any, such as ``us-east-1``. profile: of the
@@ -66,7 +66,7 @@ class S3(Declared):
         }
 
 
-class HCPTerraform(Declared):
+class HCPTerraform(Declaration):
     """The state, and the runs where the workspace says so, in HCP Terraform.
 
     The token comes from Terraform's own CLI configuration (``terraform login``).

@@ -9,7 +9,7 @@ from skyinfra.terraform.project import SynthesizedStack
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PoolInputs:
     """One pool on AWS; the fields are those of modules/aws.
 
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
@@ -66,13 +66,13 @@ class Wanted:
         return self.interfaces.get(machine_type, 1)
 
 
-def read(stack: SynthesizedStack, pool: dict[str, Any]) -> Wanted:
+def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
     """What *pool*, one of `stack.pools`, asks of AWS."""
     name = pool["name"]
     module, configuration = stack.modules[name], stack.configuration(name)
     types = tuple(module["machine_types"])
     grouped = len(types) > 1 or (module["spot"] and module["node_count"] > 1)
-    return Wanted(
+    return PoolInputs(
         stack=stack.name,
         pool=name,
         region=configuration["region"],
