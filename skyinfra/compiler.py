@@ -27,7 +27,7 @@ from skyinfra.providers import Request, Selection
 
 @dataclass(frozen=True)
 class Deployment:
-    """One pool, compiled: what was chosen, the slots of each node, the node configurations with placeholders."""
+    """A compiled pool: the selection, the slots of each node, the node configurations with placeholders."""
 
     stack: str
     pool: ComputePool

@@ -40,7 +40,7 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """By name."""
+        """The environment variables, by name."""
         return dict(DEFAULTS[self.framework])
 
 

@@ -1,4 +1,4 @@
-"""What every synth needs, imported while the library that synthesizes waits for its Node to start.
+"""Imports the modules that every synth needs, while the library that synthesizes waits for its Node to start.
 
 Only in a program that cdktf or ``skyinfra synth`` runs. It helps where ``import skyinfra`` stands before the import of
 that library.
@@ -28,7 +28,7 @@ def start() -> None:
 
 
 def wait() -> None:
-    """Until what was begun is done, if anything was: no two threads import skyinfra's own modules."""
+    """Waits for the imports that have begun, so that no two threads import skyinfra's own modules."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join()
 

@@ -31,7 +31,7 @@ class Factory(Protocol):
 
 @cache
 def factory_names() -> Mapping[str, str]:
-    """From the names of the factories ("RTX_4090", "TPUv5p_8") to the names and aliases in the catalog."""
+    """Maps the names of the factories ("RTX_4090", "TPUv5p_8") to the names and aliases in the catalog."""
     return {re.sub(r"[^A-Za-z0-9]+", "_", name): name for name in (*catalog.names(), *catalog.aliases())}
 
 

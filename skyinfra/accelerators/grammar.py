@@ -24,7 +24,7 @@ _PARTITION = re.compile(r"[a-z]PX\b", re.A | re.I)
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one string declares."""
+    """The parts of one accelerator string."""
 
     spelling: Spelling
     count: int | None

@@ -1,6 +1,6 @@
 """Deployment → user data: what Terraform hands to the nodes, with placeholders that it fills.
 
-A local node needs no operating system set up, so its user data is the node configuration itself. A bought machine gets
+A local node needs no operating system set up, so its user data is the node configuration itself. A cloud node gets
 files and a program that does the steps of its first boot (`steps`), as a cloud-config where there is cloud-init, as a
 startup script or as the entry of a container elsewhere (`files`).
 """
@@ -62,9 +62,9 @@ def user_data(deployment: Deployment) -> UserData:
 
 
 def _revision(deployment: Deployment) -> str:
-    """Of what is declared, but for the layout, and of the versions that client and workers share.
+    """Returns the hash of the declaration without the layout, and of the versions that client and workers share.
 
-    Not of the code that sets a node up: a node that took a week to get is not replaced for a repaired step.
+    The code that sets a node up is left out: a node that took a week to get is not replaced for a repaired step.
     """
     declared = [skyinfra.__version__]
     for config in (deployment.head, deployment.worker):

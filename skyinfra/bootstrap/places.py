@@ -1,4 +1,4 @@
-"""Where things stand on a bought node."""
+"""Paths on a cloud node."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def stripped(source: str) -> str:
 
 
 def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
-    """Of *node* and of the classes and functions in it, wherever statements hold them."""
+    """Returns the docstrings of *node* and of all classes and functions in it."""
     body = getattr(node, "body", ())
     if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef | ast.FunctionDef) and len(body) > 1):
         first = body[0] if body else None

@@ -51,7 +51,7 @@ Operation = (
 
 @dataclass(frozen=True)
 class Step:
-    """One step. name: as people read it. operation: what is done, and the check whether it is done already.
+    """A step. name: as people read it. operation: the action, and the check whether it is done already.
 
     timeout_s: for all attempts together, with the pauses between them; what runs then is ended. attempts: more than
     one where trying again may help.
@@ -63,7 +63,7 @@ class Step:
     attempts: int = 1
 
     def to_json(self) -> dict[str, object]:
-        """As the node reads it."""
+        """Returns plain JSON values, as the node reads them."""
         return {
             "name": self.name,
             "timeout_s": self.timeout_s,
@@ -123,7 +123,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 
 def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
-    """What `compose` makes of the declaration, as text: of the runner only the versions that it goes with."""
+    """Returns the steps of the declaration as text; of the runner only the versions that it goes with."""
     for step in _steps(deployment, config, ()):
         operation = step.operation
         if isinstance(operation, operations.Runner) and operation.wheel is not None:
@@ -147,7 +147,7 @@ def _runner(deployment: Deployment) -> operations.Runner:
 
 
 def pins() -> list[str]:
-    """What the runner needs, in the versions of this machine: client and workers pickle for each other."""
+    """Returns the runner's dependencies in the versions of this machine: client and workers pickle for each other."""
     return [*runner_wheel.pins(), *(f"{name}=={runner_wheel.version_of(name)}" for name in _TESTED)]
 
 

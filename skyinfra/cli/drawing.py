@@ -31,7 +31,7 @@ STYLES = (
 
 @dataclass(frozen=True)
 class GpuStrip:
-    """One divided GPU of a node, as the registrations of its slots describe it.
+    """A divided GPU of a node, as the registrations of its slots describe it.
 
     units: of the whole GPU; start and size of the partitions count in them. missing: slots that are to stand on it and
     are not there. tasks: those that run on each of the slots.
@@ -127,7 +127,7 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
 
 
 def _below(cells: Sequence[tuple[str, int | None]], doing: Sequence[str]) -> str:
-    """What stands below *cells*: the tasks, each in the width of its partition."""
+    """Returns the line below *cells*: the tasks, each in the width of its partition."""
     names = ["" if index is None else doing[index] for _, index in cells]
     cut = [
         name if len(name) <= len(text) else f"{name[: len(text) - 1]}…"

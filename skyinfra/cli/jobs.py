@@ -197,7 +197,7 @@ class _Printer:
         self._offset: int | None = None
 
     def run(self, *, follow: bool) -> None:
-        """Until there is no more, or with *follow* until the job has ended."""
+        """Prints until there is no more, or with *follow* until the job has ended."""
         while True:
             # Nothing is printed after the end, so that what is read now is the whole.
             info = self._job.info()

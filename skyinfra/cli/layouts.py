@@ -1,4 +1,4 @@
-"""``skyinfra mig show | check | profiles | layouts``: GPUs and their layouts, drawn and listed."""
+"""``skyinfra mig show | check | profiles | layouts``: drawings and lists of profiles and layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NamedGpu:
 
 
 def read_gpu(text: str, layout: str | None = None) -> NamedGpu:
-    """From an accelerator string or the key of a geometry, and a layout given beside it.
+    """Reads an accelerator string or the key of a geometry, and a layout given beside it.
 
     The layout is read, not placed. Raises what reading an accelerator raises, and MigNotSupported.
     """
@@ -52,7 +52,7 @@ def read_gpu(text: str, layout: str | None = None) -> NamedGpu:
 
 @dataclass(frozen=True)
 class Shown:
-    """One GPU's layout as it is shown: how far its placement got, and the picture of that."""
+    """The layout of one GPU for output: how far its placement got, and the picture of that."""
 
     title: str
     tried: mig.Attempt

@@ -47,7 +47,7 @@ def show_offers(query: Query, *, as_json: bool) -> None:
 
 
 def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
-    """What a reader of the list must know about its prices, and what it leaves out."""
+    """Returns notes on the prices, and on the offers that are left out."""
     lines = []
     purchase = "spot" if query.spot else "on-demand"
     priced = [(offer, price) for offer in found if (price := offer.price(spot=query.spot)) is not None]
@@ -80,7 +80,7 @@ def _shares(query: Query) -> list[Offer]:
 
 
 def offer_document(offer: Offer) -> dict[str, Any]:
-    """One offer as JSON: the fields of Offer, and what follows from them."""
+    """Returns an offer as JSON: the fields of Offer, and what follows from them."""
     return {
         **asdict(offer),
         "carries": offer.carries,

@@ -52,7 +52,7 @@ def headline(made: Packing) -> str:
 
 
 def remarks(made: Packing) -> list[str]:
-    """What serves what, what is left over, and what a reader must know about the prices."""
+    """Returns notes on the partitions for each demand, the spare ones, and the prices."""
     lines = []
     for demand in made.demand:
         given = [f"{each.count} x {said(each)}" for each in made.given if each.wanted == demand.wanted]

@@ -63,7 +63,7 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
 
 
 def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> None:
-    """What the entries say, as they say it: which GPU they are for is not known, so nothing is checked."""
+    """Prints the entries as they are: their GPU is not known, so that nothing is checked."""
     if as_json:
         tables.print_json({"entries": mig.parted_document({"": entries})["mig-configs"][""]})
         return
@@ -115,7 +115,7 @@ def _refuse_doubles(node: yaml.Node | None) -> None:
 
 
 def _located(error: LayoutError, file: Path, tree: yaml.Node | None) -> LayoutError:
-    """The same error with the file, and the line of its field where it is in the file, in front of its path."""
+    """Returns the error with the file, and the line of its field, in front of its path."""
     line = _line(tree, error.field or "")
     place = f"{file}, line {line}" if line else str(file)
     error.field = f"{place}, {error.field}" if error.field else place

@@ -70,7 +70,7 @@ def _look(manifest: Manifest) -> tuple[Snapshot, Tasks]:
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same for a program: the GPUs of the nodes as JSON values."""
+    """Turns the GPUs of the nodes into plain JSON values."""
     for node in (node for stack in stacks for pool in stack["pools"] for node in pool.get("nodes", ())):
         node["gpus"] = [gpu.to_json() for gpu in node["gpus"]]
     return stacks

@@ -1,4 +1,4 @@
-"""Waiting until the nodes of a fleet that was bought have booted, and saying what stands in their way."""
+"""Waiting until the cloud nodes of a fleet have booted, and saying what stands in their way."""
 
 from __future__ import annotations
 

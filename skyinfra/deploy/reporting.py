@@ -1,4 +1,4 @@
-"""What a person sees while Terraform works: bars where someone watches, plain lines where not."""
+"""Progress of Terraform: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

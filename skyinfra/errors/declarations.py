@@ -1,4 +1,4 @@
-"""What was declared cannot be. See `skyinfra.errors` for the whole tree."""
+"""Errors of declarations. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from skyinfra.errors.base import SkyinfraError
 
 
 class DeclarationError(SkyinfraError):
-    """What was declared cannot be; nothing was created."""
+    """The declaration is invalid; nothing was created."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ class InvalidDemand(DeclarationError):
 
 
 class DemandDoesNotFit(DeclarationError):
-    """What is wanted is on offer, but does not fit on as few machines."""
+    """The demand is on offer, but does not fit on as few machines."""
 
 
 class ConcurrencyMismatch(DeclarationError):
@@ -76,7 +76,7 @@ class NotOffered(DeclarationError):
 
 
 class InvalidInclude(DeclarationError):
-    """What is to be synced is not there, is too large, holds a secret, or leads elsewhere; nothing of it was sent."""
+    """A path to sync does not exist, is too large, holds a secret, or leads elsewhere; nothing was sent."""
 
 
 class NotSupported(DeclarationError):

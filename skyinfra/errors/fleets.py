@@ -44,7 +44,7 @@ class InvalidNodeConfig(NodeError):
 
 
 class AcceleratorMissing(NodeError):
-    """What was declared is not on this node."""
+    """The node does not have the declared accelerators."""
 
 
 class PartitionFailed(NodeError):

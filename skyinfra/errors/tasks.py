@@ -65,7 +65,7 @@ class SlotLost(TaskError):
 
 
 class TaskInputsLost(TaskError):
-    """What the task needs is gone from the head, and is another on the client now: it has to be sent anew."""
+    """The inputs of the task are gone from the head and have changed on the client: submit the task again."""
 
 
 class NotSynced(TaskError):

@@ -1,4 +1,4 @@
-"""Starting a runner in the background again that was killed, as systemd does it on machines that were bought.
+"""Starting a runner in the background again that was killed, as systemd does it on cloud nodes.
 
 The keeper is a process beside the runner, so that what ends the runner does not end it as well. A runner that was
 stopped, that has failed, or whose folder is gone is left alone, and its keeper ends.

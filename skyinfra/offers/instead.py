@@ -1,4 +1,4 @@
-"""What could stand in for a machine type that is not to be had."""
+"""Substitutes for a machine type that is not available."""
 
 from __future__ import annotations
 

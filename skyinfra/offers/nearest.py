@@ -1,4 +1,4 @@
-"""What comes near, where nothing is offered as asked."""
+"""The nearest offers to a query that has no result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
 
 
 def told(offer: Offer, *, spot: bool) -> str:
-    """One offer in a sentence: "aws p5.48xlarge (H100:8) at $55.04/h in us-east-1, 2026-07-20"."""
+    """Returns a sentence about the offer: "aws p5.48xlarge (H100:8) at $55.04/h in us-east-1, 2026-07-20"."""
     price = offer.price(spot=spot)
     cost = f"at {price}" if price else f"({'spot' if spot else 'on-demand'} price unknown)"
     return f"{offer.provider} {offer.machine_type} ({offer.carries}) {cost}"
@@ -80,7 +80,7 @@ def _line(label: str, offers: Iterable[Offer], query: Query) -> str:
 
 
 def _other_counts(query: Query) -> list[Offer]:
-    """The same accelerators in other numbers, the nearest number first; the cheapest machine of each."""
+    """Returns the cheapest machine of each other number of the same accelerators, the nearest number first."""
     wanted = query.count or next((each.count for each in query.accelerators if each.count), None)
     if wanted is None:
         return []
@@ -89,7 +89,7 @@ def _other_counts(query: Query) -> list[Offer]:
 
 
 def _elsewhere(query: Query) -> list[Offer]:
-    """The same from other providers: the cheapest of each."""
+    """Returns the cheapest offer of each other provider."""
     return _first_of_each(query.run(load()), lambda offer: offer.provider)
 
 
@@ -114,7 +114,7 @@ def _as_large(query: Query) -> list[Offer]:
 
 
 def _with(query: Query) -> tuple[Offer, ...]:
-    """What matches the query but for the accelerator and its number."""
+    """Returns the offers that match the query, its accelerator and count aside."""
     return replace(query, accelerators=(), count=None).run(load())
 
 

@@ -30,7 +30,7 @@ class Machines:
 
     @property
     def placements(self) -> tuple[Layout, ...]:
-        """Where the partitions of each GPU stand; () for a whole GPU."""
+        """The placements of the partitions of each GPU; () for a whole GPU."""
         if self.offer.mig_model is None:
             return ((),) * len(self.layouts)
         geometry = mig.geometry(self.offer.mig_model)
@@ -38,7 +38,7 @@ class Machines:
 
     @property
     def accelerator(self) -> str:
-        """What a declaration says: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
+        """The accelerator string: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
         written = [each for each in self.layouts if each is not None]
         if not written:
             return self.offer.carries
@@ -46,7 +46,7 @@ class Machines:
 
 
 def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
-    """One pool for machines that are alike. Raises NotSupported where there is no declaration of a provider."""
+    """Returns a pool for each of *machines*. Raises NotSupported for a provider without a declaration."""
     declared = _declarations()
     missing = sorted({each.offer.provider for each in machines} - set(declared))
     if missing:
@@ -102,7 +102,7 @@ def _accelerator(text: str) -> list[str]:
 
 
 def _declarations() -> dict[str, type[Provider]]:
-    """The classes that declare a provider, by its name among the offers. Local is this machine, which is not bought."""
+    """The classes that declare a provider, by its name among the offers. Local is left out: it is this machine."""
     exported = (getattr(providers, name) for name in providers.__all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
     found = {cls.kind: cls for cls in classes if cls is not Provider}

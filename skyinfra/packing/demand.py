@@ -25,7 +25,7 @@ _HINT = 'Write it like "1g.10gb*20, 3g.40gb*4, >=18GB*6".'
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How many partitions of one profile, or of one memory size, are wanted.
+    """A number of partitions of one profile, or of one memory size.
 
     wanted: "1g.10gb" or ">=18GB". count: how many. memory_gb: what each has at least.
     named: whether it is a profile.
@@ -38,7 +38,7 @@ class Demand:
 
     @property
     def attributes(self) -> str:
-        """What follows the size in the name of the profile: "+me", "+gfx", "-me", or nothing."""
+        """The text behind the size in the name of the profile: "+me", "+gfx", "-me", or nothing."""
         return self.wanted.partition("gb")[2] if self.named else ""
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Demand:
 
 
 def read(declared: DemandInput) -> tuple[Demand, ...]:
-    """What is wanted, largest first; equal parts are added up, so that their order means nothing.
+    """Returns the demands, largest first; equal ones are added up, so that their order means nothing.
 
     A string of parts with commas between them ("1g.10gb*20, 3g.40gb*4, >=18GB*6", also "6x>=18GB"; a part without a
     number is one), or a mapping of profiles and sizes to counts. Raises InvalidDemand for what cannot be read, and

@@ -23,7 +23,7 @@ Vector: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Which offers, for which demands.
+    """The demands and the offers that may hold them.
 
     max_nodes: of machines; None is any number. exact: profiles that are asked for by name are served by no others.
     """
@@ -48,13 +48,13 @@ class Problem:
 
     @cached_property
     def kinds(self) -> dict[Gpu, dict[str | None, PartitionKind]]:
-        """What each GPU of the offers can be divided into, by profile; None is the whole GPU."""
+        """The partition kinds of each GPU of the offers, by profile; None is the whole GPU."""
         every = dict.fromkeys(self.gpus.values())
         return {gpu: {kind.profile: kind for kind in gpu.kinds(self.attributes)} for gpu in every}
 
     @cached_property
     def vectors(self) -> dict[Gpu, dict[Vector, tuple[str, ...]]]:
-        """What the layouts of each GPU give, with a layout that gives it; GPUs that serve nothing are left out.
+        """The partition counts of the layouts of each GPU, each with a layout; GPUs that serve nothing are left out.
 
         () is the GPU as a whole. Of layouts that give the same the first is taken.
         """

@@ -16,7 +16,7 @@ NODES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solve gave.
+    """The result of a solve.
 
     values: of the columns; None where none were found. objective, bound: of the values, and below which no values are.
     proven: whether nothing better exists, or, without values, that there are none.

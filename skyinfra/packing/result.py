@@ -49,7 +49,7 @@ class Waste:
 
     @property
     def share(self) -> float:
-        """Of what is bought, from 0 to 1."""
+        """The share of the memory of all GPUs, from 0 to 1."""
         return 1 - self.asked / self.bought
 
 
@@ -78,12 +78,12 @@ class Packing:
 
     @property
     def gap(self) -> float:
-        """How much cheaper a packing could be at most, as a share of the cost; 0 where it is optimal."""
+        """The most that a cheaper packing could save, as a share of the cost; 0 where it is optimal."""
         return 0.0 if self.status == "optimal" else max(0.0, 1 - self.bound / self.cost_per_hour)
 
     @property
     def nodes(self) -> int:
-        """How many machines."""
+        """The number of machines."""
         return sum(each.nodes for each in self.machines)
 
     def pools(self) -> list[ComputePool]:
@@ -123,7 +123,7 @@ def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, regi
 
 
 def _in_order(layouts: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
-    """One layout for each GPU: the same beside each other, the most frequent first, so that most machines are alike."""
+    """Returns a layout for each GPU, equal ones together, the most frequent first, so that most machines are alike."""
     return [
         names for names, count in sorted(layouts.items(), key=lambda each: (-each[1], each[0])) for _ in range(count)
     ]
@@ -145,7 +145,7 @@ def _machines(
 
 
 def _region(offer: Offer, price: Price) -> str | None:
-    """Where to declare it: where the price is from, if it is offered there."""
+    """Returns the region for the declaration: that of the price, if the machine is offered there."""
     if price.region != EVERYWHERE and offer.in_region(price.region):
         return price.region
     return offer.regions[0] if offer.regions else None

@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Purchase:
-    """Which machines to buy. cost: micro-dollars per hour. bound: below which no purchase costs; proven: none does.
+    """The machines to buy. cost: micro-dollars per hour. bound: below which no purchase costs; proven: none does.
 
     layouts: how many GPUs of each kind get which layout, in one way that holds the demand.
     """
@@ -39,7 +39,7 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the GPUs of a purchase are laid out, and what is handed out.
+    """The layouts of the GPUs of a purchase, and the partitions that each demand gets.
 
     layouts: how many GPUs of each kind have which layout; () is a whole GPU. given: how many partitions of which kind
     go to which demand, by its index.
@@ -101,7 +101,7 @@ class _Buying:
         return self.programme.minimise(self.cost, seconds=seconds, more=[limit], upper=self._most(known))
 
     def _rounded(self, values: tuple[float, ...]) -> float | None:
-        """What it costs to round the layouts up and buy the machines for them; None with too many machines."""
+        """Returns the cost of the machines for the layouts, rounded up; None with too many machines."""
         cost, nodes = 0.0, 0
         for gpu, offers in self.gpus.items():
             needed = sum(math.ceil(values[self.layouts[gpu, v]] - _ROUNDING) for v in self.problem.vectors[gpu])
@@ -116,7 +116,7 @@ class _Buying:
         return None if nodes > (self.problem.max_nodes or nodes) else cost
 
     def _most(self, cost: float) -> dict[int, float]:
-        """How many of each machine that cost buys, and GPUs with them."""
+        """Returns the number of machines of each type, and of GPUs, that the cost buys."""
         most = {column: math.floor(cost / self.cost[column] + _ROUNDING) for column in self.machines.values()}
         for gpu, offers in self.gpus.items():
             gpus = sum(most[self.machines[offer]] * offer.count for offer in offers)
@@ -124,7 +124,7 @@ class _Buying:
         return dict(most)
 
     def settled(self, cost: int) -> Answer:
-        """Of the purchases that cost no more, one with the fewest machines, of the offers that come first."""
+        """Returns a purchase at no higher cost with the fewest machines, of the first offers."""
         limit: list[tuple[Mapping[int, float], float, float]] = [
             (self.cost, -math.inf, cost / _MICRO_PER_UNIT + _HALF_A_MICRO)
         ]
@@ -167,7 +167,7 @@ def buy(problem: Problem, *, seconds: float) -> Purchase | None:
 
 
 def fewest_machines(problem: Problem, *, seconds: float) -> int | None:
-    """How many machines the demand needs at least, whatever they cost; None where that was not found in time."""
+    """Returns the least number of machines for the demand at any cost; None where the time ran out."""
     buying = _Buying(problem)
     ones: dict[int, float] = dict.fromkeys(buying.machines.values(), 1)
     found = buying.programme.minimise(ones, seconds=seconds)

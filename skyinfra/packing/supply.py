@@ -1,4 +1,4 @@
-"""What can be bought: the GPUs of the offers, what each can be divided into, and which partition serves which demand.
+"""The supply: the GPUs of the offers, their partition kinds, and which kind serves which demand.
 
 A partition serves a demand for memory if it has that memory. It serves a demand for a profile
 
@@ -29,7 +29,7 @@ _ALSO = {"": {"-me"}, "+me": {"", "-me"}, "+me.all": {"+me", "", "-me"}, "+gfx":
 
 @dataclass(frozen=True, slots=True)
 class PartitionKind:
-    """One kind of partition of one kind of GPU, or the whole GPU.
+    """A kind of partition of one GPU model, or the whole GPU.
 
     gpu: the GPU. profile: None is the whole GPU without MIG. memory_gb: nominal where it is all of the GPU's.
     sm: None where unknown. slices, of_slices: of the GPU's compute; 0 of 0 where unknown.
@@ -109,7 +109,7 @@ class Gpu:
         return cls(row.mig_model, offer.memory_gb, divisible, offer.carries.rpartition(":")[0])
 
     def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[PartitionKind, ...]:
-        """What it can be divided into, or itself: partitions without attributes, and with those that are asked for."""
+        """Returns the kinds of partitions without attributes and with the given ones, and the whole GPU."""
         if self.divided is None:
             return (self.whole,)
         profiles = (each for each in self.divided.profiles if not each.attributes or each.attributes in attributes)
@@ -130,7 +130,7 @@ class Gpu:
 
     @property
     def divided(self) -> Geometry | None:
-        """What it can be divided into; None where it is only sold whole."""
+        """The MIG geometry; None where the GPU is only sold whole."""
         return mig.geometry(self.model) if self.model is not None and self.divisible else None
 
     def _kind(self, profile: Profile, geometry: Geometry) -> PartitionKind:
@@ -151,7 +151,7 @@ class Supply:
 
     @classmethod
     def of(cls, offers: Iterable[Offer], *, spot: bool) -> Supply:
-        """What of *offers* can be bought for partitions: whole NVIDIA GPUs with a known price, in a fixed order."""
+        """Returns the supply from *offers*: whole NVIDIA GPUs with a known price, in a fixed order."""
         kept: dict[Offer, Price] = {}
         reasons = ("not an NVIDIA GPU", "no longer sold to everybody", "a share of a GPU", "price not known")
         counts = dict.fromkeys(reasons, 0)
@@ -171,7 +171,7 @@ class Supply:
         return tuple(self.prices)
 
     def price(self, offer: Offer) -> int:
-        """What one machine costs, in millionths of a dollar per hour: whole numbers, so that sums are exact."""
+        """Returns the price of one machine in micro-dollars per hour: whole numbers, so that sums are exact."""
         return round(self.prices[offer].usd_per_hour * 1_000_000)
 
 

@@ -126,7 +126,7 @@ def _session(region: str, profile: str | None) -> Any:
 
 
 def _failure(code: str, action: str, words: str) -> CallFailed:
-    """What AWS refused, in the kinds that Terraform's errors are told apart by too."""
+    """Returns the failure for a refusal by AWS, with the causes that Terraform's errors have too."""
     known = next(iter(refusals([("", f"api error {code}: {words}")])), None)
     if known is None:
         return CallFailed("refused", code, action, words)
@@ -134,7 +134,7 @@ def _failure(code: str, action: str, words: str) -> CallFailed:
 
 
 def _kind_of(error: Exception, exceptions: Any) -> ErrorKind:
-    """Of what botocore itself could not do."""
+    """Returns the kind of an error of botocore itself."""
     credentials = (
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,

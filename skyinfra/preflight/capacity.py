@@ -1,4 +1,4 @@
-"""Reserved capacity: what is declared, and the capacity blocks that can be bought."""
+"""Reserved capacity: what is declared, and the capacity blocks on sale."""
 
 from __future__ import annotations
 

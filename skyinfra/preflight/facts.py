@@ -1,4 +1,4 @@
-"""What several checks need to know of an account and region."""
+"""Facts about an account and region that several checks share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the nodes of a pool may stand; modules/aws decides in the same way.
+    """The zones for the nodes of a pool; modules/aws decides in the same way.
 
     offered: the zones of the region that offer each machine type. present: the zones of the region, or of the declared
     subnets. considered: those of them that are declared, in order. zones: those in which nodes will stand.
@@ -41,7 +41,7 @@ class Standing:
 
 
 def standing(context: Context) -> Standing:
-    """Where the pool's nodes may stand. Raises `CallFailed`."""
+    """Returns the zones for the nodes of the pool. Raises `CallFailed`."""
     inputs = context.inputs
     offered = offered_zones(context.api, types_of(inputs))
     if inputs.subnet_ids:
@@ -75,7 +75,7 @@ def offered_zones(api: Api, machine_types: Iterable[str]) -> dict[str, frozenset
 
 
 def machine_facts(api: Api, machine_types: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What EC2 says of each of the machine types that the region has."""
+    """Returns EC2's description of each of the machine types that the region has."""
     types = sorted(set(machine_types))
     found: dict[str, dict[str, Any]] = {}
     for begin in range(0, len(types), _FILTER):
@@ -126,7 +126,7 @@ def is_of_stack(resource: dict[str, Any], context: Context) -> bool:
 
 
 def others_running(context: Context) -> Counter[tuple[str, str]]:
-    """How many instances run that are not of this stack, by machine type and purchase."""
+    """Returns the number of running instances outside this stack, by machine type and purchase."""
     return Counter(
         (instance["InstanceType"], instance.get("InstanceLifecycle") or "on-demand")
         for instance in running(context.api)
@@ -135,7 +135,7 @@ def others_running(context: Context) -> Counter[tuple[str, str]]:
 
 
 def nodes_running(context: Context) -> int:
-    """How many nodes of the pool run already; 0 where that cannot be asked."""
+    """Returns the number of running nodes of the pool; 0 where AWS does not say."""
     inputs = context.inputs
     try:
         found = [tags(instance) for instance in running(context.api)]

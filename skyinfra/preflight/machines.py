@@ -12,7 +12,7 @@ _SOLD = {"on-demand": "on-demand", "spot": "as spot capacity", "capacity-block":
 
 
 def check_machines(context: Context) -> list[Finding]:
-    """One finding for each machine type, that of a head besides the nodes included."""
+    """Returns a finding for each machine type, including that of a separate head."""
     inputs, stands = context.inputs, standing(context)
     facts = machine_facts(context.api, types_of(inputs))
     missing = [zone for zone in inputs.zones if zone not in stands.present]

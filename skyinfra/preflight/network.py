@@ -71,7 +71,7 @@ def _own_network(context: Context) -> Finding:
 
 
 def _addresses_needed(inputs: PoolInputs) -> int:
-    """One for the head; one for the NAT gateway, where nodes with several interfaces have no public address."""
+    """Returns the number of addresses: one for the head, one for a NAT gateway of nodes with several interfaces."""
     if inputs.subnet_ids:
         return int(inputs.head_public_ip)
     several = any(inputs.interfaces_of(kind) > 1 for kind in inputs.machine_types)

@@ -1,4 +1,4 @@
-"""What a pool asks of AWS, read from the synthesized stack: its module's inputs and its Terraform provider."""
+"""The inputs of a pool's AWS module and Terraform provider, read from the synthesized stack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyinfra.terraform.project import SynthesizedStack
 
 @dataclass(frozen=True, slots=True)
 class PoolInputs:
-    """One pool on AWS; the fields are those of modules/aws.
+    """The inputs of one pool on AWS; the fields are those of modules/aws.
 
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
@@ -53,7 +53,7 @@ class PoolInputs:
 
     @property
     def purchase(self) -> str:
-        """As EC2 names it: spot, capacity-block or on-demand."""
+        """The purchase option as EC2 names it: spot, capacity-block or on-demand."""
         return "spot" if self.spot else "capacity-block" if self.capacity_block_id else "on-demand"
 
     @property
@@ -67,7 +67,7 @@ class PoolInputs:
 
 
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
-    """What *pool*, one of `stack.pools`, asks of AWS."""
+    """Reads the inputs of *pool*, one of `stack.pools`."""
     name = pool["name"]
     module, configuration = stack.modules[name], stack.configuration(name)
     types = tuple(module["machine_types"])

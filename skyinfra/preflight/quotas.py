@@ -17,7 +17,7 @@ from skyinfra.providers.quotas import Quota, vcpu_quota
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a pool needs of one quota, in vCPUs.
+    """The demand of a pool on one quota, in vCPUs.
 
     machine_types: those that count towards it. least, most: with the smallest and the largest of them. first: whether
     it is what the pool tries first. head: whether it is the head's, which no other machine type can stand in for.
@@ -33,7 +33,7 @@ class Demand:
 
 
 def check_quotas(context: Context) -> list[Finding]:
-    """One finding for each quota that the pool counts towards."""
+    """Returns a finding for each quota that the pool counts towards."""
     inputs = context.inputs
     if inputs.capacity_block_id:
         return [passed("instances in a capacity block count towards no quota of vCPUs")]
@@ -61,7 +61,7 @@ def check_quotas(context: Context) -> list[Finding]:
 
 
 def demands_of(api: Api, inputs: PoolInputs) -> list[Demand]:
-    """What the pool needs of each quota; nothing where its capacity is reserved."""
+    """Returns the demand on each quota; none where the capacity is reserved."""
     if inputs.reservation:
         return []
     sizes = vcpus(api, (*inputs.machine_types, *((inputs.head_machine_type,) if inputs.head_machine_type else ())))
@@ -138,7 +138,7 @@ def _in_use(context: Context, demand: Demand) -> tuple[int, str]:
 
 
 def _unused(api: Api, quota: Quota) -> dict[str, int]:
-    """How many instances of each machine type are reserved under the quota and do not run."""
+    """Returns the number of reserved instances under the quota that do not run, by machine type."""
     filters = [{"Name": "state", "Values": ["active"]}]
     answer = api.ask("ec2", "describe_capacity_reservations", Filters=filters)
     counts: dict[str, int] = {}

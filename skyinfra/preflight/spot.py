@@ -17,7 +17,7 @@ _SCORED_TYPES = 3
 
 
 def check_prices(context: Context) -> list[Finding]:
-    """One finding for each machine type of a spot pool: the last price in each zone, against what is declared."""
+    """Returns a finding for each machine type of a spot pool: the last price in each zone, and the declared limit."""
     inputs = context.inputs
     if not inputs.spot:
         return []
@@ -73,7 +73,7 @@ def _price(context: Context, kind: str, prices: dict[str, float]) -> Finding:
 
 
 def check_score(context: Context) -> list[Finding]:
-    """How likely AWS says it is that all nodes are found, zone by zone. A score promises nothing, so none fails."""
+    """Returns AWS's spot placement score of each zone. A score promises nothing, so that no score fails."""
     inputs = context.inputs
     if not inputs.spot:
         return []

@@ -284,7 +284,7 @@ class AWS(Provider):
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What `select` has decided on; see `Selection`."""
+    """The decisions of `select`; see `Selection`."""
 
     accelerator: Accelerator | None
     machine_types: tuple[str, ...]
@@ -311,7 +311,7 @@ def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
 
 
 def _interfaces(offer: Offer) -> list[dict[str, object]]:
-    """One network interface on each card. Where there is a card more than adapters, the first one is plain."""
+    """Returns a network interface for each card. With one card more than adapters, the first interface is plain."""
     cards = offer.network_cards or offer.efa_interfaces
     plain = cards - offer.efa_interfaces
     return [

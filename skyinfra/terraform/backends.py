@@ -1,4 +1,4 @@
-"""Where Terraform keeps the state of a stack."""
+"""Backends: the places for the Terraform state of a stack."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def find_program() -> tuple[str, ...]:
 
 @dataclass
 class _Run:
-    """What one terraform command printed: diagnostics, and what was not JSON. remote: see `Plan.run`."""
+    """The output of one terraform command: diagnostics, and what was not JSON. remote: see `Plan.run`."""
 
     errors: list[tuple[str, str]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ from skyinfra.terraform.program import Terraform
 
 @dataclass(frozen=True)
 class SynthesizedStack:
-    """One stack as it was synthesized.
+    """A synthesized stack.
 
     folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
     providers: the configurations of every Terraform provider by its name.
@@ -224,7 +224,7 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
 
 
 def node_environment() -> dict[str, str]:
-    """What jsii needs in the environment: a Node, that of the toolchain extra where none is on PATH; and to be quiet.
+    """Returns the environment for jsii: quiet, with a Node, that of the toolchain extra where none is on PATH.
 
     Raises `MissingDependency`.
     """
@@ -248,7 +248,7 @@ def node_environment() -> dict[str, str]:
 
 
 def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
-    """What a person needs of the program's last words: our own message, or the exception and where it was raised."""
+    """Returns the relevant part of the program's output: our message, or the exception and where it was raised."""
     if os.environ.get("SKYINFRA_DEBUG"):
         sys.stderr.write(stderr)
     lines = stderr.rstrip().splitlines()

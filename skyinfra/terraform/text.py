@@ -1,4 +1,4 @@
-"""What Terraform prints for a person, read: errors without their frames, and runs that HCP Terraform carries out.
+"""Reads Terraform's text output: errors without their frames, and runs on HCP Terraform.
 
 Such a run is shown as text, whatever is asked for: ``-json`` speaks only where Terraform itself does the work.
 """
@@ -15,7 +15,7 @@ from skyinfra.errors import StateLocked
 
 @dataclass(frozen=True)
 class Event:
-    """One step of a plan or apply.
+    """A step of a plan or apply.
 
     kind: ``planned``, ``start``, ``progress``, ``output``, ``done``, ``failed`` or ``text``. address: of the resource.
     action: create, update, delete, replace, read. seconds: since the resource's start. text: a line for a person.
@@ -66,7 +66,7 @@ def event_of(line: str) -> Event:
 
 
 def run_address(lines: Sequence[str]) -> str | None:
-    """Where a person sees the remote run whose *lines* these are; None where it is no such run."""
+    """Returns the web address of the remote run that printed *lines*; None for another run."""
     return next((text for text in map(bare, lines) if _RUN.match(text)), None)
 
 
@@ -158,5 +158,5 @@ def plain_errors(text: str) -> list[tuple[str, str]]:
 
 
 def without_place(text: str) -> str:
-    """One of the `plain_errors` without the lines of the file that it is in, as ``-json`` says it."""
+    """Returns one of the `plain_errors` without the lines of its file, as ``-json`` prints it."""
     return re.sub(r"\n\n+", "\n", _PLACE.sub("", text, count=1)).strip()
