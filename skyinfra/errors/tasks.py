@@ -1,4 +1,4 @@
-"""Tasks, jobs and gangs. See `skyinfra.errors` for the whole tree."""
+"""Errors of tasks, jobs and gangs. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobNotFound(TaskError):
 
 
 class JobNameTaken(TaskError):
-    """A job of that name is there already."""
+    """A job of that name exists already."""
 
 
 class JobCancelled(TaskError):
@@ -69,7 +69,7 @@ class TaskInputsLost(TaskError):
 
 
 class NotSynced(TaskError):
-    """The path is not among what was synced."""
+    """The path was not synced."""
 
 
 class NotInTask(TaskError):
