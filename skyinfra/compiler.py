@@ -172,7 +172,7 @@ def _node_accelerator(accelerator: Accelerator, selection: Selection) -> NodeAcc
 
 
 def _vendor(accelerator: Accelerator) -> Vendor:
-    """The vendor as the node knows it: whose tools find and confine the device. Any other is a custom one."""
+    """Returns the vendor whose tools the node uses to find and confine the device; "custom" for others."""
     return next((known for known in get_args(Vendor) if known == accelerator.vendor), "custom")
 
 

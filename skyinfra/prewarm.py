@@ -21,7 +21,7 @@ _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Begins. What fails is left to whoever needs it, who is told."""
+    """Begins. An import that fails here fails again, with its error, where it is needed."""
     global _thread
     _thread = threading.Thread(target=_read, name="skyinfra-ahead")
     _thread.start()

@@ -209,7 +209,7 @@ class Accelerator:
 
     @property
     def metadata(self) -> dict[str, Scalar]:
-        """More about it: cuda_min and memory_type where known, and what Custom was given."""
+        """Further facts: cuda_min and memory_type where known, and the arguments of Custom."""
         return dict(self._details)
 
     def layouts(self, count: int | None = None) -> tuple[Layout, ...]:
@@ -332,7 +332,7 @@ class Accelerator:
 
 
 def parse(value: str | Accelerator) -> Accelerator:
-    """An Accelerator from its string; an Accelerator as it is. Raises what Accelerator.parse raises."""
+    """Reads an accelerator string; returns an Accelerator as it is. Raises the errors of Accelerator.parse."""
     return value if isinstance(value, Accelerator) else Accelerator.parse(value)
 
 

@@ -144,7 +144,7 @@ def read_name(text: str) -> Spelling:
 
 
 def _with_ending(found: Spelling, words: list[str], text: str) -> Spelling:
-    """The spelling with what the words after the name add to it."""
+    """Adds the words after the name to the spelling."""
     sizes = {found.memory_gb} if found.memory_gb else set()
     rest = ""
     for word, following in zip(words, [*words, ""][1:], strict=True):

@@ -70,7 +70,7 @@ def sources() -> dict[str, str]:
 
 
 def parts() -> tuple[Part, ...]:
-    """Every GPU whose partition modes are known."""
+    """All GPUs with known partition modes."""
     return tuple(_parts().values())
 
 

@@ -23,7 +23,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 
 __all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
 
-# What EC2 takes, before it is encoded; other providers take more.
+# The limit of EC2, before encoding; other providers take more.
 LIMIT = 16_384
 # Terraform puts a fleet secret of that length in the place of the placeholder, and an address of that length, about,
 # in that of the runner's.
@@ -91,7 +91,7 @@ def _without_layout(config: NodeConfig) -> NodeConfig:
 
 
 def _check_size(name: str, text: str) -> None:
-    # What fits when it is compressed in haste, in two parts, fits. The second is the same for the nodes of many pools.
+    # User data that fit when compressed fast, in two parts, fit. The second is the same for the nodes of many pools.
     own, mark, common = text.partition(places.PROGRAM)
     hasty = _hasty_size(own) + _hasty_size(mark + common)
     if hasty + _SECRET_LENGTH + _ADDRESS_LENGTH <= LIMIT:

@@ -15,7 +15,7 @@ TOOLS = f"{OPT}/tools"
 BUNDLE = f"{OPT}/ca.pem"
 APT_STAMP = f"{OPT}/packages.json"
 LOG = "/var/log/skyinfra/boot.jsonl"
-# What the next boot is not to find.
+# Files that a reboot removes.
 RUN = "/run/skyinfra"
 FAILURE = f"{RUN}/failure.json"
 MARKER = f"{RUN}/booted"

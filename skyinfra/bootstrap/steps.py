@@ -1,4 +1,4 @@
-"""The steps of a node's first boot, put together from what is declared.
+"""The steps of a node's first boot, compiled from the declaration.
 
 `skyinfra.first_boot.operations` says what each operation does and how it finds out that there is nothing to do; the
 node reads the steps from one JSON file.
@@ -74,7 +74,7 @@ class Step:
 
 
 def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | None) -> str:
-    """The text of ``steps.json``. *report_unit*: what is started when a step has failed."""
+    """The text of ``steps.json``. *report_unit*: the unit to start when a step has failed."""
     packages = config.packages
     environment = {**_ENVIRONMENT, **(packages.environment(bundle=places.BUNDLE) if packages else {})}
     content = {
@@ -92,7 +92,7 @@ def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | 
 
 
 def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...]) -> tuple[Step, ...]:
-    """The steps of the node *config* of *deployment*, in order. *units*: what is started in the end; none without."""
+    """The steps of the node *config* of *deployment*, in order. *units*: the units to start at the end."""
     return tuple(_steps(deployment, config, units))
 
 
@@ -152,7 +152,7 @@ def pins() -> list[str]:
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
-    """The oldest driver that offers every layout of the node; None where no source says."""
+    """The oldest driver that offers every layout of the node; None where unknown."""
     if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return None
     geometry = mig.geometry(accelerator.mig_model)

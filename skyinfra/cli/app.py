@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs, so that ``skyinfra --help`` stays quick."""
+"""The commands. Each imports its modules when it runs, so that ``skyinfra --help`` stays quick."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def strips(
     wanted: Sequence[ManifestSlot],
     running: Mapping[str, Sequence[RunningTask]] | None = None,
 ) -> list[GpuStrip]:
-    """The divided GPUs of one node, by index, from its *live* slots and those that it is to have.
+    """Returns the divided GPUs of a node, by index, from its *live* slots and the slots of its manifest.
 
     running: the tasks that run, by the name of the slot.
     """
@@ -102,7 +102,7 @@ def strips(
 
 
 def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
-    """The drawing: a line for the GPUs of a node that are alike, and another one for what they do, if they do anything.
+    """Returns the drawing: a line for the GPUs of a node that are alike, and one for their tasks, if there are any.
 
     *nodes*: names, and their GPUs.
     """

@@ -212,7 +212,7 @@ class _Printer:
         if info.slot is None:
             return False
         if info.attempts != self._attempt:
-            # Of the first one that is seen, the last lines; of those after it, everything.
+            # The last lines of the first attempt that is seen, then all lines of later attempts.
             self._offset = None if self._attempt is None else 0
             self._attempt = info.attempts
         try:

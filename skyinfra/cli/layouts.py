@@ -60,7 +60,7 @@ class Shown:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """Pairs of a word and a sentence: why the rest has no place and what would have; or what else would."""
+        """Pairs of a word and a sentence: why the rest has no placement, and alternatives; or others that fit."""
         if self.tried.missing:
             missing = ", ".join(name if count == 1 else f"{name}*{count}" for name, count in self.tried.missing)
             instead = " or ".join(mig.text(names) for names in self.instead)
@@ -70,7 +70,7 @@ class Shown:
 
     @property
     def instead(self) -> tuple[tuple[str, ...], ...]:
-        """Combinations of profiles that have a placement and come near to one that has none."""
+        """The nearest combinations of profiles that have a placement."""
         if not self.tried.missing:
             return ()
         wanted = Counter(placement.profile for placement in self.tried.layout)

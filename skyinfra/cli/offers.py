@@ -16,7 +16,7 @@ CHOSEN = "->"
 
 
 def show_offers(query: Query, *, as_json: bool) -> None:
-    """Prints what matches, the one that would be chosen marked. Raises NotOffered where nothing does."""
+    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match."""
     found = query.run(offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
@@ -67,7 +67,7 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
 
 
 def _shares(query: Query) -> list[Offer]:
-    """The offers of a share of what was asked for, of the same providers and in the same region."""
+    """Returns the offers of a share of the accelerator, by the same providers in the same region."""
     found = offers.ask(
         query.accelerators,
         provider=query.providers,
@@ -80,7 +80,7 @@ def _shares(query: Query) -> list[Offer]:
 
 
 def offer_document(offer: Offer) -> dict[str, Any]:
-    """Returns an offer as JSON: the fields of Offer, and what follows from them."""
+    """Returns an offer as JSON: the fields of Offer, and derived values."""
     return {
         **asdict(offer),
         "carries": offer.carries,

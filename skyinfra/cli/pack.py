@@ -29,7 +29,7 @@ def show_packing(
     exact: bool,
     as_json: bool,
 ) -> None:
-    """Packs and prints the result. Raises what packing.pack() raises."""
+    """Packs and prints the result. Raises the errors of `packing.pack`."""
     made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
     if as_json:
         tables.print_json(document(made))

@@ -28,7 +28,7 @@ def export_parted(accelerator: str, *, label: str) -> None:
 
 
 def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: bool) -> None:
-    """Prints what a configuration says; with the accelerator of the node, as the string that means the same."""
+    """Prints a configuration; with the accelerator of the node, as an accelerator string with the same meaning."""
     document, tree = _load(file)
     try:
         configs = mig.read_parted(document)
@@ -87,7 +87,7 @@ def _said(layout: str | None) -> str:
 
 
 def _string(name: str, gpus: int, written: dict[int, str | None]) -> str | None:
-    """The accelerator string; None where not every GPU has partitions, which no string says."""
+    """Returns the accelerator string; None where not every GPU has partitions, for which there is no string."""
     texts = [text for text in written.values() if text]
     if len(texts) < gpus:
         return f"{name}:{gpus}" if set(written.values()) == {None} and len(written) == gpus else None

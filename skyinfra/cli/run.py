@@ -12,10 +12,10 @@ from skyinfra.errors import GangFailed, InvalidField
 
 
 def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
-    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams what it prints.
+    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output.
 
     Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
-    the file does not exist, and what ``connect`` raises.
+    the file does not exist, and the errors of ``connect``.
     """
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
@@ -47,9 +47,9 @@ def run_gang(
     per_node: int | None,
     max_restarts: int,
 ) -> int:
-    """Runs *script* as the ranks of a gang on *fleet* and streams what they print, each line with its rank.
+    """Runs *script* as the ranks of a gang on *fleet* and streams their output, each line with its rank.
 
-    0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises what `run_on_slot` raises.
+    0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises the errors of `run_on_slot`.
     """
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))

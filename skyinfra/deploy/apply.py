@@ -67,7 +67,7 @@ def carry_out(
     destroy: bool = False,
     replace: Sequence[str] = (),
 ) -> Plan | None:
-    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* said no.
+    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
     An empty plan is returned without asking. Raises what `planned` raises.
     """

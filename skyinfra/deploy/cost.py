@@ -85,7 +85,7 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The pools whose price is not known, and which are not in the sum."""
+        """The pools with no known price, which are not in the sum."""
         return tuple(pool.pool for pool in self.pools if pool.usd_per_hour is None)
 
     @property
@@ -109,7 +109,7 @@ class Cost:
 
 
 def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
-    """The cost of *pools*, which are what a synthesized stack says of its choices (`SynthesizedStack.pools`)."""
+    """Returns the cost of *pools*, the choices of a synthesized stack (`SynthesizedStack.pools`)."""
     return Cost(tuple(_pool(pool) for pool in pools))
 
 

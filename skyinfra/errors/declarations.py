@@ -40,7 +40,7 @@ class LayoutDoesNotFit(LayoutError):
 
 
 class DriverTooOld(LayoutError):
-    """The driver is older than the one that offers the layout; the message says which is needed."""
+    """The driver is too old for the layout; the message names the version that offers it."""
 
 
 class MigNotSupported(LayoutError):
@@ -72,7 +72,7 @@ class DuplicatePool(DeclarationError):
 
 
 class NotOffered(DeclarationError):
-    """The provider has no machine for what is declared."""
+    """The provider has no machine for the declaration."""
 
 
 class InvalidInclude(DeclarationError):
@@ -80,4 +80,4 @@ class InvalidInclude(DeclarationError):
 
 
 class NotSupported(DeclarationError):
-    """The provider, or this version, cannot do what is declared."""
+    """The provider, or this version, does not support the declaration."""

@@ -34,7 +34,7 @@ class InvalidManifest(FleetError):
 
 
 class NodeError(SkyinfraError):
-    """A node cannot do what it was configured to do."""
+    """A node cannot follow its configuration."""
 
 
 class InvalidNodeConfig(NodeError):

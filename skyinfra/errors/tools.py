@@ -93,6 +93,6 @@ class SpotPriceTooLow(CloudRefused):
 
 
 class DeployInterrupted(TerraformError):
-    """A deploy or destroy was interrupted; the state is usable and the message says what to run next."""
+    """A deploy or destroy was interrupted; the state is usable and the message names the next command."""
 
     exit_code = 130

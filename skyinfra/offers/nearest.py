@@ -15,7 +15,7 @@ _AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 
 def not_offered(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> NotOffered:
-    """The error for a query that nothing matches: what was asked, and what comes nearest, with price and provider.
+    """Returns the error for a query without a match: the query, and the nearest offers with price and provider.
 
     called: what the person who asked calls the fields of the query, where that is something else.
     """
@@ -34,7 +34,7 @@ def not_offered(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> No
 
 
 def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
-    """Lines that say what there is instead."""
+    """Returns the lines about the alternatives."""
     asked = query.constraints()
     lines = [
         _line(f"Without {called.get(name, name)}", less.run(load()), query)
@@ -63,7 +63,7 @@ def told(offer: Offer, *, spot: bool) -> str:
 
 
 def _less(query: Query) -> dict[str, Query]:
-    """The query without one of what it asks, in the order in which a person would give it up."""
+    """Yields the query without one of its filters, the least important first."""
     return {
         "max_price": replace(query, max_price=None),
         "vcpus": replace(query, vcpus=None),

@@ -1,4 +1,4 @@
-"""Offers: which machine types carry accelerators, and what they cost. offers.json, read on first use.
+"""Offers: machine types that carry accelerators, and their prices. Reads offers.json on first use.
 
 The file is written by tools/build_offers.py; one line is one machine type of one provider.
 """

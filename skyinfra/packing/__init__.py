@@ -72,7 +72,7 @@ _ANY_SHARE = 0.001
 
 
 def _among(offers: Iterable[Offer] | None, providers: tuple[str, ...], region: str | None) -> tuple[Offer, ...]:
-    """The offers to choose among. Names are only checked against those that are shipped."""
+    """The offers to choose among. Names are only checked in the shipped offers."""
     if offers is None:
         return ask(provider=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(load())
     return Query(providers=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(offers)

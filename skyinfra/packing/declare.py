@@ -110,7 +110,7 @@ def _declarations() -> dict[str, type[Provider]]:
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:
-    """The region, and the very machine type: it is what the price and the number of GPUs are of."""
+    """Returns the region and the machine type of the price and the number of GPUs."""
     values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
     return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}
 

@@ -1,4 +1,4 @@
-"""Reading what is wanted: partitions by profile or by memory, and how many of each."""
+"""Reading a demand: partitions by profile or by memory, and the number of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problem as numbers: GPUs by what their layouts give to the demands, and only the offers that can be best.
+"""The problem as numbers: the partitions of each GPU's layouts for the demands, and the offers that can be best.
 
 Partitions are alike if they serve the same demands, so a layout is a vector: how many partitions it has for each set of
 demands. A layout that another one covers is not needed, nor an offer for which others give at least as much for less.
@@ -106,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Able:
-    """An offer that serves something, with what is asked of it again and again."""
+    """An offer that serves a demand, with its figures at hand."""
 
     offer: Offer
     gpu: Gpu
@@ -118,7 +118,7 @@ class _Able:
 
 
 def covers(vector: Vector, other: Vector) -> bool:
-    """Whether each partition of *other* has one of *vector* to stand in for it: one that serves the same demands."""
+    """Whether each partition of *other* has a substitute in *vector*: a partition that serves the same demands."""
     if vector == other:
         return True
     wanted = [bits for bits, count in other for _ in range(count)]

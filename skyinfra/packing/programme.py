@@ -103,7 +103,7 @@ def solver() -> tuple[ModuleType, ModuleType, ModuleType]:
     return optimize, sparse, numpy
 
 
-# What scipy says of an optimal answer and of an empty set.
+# Status codes of scipy: an optimal answer, and an empty set.
 _OPTIMAL, _INFEASIBLE = 0, 2
 
 

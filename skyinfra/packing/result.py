@@ -1,4 +1,4 @@
-"""Packing: which machines, with which layouts, at what cost, and what of them is not needed."""
+"""The result of packing: machines, layouts, cost and waste."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Memory that is bought and not asked for, in nominal GB.
+    """Memory of the GPUs beyond the demand, in nominal GB.
 
-    bought: of all GPUs. asked: by the demand. oversize: handed out beyond what was asked for. spare: in partitions that
+    bought: of all GPUs. asked: by the demand. oversize: given beyond the demand. spare: in partitions that
     nothing asked for. lost: in no partition, because the layouts have no room for it; names of profiles round.
     """
 
@@ -91,15 +91,15 @@ class Packing:
         return declare.pools(self.machines, spot=self.spot)
 
     def source(self) -> str:
-        """Python that declares it; where there is no declaration of a provider yet, a comment says so."""
+        """Returns Python that declares the pools; a provider without a declaration becomes a comment."""
         return declare.source(self.machines, spot=self.spot)
 
 
 def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, region: str | None) -> Packing:
-    """The result of what was solved."""
-    bought = Counter[Gpu]()
+    """Returns the result from the solved problem."""
+    gpus = Counter[Gpu]()
     for offer, count in purchase.machines.items():
-        bought[problem.gpus[offer]] += offer.count * count
+        gpus[problem.gpus[offer]] += offer.count * count
     left = {gpu: iter(_in_order(layouts)) for gpu, layouts in arrangement.layouts.items()}
     machines = [
         each
@@ -116,7 +116,7 @@ def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, regi
         status="optimal" if purchase.proven else "feasible",
         given=given,
         spare=spare,
-        waste=_waste(problem, bought, given, spare),
+        waste=_waste(problem, gpus, given, spare),
         considered=len(problem.supply.offers),
         left_out=problem.supply.left_out,
     )
@@ -173,8 +173,8 @@ def _one(wanted: str | None, kind: PartitionKind, count: int) -> Given:
     return Given(wanted, kind.gpu.label, kind.profile, count, kind.memory_gb)
 
 
-def _waste(problem: Problem, bought: Mapping[Gpu, int], given: tuple[Given, ...], spare: tuple[Given, ...]) -> Waste:
-    whole = sum(gpu.memory_gb * count for gpu, count in bought.items())
+def _waste(problem: Problem, gpus: Mapping[Gpu, int], given: tuple[Given, ...], spare: tuple[Given, ...]) -> Waste:
+    whole = sum(gpu.memory_gb * count for gpu, count in gpus.items())
     asked = sum(demand.memory_gb * demand.count for demand in problem.demands)
     handed = sum(each.memory_gb * each.count for each in given)
     rest = sum(each.memory_gb * each.count for each in spare)

@@ -50,7 +50,7 @@ class Arrangement:
 
 
 class _Buying:
-    """The programme of the purchase: machines, layouts as vectors, and what they give to the demands."""
+    """The programme of the purchase: machines, layouts as vectors, and the partitions that go to the demands."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -179,17 +179,17 @@ def _cost(problem: Problem, buying: _Buying, values: tuple[int, ...]) -> int:
 
 
 class _Arranging:
-    """The programme of the layouts: each GPU that was bought gets one, each partition goes to a demand or is spare."""
+    """The programme of the layouts: each GPU of the purchase gets one, each partition goes to a demand or is spare."""
 
     def __init__(self, problem: Problem, purchase: Purchase) -> None:
         self.problem = problem
         self.programme = Programme()
-        self.bought = Counter[Gpu]()
+        self.gpus = Counter[Gpu]()
         for offer, machines in purchase.machines.items():
-            self.bought[problem.gpus[offer]] += offer.count * machines
+            self.gpus[problem.gpus[offer]] += offer.count * machines
         self.layouts: dict[tuple[Gpu, tuple[str, ...]], int] = {}
         self.given: dict[tuple[PartitionKind, int], int] = {}
-        for gpu, count in self.bought.items():
+        for gpu, count in self.gpus.items():
             for names in gpu.layouts(problem.attributes) or ((),):
                 self.layouts[gpu, names] = self.programme.column(upper=count)
             self._rows(gpu, count)
@@ -213,13 +213,13 @@ class _Arranging:
             self.programme.row(row, at_most=0)
 
     def oversize(self) -> dict[int, float]:
-        """The memory that is handed out beyond what was asked for, in GB."""
+        """The memory that is given beyond the demand, in GB."""
         demands = self.problem.demands
         return {column: kind.memory_gb - demands[i].memory_gb for (kind, i), column in self.given.items()}
 
     def untidiness(self) -> dict[int, float]:
         """The compute slices that no partition has, and then the number of partitions."""
-        weight = 1 + 8 * self.bought.total()
+        weight = 1 + 8 * self.gpus.total()
         costs: dict[int, float] = {}
         for (gpu, names), column in self.layouts.items():
             kinds = {kind.profile: kind for kind in gpu.kinds(self.problem.attributes)}
@@ -230,7 +230,7 @@ class _Arranging:
 
     def fixed(self, layouts: Mapping[Gpu, Mapping[tuple[str, ...], int]]) -> Answer:
         """Hands out with these layouts; GPUs without one get the first."""
-        left = Counter(self.bought)
+        left = Counter(self.gpus)
         for column in self.layouts.values():
             self.programme.upper[column] = 0
         for (gpu, names), column in self.layouts.items():
@@ -243,7 +243,7 @@ class _Arranging:
 
 
 def arrange(problem: Problem, purchase: Purchase) -> Arrangement:
-    """The layouts for the machines that were bought.
+    """Returns the layouts for the machines of the purchase.
 
     With the least memory handed out beyond what was asked for, then with the fewest compute slices that belong to no
     partition, then with the fewest partitions. All layouts are maximal: a spare partition costs nothing, and a GPU with
@@ -259,7 +259,7 @@ def arrange(problem: Problem, purchase: Purchase) -> Arrangement:
         tidy = arranging.programme.minimise(arranging.untidiness(), nodes=NODES, more=[limit])
         best = best if tidy.values is None else tidy
     if best.values is None:
-        raise PackingFailed("the solver found no layouts for the machines that it bought")
+        raise PackingFailed("the solver found no layouts for the machines of the purchase")
     values = best.whole()
     layouts: dict[Gpu, dict[tuple[str, ...], int]] = {}
     for (gpu, names), column in arranging.layouts.items():

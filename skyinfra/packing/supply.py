@@ -23,7 +23,7 @@ from skyinfra.mig import Geometry, Profile
 from skyinfra.offers import Offer, Price
 from skyinfra.packing.demand import Demand, having
 
-# What the attributes of a partition stand in for, beside its own.
+# The attributes that a partition's attributes serve besides their own.
 _ALSO = {"": {"-me"}, "+me": {"", "-me"}, "+me.all": {"+me", "", "-me"}, "+gfx": {"", "-me"}, "-me": set()}
 
 
@@ -57,7 +57,7 @@ class PartitionKind:
         return self.gpu.label, -self.memory_gb, -self.slices, self.profile or ""
 
     def serves(self, demand: Demand, *, exact: bool) -> bool:
-        """Whether it may be handed out for the demand; *exact*: only what is asked for by name, and no whole GPUs."""
+        """Whether it may serve the demand; *exact*: only partitions asked for by name, and no whole GPUs."""
         if exact and self.profile is None:
             return False
         if not demand.named:
@@ -143,7 +143,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Supply:
-    """The offers that may be bought, with what was left out and why."""
+    """The offers to choose from, and the number of others by reason."""
 
     prices: Mapping[Offer, Price]
     spot: bool

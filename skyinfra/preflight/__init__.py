@@ -1,4 +1,4 @@
-"""Preflight: whether a cloud has, and gives this account, what a synthesized stack asks for.
+"""Preflight: whether a cloud offers this account the resources of a synthesized stack.
 
 An explicit step with live look-ups; nothing else needs it, and synthesizing never asks a cloud.
 """
@@ -14,7 +14,7 @@ __all__ = ["Line", "Report", "Result", "preflight"]
 
 
 def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | None = None) -> Report:
-    """Looks at what the pools of *stack* ask for; creates nothing.
+    """Checks the resources of the pools of *stack*; creates nothing.
 
     session: a boto3 session to ask AWS with; None takes the credentials that Terraform would. workers: how many
     questions at a time. Raises `MissingDependency` where boto3 is needed and not there.

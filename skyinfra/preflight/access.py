@@ -1,4 +1,4 @@
-"""Credentials and permissions: who asks, and the instance profile of the nodes."""
+"""Credentials and permissions: the identity of the caller, and the instance profile of the nodes."""
 
 from __future__ import annotations
 

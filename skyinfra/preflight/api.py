@@ -23,7 +23,7 @@ _KINDS: dict[str, ErrorKind] = {
     "CloudPermissionDenied": "denied",
     "CloudThrottled": "throttled",
 }
-# Where the prefix of IAM actions is not the name of the service.
+# Services whose prefix of IAM actions differs from their name.
 _PREFIXES = {"service-quotas": "servicequotas"}
 
 

@@ -79,7 +79,7 @@ def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: in
 
 
 def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
-    """The way to ask about a region, None where its credentials do not serve, and what is said of them."""
+    """Returns the API of a region, None where the credentials fail, and the finding on the credentials."""
     region, profile = account
     try:
         api = Api(region, profile, session)

@@ -1,4 +1,4 @@
-"""Reserved capacity: what is declared, and the capacity blocks on sale."""
+"""Reserved capacity: the declared reservation, and the capacity blocks on sale."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _free(context: Context, found: dict[str, Any], text: str) -> Finding:
 
 
 def check_blocks(context: Context) -> list[Finding]:
-    """The capacity block that could be bought instead, for machine types that are sold in blocks."""
+    """Returns the capacity block on sale instead, for machine types that are sold in blocks."""
     inputs = context.inputs
     kind = inputs.machine_types[0]
     if inputs.purchase != "on-demand" or inputs.reservation:

@@ -32,7 +32,7 @@ def _image(context: Context, name: str, machine_types: Iterable[str], disk_gb: i
             to_do = f"Give an image of {context.inputs.region} that has the driver: ami='ami-...'."
             return failed(f"{context.inputs.region} has no SSM parameter {name}", to_do)
         if not re.fullmatch(r"ami-[0-9a-z]+", ami):
-            # Whatever it is, it is not shown.
+            # The value is not shown.
             return failed(f"the SSM parameter {name} holds no id of an image", "Name one that holds an id, ami-...")
     image = _describe(context, ami)
     if image is None:

@@ -120,11 +120,11 @@ def limit(api: Api, quota: Quota) -> int:
 
 
 def _in_use(context: Context, demand: Demand) -> tuple[int, str]:
-    """The vCPUs that others use of the quota, and what is not in that number."""
+    """Returns the vCPUs in use under the quota by others, and the gaps in that number."""
     purchase = "spot" if demand.spot else "on-demand"
     counts: dict[str, int] = {}
-    for (kind, bought), number in others_running(context).items():
-        if bought == purchase and vcpu_quota(kind, spot=demand.spot) == demand.quota:
+    for (kind, option), number in others_running(context).items():
+        if option == purchase and vcpu_quota(kind, spot=demand.spot) == demand.quota:
             counts[kind] = counts.get(kind, 0) + number
     remark = ""
     if not demand.spot:

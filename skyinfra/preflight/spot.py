@@ -11,7 +11,7 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 _PRODUCTS = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
 # A price so many times that of the shipped offers is worth a warning.
 _DEARER = 1.25
-# Of the scores from 1 to 10. With fewer machine types than this AWS scores everything low.
+# Scores are 1 to 10. With fewer machine types than this AWS gives low scores.
 _LOW_SCORE = 3
 _SCORED_TYPES = 3
 

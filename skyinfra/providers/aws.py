@@ -21,17 +21,17 @@ from skyinfra.providers.tags import layout_tag
 _DATA = Path(__file__).with_name("aws.json")
 SCHEDULER_PORT = 8786
 _RETRIES = 8
-# Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
+# A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
 _FALLBACK_PRICE = 2.0
 
-# What a pool calls what offers are asked for.
+# Field names of the pool for the filters of an offer query.
 _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
 class CapacityBlock(Declaration):
-    """Capacity that was bought for a time, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
+    """Capacity that is paid for in advance, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
 
     id: str = Field(pattern=r"^cr-[0-9a-z]+$")
 
@@ -128,7 +128,7 @@ class AWS(Provider):
             head_price=_plain_price(head) if group else None,
         )
 
-    # What is bought.
+    # The purchase.
 
     def _check_purchase(self, request: Request) -> None:
         if request.spot and self.capacity is not None:
@@ -242,7 +242,7 @@ class AWS(Provider):
         about = "about, " if price.basis == "estimated" else ""
         return {"prices": known, "price_note": f"{about}{purchase} in {price.region}, {price.date}"}
 
-    # What the module gets.
+    # The inputs of the module.
 
     def _check_efa(self, chosen: list[Offer]) -> None:
         for offer in chosen if self.efa else ():
@@ -302,7 +302,7 @@ def _data() -> dict[str, Any]:
 
 
 def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
-    """The machine types to try: the first, and for spot what costs not much more, cheapest first."""
+    """Returns the machine types to try: the first, and for spot those at a similar price, cheapest first."""
     price = found[0].price(spot=spot)
     if not spot or price is None:
         return found[:1]

@@ -30,7 +30,7 @@ class TerraformProvider:
     source: str
     version: str
     config: tuple[tuple[str, str], ...]
-    # What every configuration of it has besides.
+    # Settings of every configuration of the provider.
     settings: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -110,7 +110,7 @@ class Provider(Declaration):
     """The provider of the nodes of a pool. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]
-    # How its nodes take their configuration: "node.json" is the file itself.
+    # The form of the nodes' configuration: "node.json" is the file itself.
     boots: ClassVar[str] = "node.json"
 
     def terraform(self) -> TerraformProvider | None:

@@ -26,7 +26,7 @@ class Local(Provider):
     wait_seconds: int = Field(default=300, ge=1)
 
     def select(self, request: Request) -> Selection:
-        """This machine, as it is. Raises `NotSupported` for what only a cloud node could promise."""
+        """Selects this machine. Raises `NotSupported` for fields that only a cloud node supports."""
         self._refuse(request)
         accelerator = request.accelerators[0] if request.accelerators else None
         if accelerator is not None:

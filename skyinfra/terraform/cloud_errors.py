@@ -107,7 +107,7 @@ def _sentences(text: str, found: re.Match[str] | None) -> str:
 
 
 def _words(text: str) -> str:
-    """The cloud's own sentence, without what only it can read."""
+    """Returns the cloud's own sentence, without encoded parts."""
     line = text.lstrip(" :-\n").partition("\n")[0]
     line = re.sub(r"\s*Encoded authorization failure message: \S+", "", line)
     return re.sub(r"\s*(Launching EC2 instance failed\.|\(?[Rr]equest ?ID: [\w-]+\)?,?)", "", line).strip()

@@ -1,4 +1,4 @@
-"""The project: cdktf.json, what its program synthesized, and what Terraform says is deployed.
+"""The project: cdktf.json, the stacks that its program synthesized, and the fleets in Terraform's outputs.
 
 Works on the same cdktf.json, cdktf.out and state as the cdktf command line, so the two can be mixed freely.
 """
@@ -75,7 +75,7 @@ class SynthesizedStack:
         return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
 
     def fleet(self, pool: str) -> Manifest:
-        """The manifest of one deployed pool. Raises `PoolNotFound`, `FleetNotDeployed` and what `fleets` raises."""
+        """Returns the manifest of a deployed pool. Raises `PoolNotFound`, `FleetNotDeployed`, and as `fleets` does."""
         declared = [p["name"] for p in self.pools]
         fleets = self.fleets()
         if pool in fleets:
@@ -252,7 +252,7 @@ def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
     if os.environ.get("SKYINFRA_DEBUG"):
         sys.stderr.write(stderr)
     lines = stderr.rstrip().splitlines()
-    # Of exceptions that followed one another, the last traceback is that of the one that ended the program.
+    # With chained exceptions, the last traceback is that of the exception that ended the program.
     last_traceback = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=0)
     for index in range(len(lines) - 1, last_traceback - 1, -1):
         ours = re.match(r"skyinfra\.\w+: (.*)", lines[index])
