@@ -26,7 +26,7 @@ from skyinfra.providers import Request, Selection
 
 @dataclass(frozen=True)
 class Deployment:
-    """One pool, compiled: what was chosen, the slots of each node, the node configurations with placeholders."""
+    """A compiled pool: the selection, the slots of each node, the node configurations with placeholders."""
 
     stack: str
     pool: ComputePool
@@ -169,7 +169,7 @@ def _node_accelerator(accelerator: Accelerator, selection: Selection) -> NodeAcc
 
 
 def _vendor(accelerator: Accelerator) -> Vendor:
-    """The vendor as the node knows it: whose tools find and confine the device. Any other is a custom one."""
+    """Returns the vendor whose tools the node uses to find and confine the device; "custom" for others."""
     return next((known for known in get_args(Vendor) if known == accelerator.vendor), "custom")
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from skyinfra.errors import InvalidField, did_you_mean
 
 
-class Declared(BaseModel):
+class Declaration(BaseModel):
     """Base of the declaration's models. Raises `InvalidField` where pydantic would raise its ValidationError."""
 
     model_config = ConfigDict(
@@ -26,7 +26,7 @@ class Declared(BaseModel):
                 raise _translate(type(self), error) from None
 
 
-def _translate(model: type[Declared], error: ValidationError) -> InvalidField:
+def _translate(model: type[Declaration], error: ValidationError) -> InvalidField:
     """The first of pydantic's complaints, with the others behind it."""
     complaints = error.errors(include_url=False)
     first = complaints[0]
@@ -44,7 +44,7 @@ def _translate(model: type[Declared], error: ValidationError) -> InvalidField:
     return InvalidField(message, field=field, given=first.get("input"), hint=others or None)
 
 
-def _path(model: type[Declared], location: tuple[int | str, ...]) -> str:
+def _path(model: type[Declaration], location: tuple[int | str, ...]) -> str:
     path = model.__name__
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -1,4 +1,4 @@
-"""Plugins of a pool: what its accelerators are to be, said the older way, and what a framework needs on every node.
+"""Plugins of a pool: the older spelling of layouts, and the environment of frameworks on every node.
 
 ``plugins=[sky.plugins.mig(profile="3g.40gb")]`` says the same as ``accelerator="H100/3g.40gb"``.
 """
@@ -40,7 +40,7 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """By name."""
+        """The environment variables, by name."""
         return dict(DEFAULTS[self.framework])
 
 
@@ -50,7 +50,7 @@ def mig(profile: str | Mapping[str, int] | Sequence[str] | PerGpu) -> Mig:
 
 
 def torch() -> Environment:
-    """Sets what PyTorch reads from the environment, for every task: a process in which NCCL fails or hangs ends.
+    """Sets PyTorch's environment variables for every task: a process in which NCCL fails or hangs ends.
 
     Ranks of ``pool.launch(..., framework="torch")`` have that anyway.
     """
@@ -58,7 +58,7 @@ def torch() -> Environment:
 
 
 def jax() -> Environment:
-    """Sets what JAX reads from the environment, for every task: memory of the device is taken as it is needed.
+    """Sets JAX's environment variables for every task: memory of the device is taken as it is needed.
 
     Ranks of ``pool.launch(..., framework="jax")`` have that anyway.
     """

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
@@ -38,14 +38,14 @@ Modules = Annotated[tuple[_Module, ...] | list[_Module], BeforeValidator(strings
 Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 
 
-class Image(Declared):
-    """What a node needs besides the runner.
+class Image(Declaration):
+    """The software of a node besides the runner.
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
     packages. env: variables of every worker. preload: modules, such as ``torch``, that are imported once on each node,
     before the processes of its slots are forked, which then start in a moment; one that opens a device while it is
     imported is not kept. run: shell commands, once, before the first slot starts. runner: where
-    a bought node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the
+    a cloud node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the
     code that compiles the stack, which travels with it.
 
     index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
@@ -110,7 +110,7 @@ def _check_certificate(text: str) -> None:
         raise InvalidField("no certificate in PEM", field=field, hint=hint) from None
 
 
-class Worker(Declared):
+class Worker(Declaration):
     """The workers of a node.
 
     concurrency: workers on one node. None is one for each slot the layout gives, or one on a CPU node; a number
@@ -123,7 +123,7 @@ class Worker(Declared):
     drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
-class ComputePool(Declared):
+class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
     provider: where the nodes come from, such as ``sky.Local(simulate=True)``. accelerator: a string such as

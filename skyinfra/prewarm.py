@@ -1,4 +1,4 @@
-"""What every synth needs, imported while the library that synthesizes waits for its Node to start.
+"""Imports the modules that every synth needs, while the library that synthesizes waits for its Node to start.
 
 Only in a program that cdktf or ``skyinfra synth`` runs. It helps where ``import skyinfra`` stands before the import of
 that library.
@@ -21,14 +21,14 @@ _thread: threading.Thread | None = None
 
 
 def start() -> None:
-    """Begins. What fails is left to whoever needs it, who is told."""
+    """Begins. An import that fails here fails again, with its error, where it is needed."""
     global _thread
     _thread = threading.Thread(target=_read, name="skyinfra-ahead")
     _thread.start()
 
 
 def wait() -> None:
-    """Until what was begun is done, if anything was: no two threads import skyinfra's own modules."""
+    """Waits for the imports that have begun, so that no two threads import skyinfra's own modules."""
     if _thread is not None and _thread is not threading.current_thread():
         _thread.join()
 

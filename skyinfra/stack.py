@@ -150,7 +150,7 @@ def _runner_file() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """For assets, which the library copies at the end of the synthesis."""
+    """Returns a folder for assets, which the library copies at the end of the synthesis."""
     folder = tempfile.mkdtemp(prefix="skyinfra-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -186,7 +186,7 @@ def _sections(
     sources: dict[str, str],
     runner: str,
 ) -> dict[str, dict[str, Any]]:
-    """What the pools add to the stack's JSON, by its top-level sections.
+    """Returns the additions of the pools to the stack's JSON, by its top-level sections.
 
     All pools cross to jsii as one value: a construct for each module and output would cost 5 ms a pool.
     """
@@ -248,9 +248,9 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:
-    """What was chosen for a pool, for everyone who shows the stack; kept as a comment in the synthesized JSON.
+    """Returns the choices for a pool, for programs that show the stack; kept as a comment in the synthesized JSON.
 
-    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost that nothing is bought or the price is not
+    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost local nodes, or that the price is not
     known.
     """
     pool, selection = deployment.pool, deployment.selection

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 from support import ROOT
+
+from skyinfra import errors
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -39,3 +42,17 @@ def test_the_commands_exist(document: Path) -> None:
     used = set(re.findall(r"(?:^ *|`|\$ |run: )skyinfra ([a-z]+)\b(?= |`|$)", document.read_text(), re.MULTILINE))
     assert used, "a document without commands is not tested"
     assert used <= known, used - known
+
+
+def test_ci_runs_every_python_that_is_supported() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    for job in workflow["jobs"].values():
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    supported = {text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)}
+    assert set(re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text())) == supported
+
+
+def test_every_exception_stands_in_its_document() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert set(re.findall(r"^ *- `(\w+)`: \S", text, re.MULTILINE)) == set(errors.__all__)

@@ -173,8 +173,15 @@ def test_the_runner_carries_every_room_that_travels() -> None:
     assert set(runner_wheel._ROOMS) == TRAVELS
 
 
-def test_every_room_stands_in_the_house_of_contributing() -> None:
-    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+def test_every_room_stands_in_the_table_of_the_architecture() -> None:
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
     assert named == {*ALLOWED, "cli"}
+
+
+def test_the_files_that_the_architecture_names_exist() -> None:
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+(?:/|\.py))`", text)
+    missing = [name for name in named if not (PACKAGE / name).exists() and not (PACKAGE.parent / name).exists()]
+    assert named and not missing

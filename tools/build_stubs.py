@@ -1,4 +1,4 @@
-"""Write what type checkers see of names that stand in tables: skyinfra/__init__.pyi and accelerators/_names.pyi.
+"""Write the files that repeat the code: skyinfra/__init__.pyi, accelerators/_names.pyi and docs/errors.md.
 
 python tools/build_stubs.py [--check]
 """
@@ -37,7 +37,40 @@ def public() -> str:
     return "\n".join([*lines, "", "__version__: str", "__all__: list[str]"]) + "\n"
 
 
-STUBS = {"skyinfra/accelerators/_names.pyi": accelerators, "skyinfra/__init__.pyi": public}
+ERRORS = """\
+# Errors
+
+<!-- Written by tools/build_stubs.py from the docstrings of skyinfra/errors; do not edit. -->
+
+Every error that skyinfra raises on purpose is one of these classes, as `skyinfra.NAME`; `except` with a class catches
+those below it too. An error has `message`, `field`, `given`, `hint` and `exit_code`. The command line prints it without
+a traceback and exits with its `exit_code`: 2 where the input is wrong, else 1. With `SKYINFRA_DEBUG=1` the traceback is
+printed as well; `skyinfra doctor` looks for what is wrong on nodes.
+
+"""
+
+
+def errors() -> str:
+    """The tree of exceptions, each with the first sentence of its docstring."""
+    from skyinfra.errors import SkyinfraError
+
+    def lines(cls: type[SkyinfraError], depth: int) -> list[str]:
+        sentence = " ".join(cls.__doc__.split("\n\n")[0].split())
+        below = [each for each in cls.__subclasses__() if each.__module__ == "skyinfra"]
+        own = f"{'  ' * depth}- `{cls.__name__}`: {sentence}"
+        return [
+            own,
+            *(line for each in sorted(below, key=lambda each: each.__name__) for line in lines(each, depth + 1)),
+        ]
+
+    return ERRORS + "\n".join(lines(SkyinfraError, 0)) + "\n"
+
+
+STUBS = {
+    "skyinfra/accelerators/_names.pyi": accelerators,
+    "skyinfra/__init__.pyi": public,
+    "docs/errors.md": errors,
+}
 
 
 def main(arguments: list[str]) -> None:

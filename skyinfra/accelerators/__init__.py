@@ -1,4 +1,4 @@
-"""What hardware exists, and how to ask for it.
+"""Accelerators: the catalog of hardware, and the ways to ask for it.
 
     accelerators.H100(count=4, memory="80GB", form_factor="SXM", mig="3g.40gb")
     accelerators.MI300X(count=8, partition="CPX", memory_mode="NPS4")

@@ -24,7 +24,7 @@ _T = TypeVar("_T", int, str)
 
 
 class Options(TypedDict, total=False):
-    """What a factory takes.
+    """Arguments of a factory.
 
     count: how many on one node; None is the smallest machine that carries it.
     memory: of one device, as 80, "80GB" or "80 GB".
@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
 
 
 class Changes(Options, total=False):
-    """What Accelerator.with_ takes."""
+    """Arguments of `Accelerator.with_`."""
 
     name: str
 
@@ -124,7 +124,7 @@ class Accelerator:
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
-        """From a string such as "H100", "A100-40GB:4", "H100!:8" or "H100:8/3g.40gb"; see skyinfra.accelerators.
+        """Reads a string such as "H100", "A100-40GB:4", "H100!:8" or "H100:8/3g.40gb"; see skyinfra.accelerators.
 
         Raises InvalidAccelerator with the part that cannot be read, and what the class itself raises.
         """
@@ -192,14 +192,14 @@ class Accelerator:
         return self.mig_model is not None and bool(_mig.geometry(self.mig_model).profiles)
 
     def mig_geometry(self) -> Geometry:
-        """What one of it can be divided into. Raises MigNotSupported, with what can be, where that is not known."""
+        """Returns the MIG geometry of one GPU. Raises MigNotSupported, with the GPUs that have one."""
         if self.mig_model is None or not self.mig_capable:
             raise self._no_mig()
         return _mig.geometry(self.mig_model)
 
     @property
     def chips(self) -> int:
-        """How many devices of it one node declares; a TPU slice has several chips."""
+        """The number of devices on one node; a TPU slice has several chips."""
         return (self.count or 1) * self._chips
 
     @property
@@ -209,7 +209,7 @@ class Accelerator:
 
     @property
     def metadata(self) -> dict[str, Scalar]:
-        """More about it: cuda_min and memory_type where known, and what Custom was given."""
+        """Further facts: cuda_min and memory_type where known, and the arguments of Custom."""
         return dict(self._details)
 
     def layouts(self, count: int | None = None) -> tuple[Layout, ...]:
@@ -226,7 +226,7 @@ class Accelerator:
         return _mig.resolve(self.mig, _mig.geometry(self.mig_model), gpus)
 
     def with_(self, **changes: Unpack[Changes]) -> Accelerator:
-        """The same with some things changed.
+        """Returns a copy with the given fields changed.
 
         With another name, memory and form factor start from that name's; with another partition mode, the memory mode
         starts from NPS1.
@@ -332,12 +332,12 @@ class Accelerator:
 
 
 def parse(value: str | Accelerator) -> Accelerator:
-    """An Accelerator from its string; an Accelerator as it is. Raises what Accelerator.parse raises."""
+    """Reads an accelerator string; returns an Accelerator as it is. Raises the errors of Accelerator.parse."""
     return value if isinstance(value, Accelerator) else Accelerator.parse(value)
 
 
 def parse_preferences(value: str | Accelerator | Sequence[str | Accelerator] | None) -> tuple[Accelerator, ...]:
-    """What may be had, most wanted first; () for None.
+    """Returns the accelerators in order of preference; () for None.
 
     Raises InvalidAccelerator for an empty sequence, and what parse() raises, with the index as field.
     """

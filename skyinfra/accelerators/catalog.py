@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"(\d{1,5})\s*(?:GB?)?", re.I | re.A)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row: an accelerator in one memory size and form factor.
+    """A row of the catalog: an accelerator in one memory size and form factor.
 
     vendor: "nvidia", "amd", "aws", "google", "intel" or "qualcomm".
     memory_gb: nominal, in decimal GB, of one device (one GPU, one chip).
@@ -49,7 +49,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What a written name says: the catalog's name, and the memory and form factor where it holds them."""
+    """A name as read: the name of the catalog, and the memory and form factor where the text has them."""
 
     name: str
     memory_gb: int | None = None
@@ -96,7 +96,7 @@ def aliases() -> tuple[str, ...]:
 
 
 def sources() -> dict[str, str]:
-    """What the keys in Variant.source stand for."""
+    """Returns the texts of the keys in Variant.source."""
     return dict(_data()["sources"])
 
 
@@ -144,7 +144,7 @@ def read_name(text: str) -> Spelling:
 
 
 def _with_ending(found: Spelling, words: list[str], text: str) -> Spelling:
-    """The spelling with what the words after the name add to it."""
+    """Adds the words after the name to the spelling."""
     sizes = {found.memory_gb} if found.memory_gb else set()
     rest = ""
     for word, following in zip(words, [*words, ""][1:], strict=True):

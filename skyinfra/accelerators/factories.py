@@ -14,7 +14,7 @@ from skyinfra.mig import Declared, PerGpu
 
 
 class Factory(Protocol):
-    """Makes one accelerator, by keyword only; Options says what each means."""
+    """Makes an accelerator from keyword arguments; Options explains each."""
 
     def __call__(
         self,
@@ -31,7 +31,7 @@ class Factory(Protocol):
 
 @cache
 def factory_names() -> Mapping[str, str]:
-    """From the names of the factories ("RTX_4090", "TPUv5p_8") to the names and aliases in the catalog."""
+    """Maps the names of the factories ("RTX_4090", "TPUv5p_8") to the names and aliases in the catalog."""
     return {re.sub(r"[^A-Za-z0-9]+", "_", name): name for name in (*catalog.names(), *catalog.aliases())}
 
 
@@ -123,11 +123,11 @@ class Factories:
 
 class _AWS(Factories):
     def Trainium(self, version: int = 1, **options: Unpack[Options]) -> Accelerator:  # noqa: N802
-        """AWS Trainium of one generation. Raises UnknownAccelerator for one that does not exist."""
+        """AWS Trainium of a generation. Raises UnknownAccelerator for an unknown one."""
         return Accelerator(f"Trainium{version}", **options)
 
     def Inferentia(self, version: int = 1, **options: Unpack[Options]) -> Accelerator:  # noqa: N802
-        """AWS Inferentia of one generation. Raises UnknownAccelerator for one that does not exist."""
+        """AWS Inferentia of a generation. Raises UnknownAccelerator for an unknown one."""
         return Accelerator(f"Inferentia{version}", **options)
 
 

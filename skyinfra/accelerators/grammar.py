@@ -18,13 +18,13 @@ _FORM = 'Write it like "H100", "A100-40GB:4", "H100!:8" or "H100:8/3g.40gb".'
 _HEAD = re.compile(r"(?P<name>[^:!]*)(?P<before>!?)(?::(?P<count>[^:!]*)(?P<after>!?))?", re.A)
 _COUNT = re.compile(r"[1-9]\d{0,5}", re.A)
 _MODES = re.compile(r"(?P<partition>[a-z]+)(?:\s*\+\s*(?P<memory>[a-z]+\d*))?", re.A | re.I)
-# What is a partition mode whatever it is declared for, so that the error is about that.
+# Words that are partition modes on any accelerator, so that the error names the mode.
 _PARTITION = re.compile(r"[a-z]PX\b", re.A | re.I)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one string declares."""
+    """The parts of one accelerator string."""
 
     spelling: Spelling
     count: int | None

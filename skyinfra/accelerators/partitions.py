@@ -25,7 +25,7 @@ FORM = 'Write it like "MI300X:8/CPX" or "MI300X:8/CPX+NPS4".'
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one GPU can be divided into.
+    """The partition modes of one GPU model.
 
     xcds: compute dies, of which a partition has one or more. modes: for each compute mode the memory modes that the
     driver allows with it. validated: the pairs, such as "CPX+NPS4", that AMD has validated on bare metal.
@@ -39,7 +39,7 @@ class Part:
     source: tuple[str, ...]
 
     def partitions(self, mode: str) -> int:
-        """How many partitions one GPU has in a compute mode."""
+        """Returns the number of partitions of one GPU in a compute mode."""
         return int(_data()["modes"][mode] or self.xcds)
 
     def layout(self, mode: str) -> Layout:
@@ -65,12 +65,12 @@ def _part(name: str, row: dict[str, Any]) -> Part:
 
 
 def sources() -> dict[str, str]:
-    """What the keys in Part.source stand for."""
+    """Returns the texts of the keys in Part.source."""
     return dict(_data()["sources"])
 
 
 def parts() -> tuple[Part, ...]:
-    """Every GPU whose partition modes are known."""
+    """All GPUs with known partition modes."""
     return tuple(_parts().values())
 
 

@@ -1,6 +1,6 @@
 """Deployment → user data: what Terraform hands to the nodes, with placeholders that it fills.
 
-A local node needs no operating system set up, so its user data is the node configuration itself. A bought machine gets
+A local node needs no operating system set up, so its user data is the node configuration itself. A cloud node gets
 files and a program that does the steps of its first boot (`steps`), as a cloud-config where there is cloud-init, as a
 startup script or as the entry of a container elsewhere (`files`).
 """
@@ -23,7 +23,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 
 __all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
 
-# What EC2 takes, before it is encoded; other providers take more.
+# The limit of EC2, before encoding; other providers take more.
 LIMIT = 16_384
 # Terraform puts a fleet secret of that length in the place of the placeholder, and an address of that length, about,
 # in that of the runner's.
@@ -62,9 +62,9 @@ def user_data(deployment: Deployment) -> UserData:
 
 
 def _revision(deployment: Deployment) -> str:
-    """Of what is declared, but for the layout, and of the versions that client and workers share.
+    """Returns the hash of the declaration without the layout, and of the versions that client and workers share.
 
-    Not of the code that sets a node up: a node that took a week to get is not replaced for a repaired step.
+    The code that sets a node up is left out: a node that took a week to get is not replaced for a repaired step.
     """
     declared = [skyinfra.__version__]
     for config in (deployment.head, deployment.worker):
@@ -91,7 +91,7 @@ def _without_layout(config: NodeConfig) -> NodeConfig:
 
 
 def _check_size(name: str, text: str) -> None:
-    # What fits when it is compressed in haste, in two parts, fits. The second is the same for the nodes of many pools.
+    # User data that fit when compressed fast, in two parts, fit. The second is the same for the nodes of many pools.
     own, mark, common = text.partition(places.PROGRAM)
     hasty = _hasty_size(own) + _hasty_size(mark + common)
     if hasty + _SECRET_LENGTH + _ADDRESS_LENGTH <= LIMIT:

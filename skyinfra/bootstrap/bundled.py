@@ -1,4 +1,4 @@
-"""Where templates/ and modules/ lie: at the top of a checkout, below the package in an installed wheel."""
+"""The folders templates/ and modules/: at the top of a checkout, below the package in an installed wheel."""
 
 from __future__ import annotations
 

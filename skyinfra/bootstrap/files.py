@@ -33,7 +33,7 @@ _TEMPLATES: dict[Form, str] = {
 
 @dataclass(frozen=True)
 class NodeFile:
-    """One file on a node. mode: in octal, such as ``0644``."""
+    """A file on a node. mode: in octal, such as ``0644``."""
 
     path: str
     mode: str
@@ -76,7 +76,7 @@ def read(text: str) -> list[NodeFile]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     document = yaml.load(text, loader) if text.startswith("#cloud-config\n") else None  # noqa: S506 - a safe one
     if not isinstance(document, dict) or "write_files" not in document:
-        raise InvalidField("these user data are no cloud-config", hint="Only bought nodes are set up at a first boot.")
+        raise InvalidField("these user data are no cloud-config", hint="Only cloud nodes are set up at a first boot.")
     return [NodeFile(file["path"], file["permissions"], file["content"]) for file in document["write_files"]]
 
 

@@ -1,4 +1,4 @@
-"""Where things stand on a bought node."""
+"""Paths on a cloud node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOLS = f"{OPT}/tools"
 BUNDLE = f"{OPT}/ca.pem"
 APT_STAMP = f"{OPT}/packages.json"
 LOG = "/var/log/skyinfra/boot.jsonl"
-# What the next boot is not to find.
+# Files that a reboot removes.
 RUN = "/run/skyinfra"
 FAILURE = f"{RUN}/failure.json"
 MARKER = f"{RUN}/booted"

@@ -1,4 +1,4 @@
-"""`skyinfra.first_boot` as it travels: the source of its modules, without what only people read."""
+"""`skyinfra.first_boot` as it travels: the source of its modules, without comments and docstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import skyinfra
 
-# What a string of several lines has in its first.
+# The start of a string of several lines.
 _SEVERAL = re.compile(r"\"{3}|'{3}|\\$")
 _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 
@@ -40,7 +40,7 @@ def stripped(source: str) -> str:
 
 
 def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
-    """Of *node* and of the classes and functions in it, wherever statements hold them."""
+    """Returns the docstrings of *node* and of all classes and functions in it."""
     body = getattr(node, "body", ())
     if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef | ast.FunctionDef) and len(body) > 1):
         first = body[0] if body else None

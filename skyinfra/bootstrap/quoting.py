@@ -1,4 +1,4 @@
-"""Quoting: what is declared stands in YAML as it is, whatever it holds."""
+"""Quoting: a declared value stands in YAML unchanged, whatever characters it has."""
 
 from __future__ import annotations
 

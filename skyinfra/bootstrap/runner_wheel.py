@@ -1,4 +1,4 @@
-"""The runner as a wheel, made of the code that runs here: what a node gets is exactly what compiled its stack.
+"""The runner as a wheel of the running code: a node gets exactly the code that compiled its stack.
 
 The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
 that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle
@@ -40,7 +40,7 @@ _ROOMS = (
 )
 _FILES = ("__init__.py", "py.typed")
 _SUFFIXES = (".py", ".json")
-# What the rooms that travel import besides the standard library, and what of that has to be the same on both sides.
+# The imports of the rooms that travel besides the standard library, and those with the same version on both sides.
 _NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
 _SAME = ("cloudpickle", "dask", "distributed", "msgpack")
 _PYTHON = ">=3.11"

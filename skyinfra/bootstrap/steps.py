@@ -1,4 +1,4 @@
-"""The steps of a node's first boot, put together from what is declared.
+"""The steps of a node's first boot, compiled from the declaration.
 
 `skyinfra.first_boot.operations` says what each operation does and how it finds out that there is nothing to do; the
 node reads the steps from one JSON file.
@@ -51,7 +51,7 @@ Operation = (
 
 @dataclass(frozen=True)
 class Step:
-    """One step. name: as people read it. operation: what is done, and the check whether it is done already.
+    """A step. name: as people read it. operation: the action, and the check whether it is done already.
 
     timeout_s: for all attempts together, with the pauses between them; what runs then is ended. attempts: more than
     one where trying again may help.
@@ -63,7 +63,7 @@ class Step:
     attempts: int = 1
 
     def to_json(self) -> dict[str, object]:
-        """As the node reads it."""
+        """Returns plain JSON values, as the node reads them."""
         return {
             "name": self.name,
             "timeout_s": self.timeout_s,
@@ -74,7 +74,7 @@ class Step:
 
 
 def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | None) -> str:
-    """The text of ``steps.json``. *report_unit*: what is started when a step has failed."""
+    """The text of ``steps.json``. *report_unit*: the unit to start when a step has failed."""
     packages = config.packages
     environment = {**_ENVIRONMENT, **(packages.environment(bundle=places.BUNDLE) if packages else {})}
     content = {
@@ -92,7 +92,7 @@ def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | 
 
 
 def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...]) -> tuple[Step, ...]:
-    """The steps of the node *config* of *deployment*, in order. *units*: what is started in the end; none without."""
+    """The steps of the node *config* of *deployment*, in order. *units*: the units to start at the end."""
     return tuple(_steps(deployment, config, units))
 
 
@@ -123,7 +123,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 
 def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
-    """What `compose` makes of the declaration, as text: of the runner only the versions that it goes with."""
+    """Returns the steps of the declaration as text; of the runner only the versions that it goes with."""
     for step in _steps(deployment, config, ()):
         operation = step.operation
         if isinstance(operation, operations.Runner) and operation.wheel is not None:
@@ -147,12 +147,12 @@ def _runner(deployment: Deployment) -> operations.Runner:
 
 
 def pins() -> list[str]:
-    """What the runner needs, in the versions of this machine: client and workers pickle for each other."""
+    """Returns the runner's dependencies in the versions of this machine: client and workers pickle for each other."""
     return [*runner_wheel.pins(), *(f"{name}=={runner_wheel.version_of(name)}" for name in _TESTED)]
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
-    """The oldest driver that offers every layout of the node; None where no source says."""
+    """The oldest driver that offers every layout of the node; None where unknown."""
     if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return None
     geometry = mig.geometry(accelerator.mig_model)

@@ -1,22 +1,16 @@
-"""The commands. Each imports what it needs when it runs, so that ``skyinfra --help`` stays quick."""
+"""The commands. Each imports its modules when it runs, so that ``skyinfra --help`` stays quick."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli import operate
+from skyinfra.cli import execute, nodes
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
-from skyinfra.cli.run import ScriptCommand
-
-if TYPE_CHECKING:
-    from skyinfra.deploy.cost import Cost
-    from skyinfra.terraform.program import Plan
-    from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.cli.options import InRegion, Json, OfProviders, ScriptCommand, StackName, errors_name_options
 
 app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
@@ -29,12 +23,10 @@ app = typer.Typer(
 
 app.add_typer(mig_app, name="mig")
 app.add_typer(jobs_app, name="jobs")
-operate.add(app)
+nodes.add_commands(app)
+execute.add_commands(app)
 
-# typer reads these annotations at run time.
-StackName = Annotated[Optional[str], typer.Argument(help="Name of the stack; may be left out where there is one.")]  # noqa: UP045
 Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(value: bool) -> None:
@@ -70,37 +62,23 @@ def init(
 @app.command()
 def synth(as_json: Json = False) -> None:
     """Compile the declared stacks to Terraform in cdktf.out."""
-    from skyinfra.cli import tables
+    from skyinfra.cli.stacks import show_choices
     from skyinfra.terraform.project import Project
 
-    stacks = Project.find().synth()
-    tables.show_choices(stacks, as_json=as_json)
-
-
-def _prepare(name: str | None) -> SynthesizedStack:
-    from skyinfra.cli import tables
-    from skyinfra.terraform.project import Project
-
-    project = Project.find()
-    stack = project.stack(name, stacks=project.synth())
-    tables.show_choices((stack,), to_stderr=True)
-    return stack
+    show_choices(Project.find().synth(), as_json=as_json)
 
 
 @app.command()
 def plan(stack: StackName = None, as_json: Json = False) -> None:
     """Show what a deploy would change, and what the stack costs."""
-    from skyinfra.cli import tables
-    from skyinfra.cli.cost import show_cost
+    from skyinfra.cli.stacks import show_plan, synthesize
     from skyinfra.deploy.apply import planned
     from skyinfra.deploy.cost import cost_of
 
-    chosen = _prepare(stack)
+    chosen = synthesize(stack)
     cost = cost_of(chosen.pools)
     with planned(chosen) as (_, made):
-        tables.show_plan(chosen.name, made, as_json=as_json, cost=cost)
-    if not as_json:
-        show_cost(chosen.name, cost)
+        show_plan(chosen.name, made, as_json=as_json, cost=cost)
 
 
 @app.command()
@@ -112,20 +90,19 @@ def deploy(
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
 ) -> None:
     """Create or change what is declared, and wait for the nodes."""
-    from skyinfra.cli import tables
-    from skyinfra.cli.arrival import wait_for_nodes
+    from skyinfra.cli.stacks import Approval, show_fleets, synthesize, wait_for_nodes
     from skyinfra.deploy.apply import carry_out
     from skyinfra.deploy.cost import cost_of
 
-    chosen = _prepare(stack)
-    approve = _Approval(chosen.name, "deploy", auto_approve, cost=cost_of(chosen.pools))
+    chosen = synthesize(stack)
+    approve = Approval(chosen.name, "deploy", auto_approve, cost_of(chosen.pools))
     done = carry_out(chosen, approve=approve, replace=replace or ())
     if done is None:
         raise typer.Exit(1)
     if done.empty:
         typer.echo(f"{chosen.name}: no changes, everything is as declared")
         return
-    tables.show_fleets(chosen)
+    show_fleets(chosen)
     if wait:
         wait_for_nodes(chosen, patience)
 
@@ -133,11 +110,12 @@ def deploy(
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     """Remove everything a stack created."""
+    from skyinfra.cli.stacks import Approval
     from skyinfra.deploy.apply import carry_out
     from skyinfra.terraform.project import Project
 
     chosen = Project.find().stack(stack)
-    done = carry_out(chosen, approve=_Approval(chosen.name, "destroy", auto_approve), destroy=True)
+    done = carry_out(chosen, approve=Approval(chosen.name, "destroy", auto_approve), destroy=True)
     if done is None:
         raise typer.Exit(1)
     typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
@@ -202,7 +180,7 @@ def run(
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
     if detach:
-        from skyinfra.cli.job_tables import submit_script
+        from skyinfra.cli.jobs import submit_script
 
         submit_script(fleet, script, given, name=name, priority=priority, replace=replace)
         return
@@ -221,8 +199,8 @@ def offers(
             metavar="ACCELERATOR", help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.'
         ),
     ] = None,
-    provider: Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")] = None,  # noqa: UP045
-    region: Annotated[Optional[str], typer.Option(help="Only what is offered there.")] = None,  # noqa: UP045
+    provider: OfProviders = None,
+    region: InRegion = None,
     spot: Annotated[bool, typer.Option("--spot", help="Sort by, and limit, the spot price.")] = False,
     max_price: Annotated[Optional[float], typer.Option(metavar="USD", help="Per hour and machine, at most.")] = None,  # noqa: UP045
     count: Annotated[Optional[int], typer.Option(help="How many accelerators, exactly.")] = None,  # noqa: UP045
@@ -238,10 +216,9 @@ def offers(
 ) -> None:
     """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
     from skyinfra.cli.offers import show_offers
-    from skyinfra.cli.options import said_of_options
     from skyinfra.offers import ask
 
-    with said_of_options():
+    with errors_name_options():
         query = ask(
             accelerator.split(",") if accelerator and "," in accelerator else accelerator,
             provider=provider,
@@ -261,28 +238,7 @@ def offers(
 @app.command()
 def preflight(stack: StackName = None, as_json: Json = False) -> None:
     """Ask the providers whether they have, and give this account, what a stack asks for. Creates nothing."""
-    from skyinfra.cli.preflight import check
+    from skyinfra.cli.stacks import check, synthesize
 
-    if check(_prepare(stack), as_json=as_json).failed:
+    if check(synthesize(stack), as_json=as_json).failed:
         raise typer.Exit(1)
-
-
-class _Approval:
-    """Shows a plan, and what the stack costs, and asks whether to go on."""
-
-    def __init__(self, name: str, verb: str, auto_approve: bool, *, cost: Cost | None = None) -> None:
-        self.name, self.verb, self.auto_approve, self.cost = name, verb, auto_approve, cost
-
-    def __call__(self, plan: Plan) -> bool:
-        from skyinfra.cli import tables
-        from skyinfra.cli.cost import show_cost
-
-        tables.show_plan(self.name, plan, to_stderr=True)
-        if self.cost is not None:
-            show_cost(self.name, self.cost, to_stderr=True)
-        if self.auto_approve:
-            return True
-        if not sys.stdin.isatty():
-            typer.echo(f"error: nobody can be asked here; give --auto-approve to {self.verb}", err=True)
-            raise typer.Exit(2)
-        return typer.confirm(f"{self.verb.capitalize()} {self.name}?", err=True)

@@ -1,4 +1,4 @@
-"""``skyinfra exec`` and ``skyinfra ssh``: a program, or a shell, on a node."""
+"""``skyinfra exec | ssh``: a program or a shell on a node."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ import shutil
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from skyinfra.cli import nodes
+import typer
+
+from skyinfra.cli.nodes import chosen
+from skyinfra.cli.options import CommandWithCommand, Fleet, NodeName, command_of, exit_code
 from skyinfra.errors import InvalidField, MissingDependency, NotSupported, did_you_mean
 from skyinfra.protocol import questions
-from skyinfra.protocol.manifest import Manifest, ManifestNode
+
+if TYPE_CHECKING:
+    from skyinfra.protocol.manifest import Manifest, ManifestNode
 
 _WAIT_S = 10.0
 _SSH_PORT = 22
 _PROBE_S = 3.0
 
 
-def on_node(fleet: str, node: str | None, command: Sequence[str]) -> int:
-    """Runs *command* on a node, the head unless another is named, and streams what it prints; its exit code.
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands to *app*."""
+    app.command("exec", cls=CommandWithCommand)(execute)
+    app.command(cls=CommandWithCommand)(ssh)
 
-    128 and the signal's number where one ended it, as a shell does. Raises `InvalidField`, and what ``connect`` does.
-    """
+
+def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None:
+    """Run a command on a node, the head unless another is named. Its output is streamed and its exit code is ours."""
     from skyinfra.client import connect
 
+    command = command_of(context)
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
     with connect(fleet) as pool:
-        name = nodes.chosen(pool, node or _head(pool.manifest).name)[0]
-        identity = pool.ask(name, questions.START, command=list(command))
+        name = chosen(pool, node or _head(pool.manifest).name)[0]
+        identity = pool.ask(name, questions.START, command=command)
         try:
             while True:
                 found: dict[str, Any] = pool.ask(
@@ -42,21 +51,23 @@ def on_node(fleet: str, node: str | None, command: Sequence[str]) -> int:
                     target.write(text)
                     target.flush()
                 if found["code"] is not None:
-                    code = int(found["code"])
-                    return code if code >= 0 else 128 - code
+                    break
         except BaseException:
             pool.ask(name, questions.END, identity=identity)
             raise
+    raise typer.Exit(exit_code(int(found["code"])))
 
 
-def log_in(fleet: str, node: str | None, command: Sequence[str], *, user: str) -> None:
-    """Replaces this process by ``ssh`` to a node, the head unless another is named, or by Session Manager's on AWS.
-
-    The addresses are the manifest's. Raises `InvalidField`, `NotSupported`, `MissingDependency`, and what reading a
-    manifest raises.
-    """
+def ssh(
+    context: typer.Context,
+    fleet: Fleet,
+    node: NodeName = None,
+    user: Annotated[str, typer.Option(help="The user on the node.")] = "ubuntu",
+) -> None:
+    """Open a shell on a node, the head unless another is named: by ssh, or Session Manager where no port is open."""
     from skyinfra.client.lookup import find_manifest
 
+    command = command_of(context)
     manifest = find_manifest(fleet)
     if manifest.provider == "local":
         raise NotSupported(
@@ -64,12 +75,12 @@ def log_in(fleet: str, node: str | None, command: Sequence[str], *, user: str) -
             field=manifest.fleet,
             hint="`skyinfra exec` runs a program beside their runner; here, any shell does.",
         )
-    chosen = _head(manifest) if node is None else _named(manifest, node)
-    line = ssh_line(manifest, chosen, command, user=user) or session_line(manifest, chosen, command)
+    target = _head(manifest) if node is None else _named(manifest, node)
+    line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
     if line is None:
         raise NotSupported(
-            f"nothing answers at port {_SSH_PORT} of {chosen.public_address or chosen.address}",
-            field=chosen.name,
+            f"nothing answers at port {_SSH_PORT} of {target.public_address or target.address}",
+            field=target.name,
             hint="Open it to your address (ssh_public_key and allow_cidrs), or use `skyinfra exec`, which needs none.",
         )
     if shutil.which(line[0]) is None:
@@ -80,7 +91,7 @@ def log_in(fleet: str, node: str | None, command: Sequence[str], *, user: str) -
 
 
 def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str) -> list[str] | None:
-    """The ``ssh`` command, through the head where only that can be reached; None where no port answers."""
+    """Returns the ``ssh`` command, through the head where only the head can be reached; None where no port answers."""
     remote = ["--", shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
     if _answers(node.public_address or node.address):
@@ -92,7 +103,7 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
 
 
 def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str]) -> list[str] | None:
-    """The ``aws ssm start-session`` command; None for another provider."""
+    """Returns the ``aws ssm start-session`` command; None for another provider."""
     if manifest.provider != "aws" or not node.id:
         return None
     # A zone is its region with a letter.

@@ -1,63 +1,107 @@
-"""``skyinfra jobs``: what the head of a fleet keeps and runs by itself."""
+"""``skyinfra jobs``: the jobs that the head of a fleet keeps and runs."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from typer.core import TyperGroup
 
+from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, exit_code
+from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
+from skyinfra.protocol import questions
 
-class _ListByDefault(TyperGroup):
-    """``jobs STACK/POOL`` is ``jobs list STACK/POOL``."""
+if TYPE_CHECKING:
+    from skyinfra.client import Job, Pool
+    from skyinfra.protocol.jobs import JobInfo
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in that was left out."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
+_POLL_S = 1.0
+_STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
 app = typer.Typer(
-    cls=_ListByDefault,
+    cls=ListByDefault,
     help="Tasks and scripts that run without their client: `skyinfra run --detach`, `pool.submit(..., detach=NAME)`.",
     no_args_is_help=True,
 )
 
 # typer reads these annotations at run time.
-Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.")]
 JobName = Annotated[str, typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.")]
 
 
 @app.command("list")
-def list_jobs(fleet: Fleet, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
-    from skyinfra.cli.job_tables import show_jobs
+    from rich.markup import escape
 
-    show_jobs(fleet, as_json=as_json)
+    from skyinfra.cli import tables
+    from skyinfra.client import connect
+
+    with connect(fleet) as pool:
+        found = pool.jobs()
+    if as_json:
+        tables.print_json({"jobs": [job.to_json() for job in found]})
+        return
+    made = tables.table("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "SLOT", "ID", "PROBLEM")
+    now = time.time()
+    for job in found:
+        style = _STYLES.get(job.state)
+        made.add_row(
+            escape(job.name),
+            f"[{style}]{job.state}[/]" if style else job.state,
+            escape(job.task),
+            escape(job.submitter),
+            str(job.priority),
+            f"{tables.span(now - job.submitted)} ago",
+            _ran(job, now),
+            escape(job.slot or ""),
+            job.id[:8],
+            escape(job.problem or ""),
+        )
+    tables.console().print(made)
+
+
+def _ran(job: JobInfo, now: float) -> str:
+    from skyinfra.cli.tables import span
+
+    if job.started is None:
+        return ""
+    return span((job.ended or now) - job.started) + (f", attempt {job.attempts}" if job.attempts > 1 else "")
 
 
 @app.command()
 def logs(
     fleet: Fleet,
     job: JobName,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last ones.")] = 100,
+    lines: Lines = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has printed."""
-    from skyinfra.cli.job_tables import show_logs
+    from skyinfra.client import connect
 
-    show_logs(fleet, job, lines=lines, follow=follow)
+    with connect(fleet) as pool:
+        found = pool.job(job)
+        info = found.info()
+        if info.slot is None and not follow:
+            sys.stderr.write(f"job {info.name} is {info.state} and has printed nothing\n")
+            return
+        _Printer(pool, found, lines).run(follow=follow)
 
 
 @app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
-    from skyinfra.cli.job_tables import cancel_job
+    from skyinfra.client import connect
 
-    if not cancel_job(fleet, job):
-        raise typer.Exit(1)
+    with connect(fleet) as pool:
+        found = pool.job(job)
+        if found.cancel():
+            sys.stdout.write(f"{found.name}: cancelled\n")
+            return
+        sys.stderr.write(f"job {found.name} has ended already: {found.state}\n")
+    raise typer.Exit(1)
 
 
 @app.command()
@@ -75,8 +119,119 @@ def result(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
-    from skyinfra.cli.job_tables import show_result
+    from skyinfra.client import connect
 
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    raise typer.Exit(show_result(fleet, job, timeout=timeout, output=output, as_json=as_json))
+    with connect(fleet) as pool:
+        found = pool.job(job)
+        try:
+            error = found.exception(timeout)
+            if error is not None:
+                raise _explained(found, error)
+            if output is not None:
+                _write(found, output, timeout)
+            else:
+                _print_result(found, timeout, as_json=as_json)
+        except ScriptFailed as failed:
+            sys.stderr.write(f"{failed}\n")
+            raise typer.Exit(exit_code(failed.code)) from None
+        except TimeoutError as late:
+            raise TaskError(str(late), hint="It goes on; ask again later.") from None
+
+
+def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:
+    """Returns the error of the task; for an exception of other code, `TaskFailed` with its traceback."""
+    if isinstance(error, SkyinfraError):
+        return error
+    text = job.outcome(0).failure
+    return TaskFailed(f"job {job.name} raised an exception:\n{text.text.rstrip() if text is not None else error}")
+
+
+def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> None:
+    from skyinfra.cli import tables
+
+    value = job.result(timeout)
+    if not as_json:
+        if value is not None:
+            sys.stdout.write(f"{value if isinstance(value, str) else repr(value)}\n")
+        return
+    try:
+        tables.print_json(value)
+    except (TypeError, ValueError) as reason:
+        raise InvalidField(
+            f"the result of {job.name} is no JSON: {reason}", field="--json", hint="--output writes it to a file."
+        ) from None
+
+
+def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
+    try:
+        output.write_bytes(job.outcome(timeout).result or b"")
+    except OSError as reason:
+        raise InvalidField(f"cannot be written: {reason.strerror}", field="--output", given=str(output)) from None
+
+
+def submit_script(
+    fleet: str, script: Path, arguments: Sequence[str], *, name: str | None, priority: int, replace: bool
+) -> None:
+    """``skyinfra run --detach``: submits *script* as a job of the head, and prints its name."""
+    if not script.is_file():
+        raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
+    from skyinfra.client import connect, detach_script
+
+    with connect(fleet) as pool:
+        job = detach_script(pool, script, list(arguments), name=name, priority=priority, replace=replace)
+    sys.stdout.write(f"{job.name}\n")
+    sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
+
+
+class _Printer:
+    """Prints the output of a job, from every slot that it runs on."""
+
+    def __init__(self, pool: Pool, job: Job[Any], lines: int) -> None:
+        self._pool = pool
+        self._job = job
+        self._lines = lines
+        # The attempt that is being printed, and how far it is.
+        self._attempt: int | None = None
+        self._offset: int | None = None
+
+    def run(self, *, follow: bool) -> None:
+        """Prints until there is no more, or with *follow* until the job has ended."""
+        while True:
+            # Nothing is printed after the end, so that what is read now is the whole.
+            info = self._job.info()
+            while self._part(info):
+                pass
+            if info.over or not follow:
+                return
+            time.sleep(_POLL_S)
+
+    def _part(self, info: JobInfo) -> bool:
+        """Prints a part; whether there may be another one."""
+        if info.slot is None:
+            return False
+        if info.attempts != self._attempt:
+            # The last lines of the first attempt that is seen, then all lines of later attempts.
+            self._offset = None if self._attempt is None else 0
+            self._attempt = info.attempts
+        try:
+            found = self._pool.ask(
+                info.slot.rpartition("/")[0],
+                questions.LOG,
+                source="task",
+                # The whole name of the file: the keys of other attempts may begin as this one's.
+                task=f"{info.key}.{info.attempts}.log",
+                offset=self._offset,
+                lines=self._lines,
+            )
+        except NodeError:
+            if info.over:
+                raise
+            return False  # it goes on elsewhere, or its node comes back
+        if found is None:
+            return False
+        self._offset = found["offset"]
+        sys.stdout.write(found["text"])
+        sys.stdout.flush()
+        return bool(found["text"])

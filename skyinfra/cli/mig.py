@@ -1,4 +1,4 @@
-"""``skyinfra mig``: what GPUs can be divided into. Nothing here touches a device."""
+"""``skyinfra mig``: MIG profiles and layouts. No command touches a device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Optional
 
 import typer
 
+from skyinfra.cli.options import InRegion, Json, OfProviders, errors_name_options
+
 app = typer.Typer(help="MIG: profiles and layouts of GPUs, without touching one.", no_args_is_help=True)
 
 # typer reads these annotations at run time.
 Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
-Declared = Annotated[
+LayoutText = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills the GPU.'),
 ]
@@ -19,26 +21,25 @@ Driver = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".'),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def show(
     accelerator: Gpu,
-    layout: Declared = None,
+    layout: LayoutText = None,
     svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
     as_json: Json = False,
 ) -> None:
     """Draw a layout: partitions, memory, SMs, free room. One that is impossible is drawn as far as it goes (exit 2)."""
-    from skyinfra.cli.pictures import show_layout
+    from skyinfra.cli.layouts import show_layout
 
     raise typer.Exit(show_layout(accelerator, layout, svg=svg, as_json=as_json))
 
 
 @app.command()
-def check(accelerator: Gpu, layout: Declared = None, driver: Driver = None) -> None:
+def check(accelerator: Gpu, layout: LayoutText = None, driver: Driver = None) -> None:
     """Print the placements of a layout as JSON (exit 0), or why it has none (exit 1)."""
-    from skyinfra.cli.pictures import check_layout
+    from skyinfra.cli.layouts import check_layout
 
     raise typer.Exit(check_layout(accelerator, layout, driver=driver))
 
@@ -46,7 +47,7 @@ def check(accelerator: Gpu, layout: Declared = None, driver: Driver = None) -> N
 @app.command()
 def profiles(accelerator: Gpu, as_json: Json = False) -> None:
     """List the profiles of a GPU."""
-    from skyinfra.cli.pictures import show_profiles
+    from skyinfra.cli.layouts import show_profiles
 
     show_profiles(accelerator, as_json=as_json)
 
@@ -61,7 +62,7 @@ def layouts(
     as_json: Json = False,
 ) -> None:
     """List the layouts of a GPU beside which nothing more fits."""
-    from skyinfra.cli.pictures import show_layouts
+    from skyinfra.cli.layouts import show_layouts
 
     show_layouts(accelerator, every_profile=all_profiles, driver=driver, as_json=as_json)
 
@@ -69,18 +70,17 @@ def layouts(
 @app.command()
 def pack(
     demand: Annotated[str, typer.Argument(metavar="DEMAND", help='Such as "1g.10gb*20, 3g.40gb*4, >=18GB*6".')],
-    provider: Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")] = None,  # noqa: UP045
-    region: Annotated[Optional[str], typer.Option(help="Only what is offered there.")] = None,  # noqa: UP045
+    provider: OfProviders = None,
+    region: InRegion = None,
     spot: Annotated[bool, typer.Option("--spot", help="At spot prices.")] = False,
     max_nodes: Annotated[Optional[int], typer.Option(metavar="N", help="Machines, at most.")] = None,  # noqa: UP045
     exact: Annotated[bool, typer.Option("--exact", help="No larger profile may serve for a named one.")] = False,
     as_json: Json = False,
 ) -> None:
     """Find the cheapest machines and layouts that hold so many partitions, with the pools that declare them."""
-    from skyinfra.cli.options import said_of_options
     from skyinfra.cli.pack import show_packing
 
-    with said_of_options():
+    with errors_name_options():
         show_packing(
             demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact, as_json=as_json
         )

@@ -1,21 +1,48 @@
-"""Asking the nodes of a fleet, all at once."""
+"""``skyinfra doctor | top | dashboard | logs``: commands that ask the nodes of a running fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+import time
+import webbrowser
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from skyinfra.cli.options import Fleet, Json, Lines, NodeName
 from skyinfra.errors import InvalidField, NodeError, did_you_mean
+from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from skyinfra.client import Pool
+    from skyinfra.client.fleet import RunningTask
+    from skyinfra.protocol.findings import Finding
+    from skyinfra.protocol.readings import SlotReading
 
 _AT_ONCE = 32
+_DOCTOR_S = 60.0
+_TOP_S = 5.0
+_POLL_S = 1.0
+_GIB = 2**30
+_NONE = "-"
+_COLOURS = {"ok": "green", "wrong": "red", "unknown": "yellow"}
+
+Answers = dict[str, "list[SlotReading] | NodeError"]
+Tasks = dict[str, list["RunningTask"]]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands to *app*."""
+    for command in (doctor, top, dashboard, logs):
+        app.command()(command)
 
 
 def chosen(pool: Pool, node: str | None) -> list[str]:
-    """*node*, or all nodes. Raises `InvalidField` for a node that the fleet does not have."""
+    """Returns *node*, or the names of all nodes. Raises `InvalidField` for an unknown node."""
     names = pool.node_names()
     if node is None:
         return names
@@ -28,7 +55,7 @@ def chosen(pool: Pool, node: str | None) -> list[str]:
 def ask_all(
     pool: Pool, names: Sequence[str], question: str, *, wait_s: float = 30, **arguments: Any
 ) -> dict[str, Any | NodeError]:
-    """What each of the nodes *names* answers, or why it does not."""
+    """Asks the nodes at once. Returns the answer of each node, or the error in its place."""
 
     def ask(name: str) -> Any | NodeError:
         try:
@@ -36,11 +63,239 @@ def ask_all(
         except NodeError as error:
             return error
 
-    return dict(zip(names, _each(ask, names), strict=True))
-
-
-def _each(function: Callable[[str], Any], names: Sequence[str]) -> list[Any]:
     if not names:
-        return []
+        return {}
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
-        return list(threads.map(function, names))
+        return dict(zip(names, threads.map(ask, names), strict=True))
+
+
+def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False) -> None:
+    """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
+    from skyinfra.cli import tables
+    from skyinfra.client import connect
+
+    with connect(fleet) as pool:
+        answers = ask_all(pool, chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
+    found = {name: _findings(answer) for name, answer in answers.items()}
+    if as_json:
+        tables.print_json({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
+    else:
+        _show_findings(found)
+    if any(finding.result == "wrong" for lines in found.values() for finding in lines):
+        raise typer.Exit(1)
+
+
+def _findings(answer: object) -> list[Finding]:
+    from skyinfra.protocol.findings import Finding
+
+    if isinstance(answer, NodeError):
+        todo = answer.hint or "`skyinfra status` shows whether it is there; `skyinfra ssh` opens a shell on it."
+        return [Finding("node", "wrong", answer.message, "an answer", todo)]
+    return [Finding.read(each) for each in answer] if isinstance(answer, list) else []
+
+
+def _show_findings(found: dict[str, list[Finding]]) -> None:
+    from rich.markup import escape
+
+    from skyinfra.cli import tables
+
+    out = tables.console()
+    made = tables.table("NODE", "WHAT", "RESULT", "FOUND", "WANTED")
+    for name, lines in found.items():
+        for line in lines:
+            result = f"[{_COLOURS[line.result]}]{line.result}[/]"
+            made.add_row(name, escape(line.what), result, escape(line.found), escape(line.wanted))
+    out.print(made)
+    # Below the table and not folded, so that commands can be copied.
+    for name, lines in found.items():
+        for line in lines:
+            if line.to_do:
+                out.print(f"{name}, {escape(line.what)}: {escape(line.to_do)}", soft_wrap=True)
+    wrong = sum(line.result == "wrong" for lines in found.values() for line in lines)
+    out.print(f"{len(found)} nodes, {wrong} wrong")
+
+
+def top(
+    fleet: Fleet,
+    node: NodeName = None,
+    interval: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")] = 2.0,
+    as_json: Json = False,
+) -> None:
+    """Show what each slot uses, and the task on it. Where nobody watches, and as JSON, once."""
+    from rich.live import Live
+
+    from skyinfra.cli import tables
+    from skyinfra.client import connect
+
+    out = tables.console()
+    with connect(fleet) as pool:
+        names = chosen(pool, node)
+        if as_json:
+            tables.print_json(_usage_document(*_usage(pool, names)))
+        elif not out.is_terminal:
+            out.print(_usage_table(*_usage(pool, names)))
+        else:
+            with Live(_usage_table(*_usage(pool, names)), console=out, screen=True, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(_usage_table(*_usage(pool, names)), refresh=True)
+
+
+def _usage(pool: Pool, names: list[str]) -> tuple[Answers, Tasks]:
+    from skyinfra.protocol.readings import SlotReading
+
+    answers: Answers = {}
+    for name, answer in ask_all(pool, names, questions.METRICS, wait_s=_TOP_S).items():
+        answers[name] = answer if isinstance(answer, NodeError) else [SlotReading.read(each) for each in answer]
+    return answers, pool.running()
+
+
+def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
+    found: list[dict[str, object]] = []
+    for name, answer in answers.items():
+        if isinstance(answer, NodeError):
+            found.append({"name": name, "problem": answer.message, "slots": []})
+            continue
+        slots: list[dict[str, object]] = [
+            {
+                **reading.slot.to_json(),
+                **{key: value for key, value in reading.to_json().items() if key != "slot"},
+                "tasks": [
+                    {"key": t.key, "name": t.name, "seconds": t.seconds} for t in tasks.get(reading.slot.slot, ())
+                ],
+            }
+            for reading in answer
+        ]
+        found.append({"name": name, "problem": None, "slots": slots})
+    return {"nodes": found}
+
+
+def _usage_table(answers: Answers, tasks: Tasks) -> Table:
+    from rich.markup import escape
+
+    from skyinfra.cli import tables
+
+    made = tables.table("NODE", "SLOT", "DEVICE", "USE", "MEMORY", "GPU TEMP", "GPU POWER", "TASK")
+    for name, answer in answers.items():
+        if isinstance(answer, NodeError):
+            made.add_row(name, "", f"[red]{escape(answer.message)}[/]")
+            continue
+        for reading in answer:
+            slot = reading.slot
+            made.add_row(
+                name,
+                str(slot.worker),
+                escape(" ".join(filter(None, (slot.accelerator or slot.kind, slot.profile)))),
+                _NONE if reading.utilization is None else f"{reading.utilization:.0f} %",
+                _memory(reading),
+                _NONE if reading.temperature is None else f"{reading.temperature} °C",
+                _NONE if reading.power is None else f"{reading.power:.0f} W",
+                escape(", ".join(f"{t.name} {t.seconds:.0f} s" for t in tasks.get(slot.slot, ()))),
+            )
+    return made
+
+
+def _memory(reading: SlotReading) -> str:
+    if reading.memory_used is None or reading.memory_total is None:
+        return _NONE
+    return f"{reading.memory_used / _GIB:.1f} of {reading.memory_total / _GIB:.1f} GiB"
+
+
+def dashboard(
+    fleet: Fleet,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
+) -> None:
+    """Show the pages of the fleet's scheduler in the browser of this machine, until it is interrupted."""
+    from skyinfra.client import connect
+
+    with connect(fleet) as pool:
+        url = pool.dashboard(port)
+        sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
+        sys.stdout.flush()
+        if browser and sys.stdout.isatty():
+            webbrowser.open(url)
+        while True:
+            time.sleep(_POLL_S)
+
+
+def logs(
+    fleet: Fleet,
+    node: NodeName = None,
+    boot: Annotated[bool, typer.Option("--boot", help="Of the node's first boot.")] = False,
+    runner: Annotated[bool, typer.Option("--runner", help="Of the runner; this is the default.")] = False,
+    task: Annotated[str, typer.Option(metavar="KEY", help="What this task printed; the key may be cut short.")] = "",
+    lines: Lines = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show logs of the nodes, or what a task printed."""
+    from skyinfra.cli import tables
+    from skyinfra.client import connect
+
+    if boot + runner + bool(task) > 1:
+        raise typer.BadParameter("--boot, --runner and --task are different logs")
+    if follow and as_json:
+        raise typer.BadParameter("--json is printed once, and --follow goes on")
+    source = "boot" if boot else "task" if task else "runner"
+    with connect(fleet) as pool:
+        names = chosen(pool, node)
+        answers = ask_all(pool, names, questions.LOG, source=source, task=task, lines=lines)
+        if source == "task":
+            answers = _of_task(answers, task)
+        alone = len(names) == 1 or source == "task"
+        if as_json:
+            tables.print_json({"nodes": [{"name": name, **_log_document(each)} for name, each in answers.items()]})
+        else:
+            _print_logs(answers, alone=alone)
+        while follow:
+            time.sleep(_POLL_S)
+            answers = _more(pool, answers, source, task)
+            _print_logs(answers, alone=alone)
+    if any(isinstance(answer, NodeError) for answer in answers.values()):
+        raise typer.Exit(1)
+
+
+def _of_task(answers: dict[str, Any], task: str) -> dict[str, Any]:
+    """Returns the answers of the nodes that have output of the task. Raises `InvalidField` where no node has."""
+    found = {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
+    if not found:
+        raise InvalidField(
+            "no node has output of such a task",
+            field="--task",
+            given=task,
+            hint="`skyinfra top --json` has the keys of tasks that run, and Future.key that of yours. A task that "
+            "printed nothing has no output; that of old tasks is removed.",
+        )
+    return found
+
+
+def _more(pool: Pool, before: dict[str, Any], source: str, task: str) -> dict[str, Any]:
+    """Returns the text that was added since *before*; after an error, the next call continues at the same offset."""
+    found = dict(before)
+    for name, last in before.items():
+        offset = last["offset"] if isinstance(last, dict) else None
+        try:
+            found[name] = pool.ask(name, questions.LOG, source=source, task=task, offset=offset)
+        except NodeError as error:
+            if isinstance(last, dict):
+                found[name] = {**last, "text": ""}
+            elif str(last) == str(error):
+                found[name] = last
+    return found
+
+
+def _log_document(answer: Any) -> dict[str, Any]:
+    if isinstance(answer, NodeError):
+        return {"problem": answer.message, "text": ""}
+    return {"problem": None, "path": answer["path"], "text": answer["text"]}
+
+
+def _print_logs(answers: dict[str, Any], *, alone: bool) -> None:
+    for name, answer in answers.items():
+        if isinstance(answer, NodeError):
+            sys.stderr.write(f"{name}: {answer.message}\n")
+            continue
+        for line in answer["text"].splitlines():
+            sys.stdout.write(f"{line}\n" if alone else f"{name}: {line}\n")
+    sys.stdout.flush()

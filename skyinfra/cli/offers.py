@@ -16,7 +16,7 @@ CHOSEN = "->"
 
 
 def show_offers(query: Query, *, as_json: bool) -> None:
-    """Prints what matches, the one that would be chosen marked. Raises NotOffered where nothing does."""
+    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match."""
     found = query.run(offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
@@ -34,7 +34,7 @@ def show_offers(query: Query, *, as_json: bool) -> None:
             offer.carries,
             f"{offer.share_gb:g} GB",
             "yes" if offer.mig_model else "",
-            known(offer.vcpus),
+            tables.known(offer.vcpus),
             "unknown" if offer.ram_gib is None else f"{offer.ram_gib:g} GiB",
             cell(offer.price(spot=query.spot)),
             cell(offer.price(spot=not query.spot)),
@@ -47,7 +47,7 @@ def show_offers(query: Query, *, as_json: bool) -> None:
 
 
 def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
-    """What a reader of the list must know about its prices, and what it leaves out."""
+    """Returns notes on the prices, and on the offers that are left out."""
     lines = []
     purchase = "spot" if query.spot else "on-demand"
     priced = [(offer, price) for offer in found if (price := offer.price(spot=query.spot)) is not None]
@@ -67,7 +67,7 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
 
 
 def _shares(query: Query) -> list[Offer]:
-    """The offers of a share of what was asked for, of the same providers and in the same region."""
+    """Returns the offers of a share of the accelerator, by the same providers in the same region."""
     found = offers.ask(
         query.accelerators,
         provider=query.providers,
@@ -80,7 +80,7 @@ def _shares(query: Query) -> list[Offer]:
 
 
 def offer_document(offer: Offer) -> dict[str, Any]:
-    """One offer as JSON: the fields of Offer, and what follows from them."""
+    """Returns an offer as JSON: the fields of Offer, and derived values."""
     return {
         **asdict(offer),
         "carries": offer.carries,
@@ -97,7 +97,3 @@ def cell(price: Price | None) -> str:
     sign = "~" if price.basis == "estimated" else ""
     before = "before " if price.basis == "undated" else ""
     return escape(f"{sign}{offers.usd(price.usd_per_hour)} {price.region} {before}{price.date}")
-
-
-def known(value: int | None) -> str:
-    return "unknown" if value is None else str(value)

@@ -29,7 +29,7 @@ def show_packing(
     exact: bool,
     as_json: bool,
 ) -> None:
-    """Packs and prints the result. Raises what packing.pack() raises."""
+    """Packs and prints the result. Raises the errors of `packing.pack`."""
     made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
     if as_json:
         tables.print_json(document(made))
@@ -47,11 +47,12 @@ def headline(made: Packing) -> str:
     proof = "optimal: no cheaper set of machines holds it"
     if made.status != "optimal":
         proof = f"at most {made.gap:.2%} above the cheapest: the proof took too long"
-    return f"{packing.text(made.demand)} on {_count(made.nodes, 'machine')} for {usd(made.cost_per_hour)}/h, {proof}"
+    machines = tables.counted(made.nodes, "machine")
+    return f"{packing.text(made.demand)} on {machines} for {usd(made.cost_per_hour)}/h, {proof}"
 
 
 def remarks(made: Packing) -> list[str]:
-    """What serves what, what is left over, and what a reader must know about the prices."""
+    """Returns notes on the partitions for each demand, the spare ones, and the prices."""
     lines = []
     for demand in made.demand:
         given = [f"{each.count} x {said(each)}" for each in made.given if each.wanted == demand.wanted]
@@ -146,7 +147,3 @@ def _machines_document(machines: Machines) -> dict[str, Any]:
             for layout, placements in zip(machines.layouts, machines.placements, strict=True)
         ],
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,24 +11,24 @@ import yaml
 
 from skyinfra import mig
 from skyinfra.cli import tables
-from skyinfra.cli.pictures import read_target
+from skyinfra.cli.layouts import read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 
 
 def export_parted(accelerator: str, *, label: str) -> None:
     """Prints the configuration that gives a node of this accelerator its declared layout."""
-    target = read_target(accelerator)
-    if target.declared is None:
+    named = read_gpu(accelerator)
+    if named.declared is None:
         raise InvalidLayout("there is no layout to export", hint='Write it behind the accelerator: "H100:8/3g.40gb".')
-    gpus = target.count or (len(target.declared.layouts) if isinstance(target.declared, mig.PerGpu) else 1)
-    layouts = mig.resolve(target.declared, target.geometry, gpus)
-    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), target.geometry, gpus)
+    gpus = named.count or (len(named.declared.layouts) if isinstance(named.declared, mig.PerGpu) else 1)
+    layouts = mig.resolve(named.declared, named.geometry, gpus)
+    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, gpus)
     _warn(warnings)
     sys.stdout.write(mig.parted_text({label: entries}))
 
 
 def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: bool) -> None:
-    """Prints what a configuration says; with the accelerator of the node, as the string that means the same."""
+    """Prints a configuration; with the accelerator of the node, as an accelerator string with the same meaning."""
     document, tree = _load(file)
     try:
         configs = mig.read_parted(document)
@@ -42,18 +42,18 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
     if accelerator is None:
         _show_entries(entries, as_json=as_json)
         return
-    target = read_target(accelerator)
-    if target.declared is not None:
+    named = read_gpu(accelerator)
+    if named.declared is not None:
         raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
-    gpus = target.count or 1
+    gpus = named.count or 1
     try:
-        found, warnings = mig.layouts_from_parted(entries, target.geometry, gpus)
+        found, warnings = mig.layouts_from_parted(entries, named.geometry, gpus)
     except LayoutError as error:
         error.at(f"mig-configs.{label}")
         raise _located(error, file, tree) from None
     _warn(warnings)
-    written = {gpu: _written(layout, target.geometry) for gpu, layout in found.items()}
-    string = _string(target.name, gpus, written)
+    written = {gpu: _written(layout, named.geometry) for gpu, layout in found.items()}
+    string = _string(named.name, gpus, written)
     if as_json:
         tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
     elif string is not None:
@@ -63,7 +63,7 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
 
 
 def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> None:
-    """What the entries say, as they say it: which GPU they are for is not known, so nothing is checked."""
+    """Prints the entries as they are: their GPU is not known, so that nothing is checked."""
     if as_json:
         tables.print_json({"entries": mig.parted_document({"": entries})["mig-configs"][""]})
         return
@@ -87,7 +87,7 @@ def _said(layout: str | None) -> str:
 
 
 def _string(name: str, gpus: int, written: dict[int, str | None]) -> str | None:
-    """The accelerator string; None where not every GPU has partitions, which no string says."""
+    """Returns the accelerator string; None where not every GPU has partitions, for which there is no string."""
     texts = [text for text in written.values() if text]
     if len(texts) < gpus:
         return f"{name}:{gpus}" if set(written.values()) == {None} and len(written) == gpus else None
@@ -115,7 +115,7 @@ def _refuse_doubles(node: yaml.Node | None) -> None:
 
 
 def _located(error: LayoutError, file: Path, tree: yaml.Node | None) -> LayoutError:
-    """The same error with the file, and the line of its field where it is in the file, in front of its path."""
+    """Returns the error with the file, and the line of its field, in front of its path."""
     line = _line(tree, error.field or "")
     place = f"{file}, line {line}" if line else str(file)
     error.field = f"{place}, {error.field}" if error.field else place

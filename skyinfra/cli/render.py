@@ -1,4 +1,4 @@
-"""``skyinfra render``: what a stack hands to its modules, for people who write their own Terraform."""
+"""``skyinfra render``: the inputs of a stack's modules, for plain Terraform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
-# What belongs to the call of a module and not to its inputs.
+# Arguments of the call of a module that are no inputs.
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from skyinfra.cli import tables
-from skyinfra.cli.strips import lines, strips
+from skyinfra.cli.drawing import lines, strips
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terraform.project import Project, SynthesizedStack
@@ -70,14 +70,14 @@ def _look(manifest: Manifest) -> tuple[Snapshot, Tasks]:
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same for a program: the GPUs of the nodes as JSON values."""
+    """Turns the GPUs of the nodes into plain JSON values."""
     for node in (node for stack in stacks for pool in stack["pools"] for node in pool.get("nodes", ())):
         node["gpus"] = [gpu.to_json() for gpu in node["gpus"]]
     return stacks
 
 
 def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
-    """The nodes that the head knows and the manifest does not: those of a group come and go by themselves."""
+    """Returns the nodes that only the head knows: nodes of a group come and go by themselves."""
     known = {node.name for node in manifest.nodes}
     found = {slot.node for slot in (*now.slots, *now.draining)} if now is not None else set()
     found |= set(now.state.failed) if now is not None and now.state is not None else set()
@@ -88,19 +88,23 @@ def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
 def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, tasks: Tasks) -> dict[str, Any]:
     live = {slot.slot: slot for slot in (now.slots if now else ()) if slot.node == node.name}
     draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
-    told = now.state if now else None
+    reported = now.state if now else None
     promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
-    wanted = told.slots.get(node.name, tuple(promised)) if told else tuple(promised)
-    leaving = told.leaving.get(node.name) if told else None
+    wanted = reported.slots.get(node.name, tuple(promised)) if reported else tuple(promised)
+    leaving = reported.leaving.get(node.name) if reported else None
     slots = [
-        {**draining[name].to_json(), "state": "draining", "waits_for": told.draining.get(name, ()) if told else ()}
+        {
+            **draining[name].to_json(),
+            "state": "draining",
+            "waits_for": reported.draining.get(name, ()) if reported else (),
+        }
         for name in draining
     ]
     slots += [{**live[name].to_json(), "state": "ready"} for name in live]
     slots += [_missing(name, promised.get(name)) for name in wanted if name not in live and name not in draining]
     reached = bool(live) or (now is not None and node.head)
     state = "ready" if reached and set(wanted) <= set(live) else "missing slots" if live else "not reachable"
-    failed = told.failed.get(node.name) if told else None
+    failed = reported.failed.get(node.name) if reported else None
     if failed is not None and not live:
         state = "failed"
     to_be = [slot for name, slot in promised.items() if name in wanted]

@@ -1,4 +1,4 @@
-"""Waiting until the nodes of a fleet of cloud nodes have booted, and saying what stands in their way."""
+"""Waiting until the cloud nodes of a fleet have booted, and saying what stands in their way."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NODES = ".skyinfra"
 def planned(
     stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = ()
 ) -> Iterator[tuple[Terraform, Plan]]:
-    """What a deploy of *stack* would change, or a destroy; the plan exists as long as the block runs.
+    """Plans a deploy of *stack*, or a destroy; the plan file exists as long as the block runs.
 
     replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`,
     `RunsElsewhere`.
@@ -56,7 +56,7 @@ def _check_place(stack: SynthesizedStack, plan: Plan) -> None:
 
 
 def hint_for(stack: SynthesizedStack, error: TerraformError, last: str) -> str:
-    """What to do where a cloud refused something, and what there is now."""
+    """Returns the next steps after a refusal by a cloud, and the resources that exist."""
     return "\n".join([*(next_steps(stack, error) if isinstance(error, CloudRefused) else []), last])
 
 
@@ -67,7 +67,7 @@ def carry_out(
     destroy: bool = False,
     replace: Sequence[str] = (),
 ) -> Plan | None:
-    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* said no.
+    """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
     An empty plan is returned without asking. Raises what `planned` raises.
     """

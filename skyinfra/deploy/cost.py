@@ -1,4 +1,4 @@
-"""What a stack costs: the machines of its pools, at the shipped prices. Pure; works on what a stack says of itself."""
+"""The cost of a stack: the machines of its pools at the shipped prices. Pure; reads the synthesized stack only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREE = {"local"}
 
 @dataclass(frozen=True, slots=True)
 class PoolCost:
-    """What one pool costs.
+    """The cost of one pool.
 
     region: of the pool; None where there are none. machine: the machine type that is tried first; others: how many it
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
@@ -38,7 +38,7 @@ class PoolCost:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all nodes, and of a head besides them; None where the price of the nodes is not known."""
+        """The price of all nodes and a separate head; None where the price of the nodes is not known."""
         if self.free:
             return 0.0
         return self.of_nodes(self.price) if self.price else None
@@ -60,7 +60,7 @@ class PoolCost:
         return self.price is not None and self.price.basis == "estimated"
 
     def to_json(self) -> dict[str, Any]:
-        """For a program. The price is of one node, the costs are of all and of a head besides them."""
+        """Returns plain JSON values. The price is of one node, the costs are of all and of a head besides them."""
         usd = self.usd_per_hour
         return {
             "pool": self.pool,
@@ -79,27 +79,27 @@ class PoolCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the pools of a stack cost, in their order."""
+    """The cost of the pools of a stack, in their order."""
 
     pools: tuple[PoolCost, ...]
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The pools whose price is not known, and which are not in the sum."""
+        """The pools with no known price, which are not in the sum."""
         return tuple(pool.pool for pool in self.pools if pool.usd_per_hour is None)
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all pools whose price is known."""
+        """The price of all pools whose price is known."""
         return sum(pool.usd_per_hour or 0.0 for pool in self.pools)
 
     @property
     def usd_per_30_days(self) -> float:
-        """Of all pools whose price is known, if they run all the time."""
+        """The price of 30 days of all pools whose price is known."""
         return self.usd_per_hour * HOURS
 
     def to_json(self) -> dict[str, Any]:
-        """For a program. unknown: the pools that are not in the sums."""
+        """Returns plain JSON values. unknown: the pools that are not in the sums."""
         return {
             "usd_per_hour": _rounded(self.usd_per_hour),
             "usd_per_30_days": _rounded(self.usd_per_30_days),
@@ -109,7 +109,7 @@ class Cost:
 
 
 def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
-    """The cost of *pools*, which are what a synthesized stack says of its choices (`SynthesizedStack.pools`)."""
+    """Returns the cost of *pools*, the choices of a synthesized stack (`SynthesizedStack.pools`)."""
     return Cost(tuple(_pool(pool) for pool in pools))
 
 

@@ -1,4 +1,4 @@
-"""What to do next where a cloud refused a step of a deploy: what the stack and the offers know beyond Terraform."""
+"""Next steps after a refusal by a cloud: advice from the stack and the offers, beyond Terraform's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while Terraform works: bars where someone watches, plain lines where not."""
+"""Progress of Terraform: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyinfra.terraform.text import Event
 
 _DONE = {"create": "created", "update": "updated", "delete": "destroyed", "replace": "replaced", "read": "read"}
 
-# What a local node says while it waits for tasks.
+# Output of a local node while it waits for tasks.
 _WAITING = "skyinfra: waiting: "
 
 

@@ -42,7 +42,7 @@ def enter(pool: ComputePool) -> Pool:
 
 
 def leave(pool: ComputePool) -> None:
-    """Destroys what `enter` has deployed."""
+    """Destroys the fleet that `enter` has deployed."""
     _open.pop(id(pool)).close()
 
 
@@ -64,7 +64,7 @@ class Session:
         self._previous_handler: Any = None
 
     def open(self) -> Pool:
-        """Deploys the pool and connects to it. Whatever stops it on the way, what was created is destroyed."""
+        """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources."""
         from skyinfra.client import connect
 
         compile_pools([self.pool], self.stack)

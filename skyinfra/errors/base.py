@@ -1,4 +1,4 @@
-"""What every error is. See `skyinfra.errors` for the whole tree."""
+"""The base of all errors. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SkyinfraError(Exception):
         return text
 
     def at(self, field: str) -> SkyinfraError:
-        """The same error with *field* in front of its path, for a caller that knows more of the way."""
+        """Puts *field* in front of the error's path, for a caller that knows more of it. Returns the error."""
         separator = "" if not self.field or self.field.startswith("[") else "."
         self.field = f"{field}{separator}{self.field or ''}"
         return self

@@ -1,4 +1,4 @@
-"""What was declared cannot be. See `skyinfra.errors` for the whole tree."""
+"""Errors of declarations. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from skyinfra.errors.base import SkyinfraError
 
 
 class DeclarationError(SkyinfraError):
-    """What was declared cannot be; nothing was created."""
+    """The declaration is invalid; nothing was created."""
 
     exit_code = 2
 
@@ -40,7 +40,7 @@ class LayoutDoesNotFit(LayoutError):
 
 
 class DriverTooOld(LayoutError):
-    """The driver is older than the one that offers the layout; the message says which is needed."""
+    """The driver is too old for the layout; the message names the version that offers it."""
 
 
 class MigNotSupported(LayoutError):
@@ -60,7 +60,7 @@ class InvalidDemand(DeclarationError):
 
 
 class DemandDoesNotFit(DeclarationError):
-    """What is wanted is on offer, but does not fit on as few machines."""
+    """The demand is on offer, but does not fit on as few machines."""
 
 
 class ConcurrencyMismatch(DeclarationError):
@@ -72,12 +72,12 @@ class DuplicatePool(DeclarationError):
 
 
 class NotOffered(DeclarationError):
-    """The provider has no machine for what is declared."""
+    """The provider has no machine for the declaration."""
 
 
 class InvalidInclude(DeclarationError):
-    """What is to be synced is not there, is too large, holds a secret, or leads elsewhere; nothing of it was sent."""
+    """A path to sync does not exist, is too large, holds a secret, or leads elsewhere; nothing was sent."""
 
 
 class NotSupported(DeclarationError):
-    """The provider, or this version, cannot do what is declared."""
+    """The provider, or this version, does not support the declaration."""

@@ -1,4 +1,4 @@
-"""Fleets, and their nodes. See `skyinfra.errors` for the whole tree."""
+"""Errors of fleets and their nodes. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class CredentialsRefused(FleetError):
 
 
 class VersionMismatch(FleetError):
-    """The fleet runs another Python or another version of Dask than the client; tasks would not survive the way."""
+    """The fleet runs another Python or another version of Dask than the client; tasks cannot be shipped."""
 
 
 class InvalidManifest(FleetError):
-    """A manifest that cannot be read."""
+    """The manifest cannot be read."""
 
 
 class NodeError(SkyinfraError):
-    """A node cannot do what it was configured to do."""
+    """A node cannot follow its configuration."""
 
 
 class InvalidNodeConfig(NodeError):
-    """A node configuration that cannot be read."""
+    """The node configuration cannot be read."""
 
     exit_code = 2
 
 
 class AcceleratorMissing(NodeError):
-    """What was declared is not on this node."""
+    """The node does not have the declared accelerators."""
 
 
 class PartitionFailed(NodeError):
@@ -52,7 +52,7 @@ class PartitionFailed(NodeError):
 
 
 class PartitionBusy(PartitionFailed):
-    """Processes use what would have to go; the message lists them."""
+    """Processes use a partition that has to go; the message lists them."""
 
 
 class NodeRebooting(NodeError):

@@ -1,4 +1,4 @@
-"""Tasks, jobs and gangs. See `skyinfra.errors` for the whole tree."""
+"""Errors of tasks, jobs and gangs. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JobNotFound(TaskError):
 
 
 class JobNameTaken(TaskError):
-    """A job of that name is there already."""
+    """A job of that name exists already."""
 
 
 class JobCancelled(TaskError):
@@ -65,11 +65,11 @@ class SlotLost(TaskError):
 
 
 class TaskInputsLost(TaskError):
-    """What the task needs is gone from the head, and is another on the client now: it has to be sent anew."""
+    """The inputs of the task are gone from the head and have changed on the client: submit the task again."""
 
 
 class NotSynced(TaskError):
-    """The path is not among what was synced."""
+    """The path was not synced."""
 
 
 class NotInTask(TaskError):

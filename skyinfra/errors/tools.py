@@ -1,4 +1,4 @@
-"""Projects, what is installed, Terraform and what clouds refuse. See `skyinfra.errors` for the whole tree."""
+"""Errors of projects, dependencies, Terraform and clouds. See `skyinfra.errors` for the whole tree."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class RunsElsewhere(TerraformError):
 
 
 class CloudRefused(TerraformFailed):
-    """The cloud refused a step. What was created before is in Terraform's state, and the same command goes on."""
+    """The cloud refused a step. Terraform's state has the resources created before; the same command goes on."""
 
 
 class CapacityUnavailable(CloudRefused):
-    """The cloud has no such machine to give now."""
+    """The cloud has no such machine available now."""
 
 
 class CloudCredentialsRefused(CloudRefused):
@@ -77,11 +77,11 @@ class CloudCredentialsRefused(CloudRefused):
 
 
 class CloudPermissionDenied(CloudRefused):
-    """The cloud's credentials may not do it; the message names the permission."""
+    """The cloud's credentials lack a permission; the message names it."""
 
 
 class CloudThrottled(CloudRefused):
-    """The cloud throttles the account's requests, and went on doing so."""
+    """The cloud throttles the account's requests, after retries too."""
 
 
 class QuotaExceeded(CloudRefused):
@@ -93,6 +93,6 @@ class SpotPriceTooLow(CloudRefused):
 
 
 class DeployInterrupted(TerraformError):
-    """A deploy or destroy was interrupted; the state is usable and the message says what to run next."""
+    """A deploy or destroy was interrupted; the state is usable and the message names the next command."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""Machine types that carry accelerators, with what they cost, where and when.
+"""Machine types that carry accelerators, with their prices by region and date.
 
     offers.find("H100:8", provider="aws")       # cheapest first; the first is what would be chosen
     offers.find(["H100:8", "A100:8"], region="us-east-1", spot=True, max_price=40)

@@ -1,4 +1,4 @@
-"""What could stand in for a machine type that is not to be had."""
+"""Substitutes for a machine type that is not available."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def instead(provider: str, machine_type: str, region: str, *, spot: bool = False
             _told(other, spot=spot) for other in sorted(same, key=lambda each: _order(each, spot))[:_SHOWN]
         )
         lines.append(f"Other machines with {offer.accelerator} in {region}: {told}.")
-    # Those of the same part of the world first.
+    # Regions of the same part of the world first.
     part = region.partition("-")[0]
     regions = sorted((each for each in offer.regions if each != region), key=lambda each: not each.startswith(part))
     if regions:

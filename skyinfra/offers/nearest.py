@@ -1,4 +1,4 @@
-"""What comes near, where nothing is offered as asked."""
+"""The nearest offers to a query that has no result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 
 def not_offered(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> NotOffered:
-    """The error for a query that nothing matches: what was asked, and what comes nearest, with price and provider.
+    """Returns the error for a query without a match: the query, and the nearest offers with price and provider.
 
     called: what the person who asked calls the fields of the query, where that is something else.
     """
@@ -34,7 +34,7 @@ def not_offered(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> No
 
 
 def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
-    """Lines that say what there is instead."""
+    """Returns the lines about the alternatives."""
     asked = query.constraints()
     lines = [
         _line(f"Without {called.get(name, name)}", less.run(load()), query)
@@ -56,14 +56,14 @@ def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
 
 
 def told(offer: Offer, *, spot: bool) -> str:
-    """One offer in a sentence: "aws p5.48xlarge (H100:8) at $55.04/h in us-east-1, 2026-07-20"."""
+    """Returns a sentence about the offer: "aws p5.48xlarge (H100:8) at $55.04/h in us-east-1, 2026-07-20"."""
     price = offer.price(spot=spot)
     cost = f"at {price}" if price else f"({'spot' if spot else 'on-demand'} price unknown)"
     return f"{offer.provider} {offer.machine_type} ({offer.carries}) {cost}"
 
 
 def _less(query: Query) -> dict[str, Query]:
-    """The query without one of what it asks, in the order in which a person would give it up."""
+    """Yields the query without one of its filters, the least important first."""
     return {
         "max_price": replace(query, max_price=None),
         "vcpus": replace(query, vcpus=None),
@@ -80,7 +80,7 @@ def _line(label: str, offers: Iterable[Offer], query: Query) -> str:
 
 
 def _other_counts(query: Query) -> list[Offer]:
-    """The same accelerators in other numbers, the nearest number first; the cheapest machine of each."""
+    """Returns the cheapest machine of each other number of the same accelerators, the nearest number first."""
     wanted = query.count or next((each.count for each in query.accelerators if each.count), None)
     if wanted is None:
         return []
@@ -89,7 +89,7 @@ def _other_counts(query: Query) -> list[Offer]:
 
 
 def _elsewhere(query: Query) -> list[Offer]:
-    """The same from other providers: the cheapest of each."""
+    """Returns the cheapest offer of each other provider."""
     return _first_of_each(query.run(load()), lambda offer: offer.provider)
 
 
@@ -114,7 +114,7 @@ def _as_large(query: Query) -> list[Offer]:
 
 
 def _with(query: Query) -> tuple[Offer, ...]:
-    """What matches the query but for the accelerator and its number."""
+    """Returns the offers that match the query, its accelerator and count aside."""
     return replace(query, accelerators=(), count=None).run(load())
 
 

@@ -1,4 +1,4 @@
-"""Offers: which machine types carry accelerators, and what they cost. offers.json, read on first use.
+"""Offers: machine types that carry accelerators, and their prices. Reads offers.json on first use.
 
 The file is written by tools/build_offers.py; one line is one machine type of one provider.
 """
@@ -42,7 +42,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one machine costs. There is no price without its region and date.
+    """The price of one machine. There is no price without its region and date.
 
     usd_per_hour: of the whole machine. region: where that is the price; "all regions" where the source states one price
     for the provider. date: the day, or month, of which it is known ("2026-05-20", "2026-08").
@@ -63,7 +63,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One machine type of one provider that carries accelerators.
+    """A machine type of one provider that carries accelerators.
 
     accelerator: by the catalog's name. count: how many; for a fraction, how many devices it has a share of.
     memory_gb: nominal, in decimal GB, of one whole device. form_factor: None where no source says which.
@@ -113,17 +113,17 @@ class Offer:
 
     @property
     def vendor(self) -> str:
-        """Of the accelerator, such as "nvidia"."""
+        """The vendor of the accelerator, such as "nvidia"."""
         return self._row.vendor
 
     @property
     def chips(self) -> int:
-        """How many chips the machine has; more than `count` for slices of TPUs."""
+        """The number of chips of the machine; more than `count` for slices of TPUs."""
         return self.count * self._row.chips
 
     @property
     def carries(self) -> str:
-        """What it carries, as a declaration says it: "A100-40GB:8", "H100-PCIe:1"; a share is "1/4 L4"."""
+        """The accelerators as a declaration writes them: "A100-40GB:8", "H100-PCIe:1"; a share is "1/4 L4"."""
         name = self.accelerator
         if self.memory_gb != catalog.choose(name).memory_gb:
             name += f"-{self.memory_gb}GB"

@@ -19,7 +19,7 @@ Wanted: TypeAlias = str | Accelerator | Sequence[str | Accelerator]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is looked for; None and () ask for nothing.
+    """The filters of an offer query; None and () filter nothing.
 
     accelerators: most wanted first. count: of whole accelerators, or of devices that a share is taken of.
     memory_gb: nominal GB that a task gets on one accelerator, at least. fraction: the share of an accelerator that is
@@ -40,7 +40,7 @@ class Query:
     legacy: bool = False
 
     def run(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
-        """Those that match: the more wanted accelerator first, then by price, then by name.
+        """Returns the offers that match, by preference of the accelerator, then price, then name.
 
         Where an accelerator is asked for without a count, each provider's smallest machines that carry it are taken.
         """
@@ -82,7 +82,7 @@ class Query:
         return price is None, usd, offer.provider, offer.machine_type
 
     def constraints(self) -> dict[str, object]:
-        """What is asked beyond the accelerators, by the names of the fields."""
+        """The other filters, by the names of their fields."""
         skipped = ("accelerators", "spot", "legacy")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in skipped}
         return {name: value for name, value in values.items() if value not in (None, ())}
@@ -111,7 +111,7 @@ def is_it(offer: Offer, wanted: Accelerator) -> bool:
 
 
 class Limits(TypedDict, total=False):
-    """What find() and ask() take beside accelerator and provider; None asks for nothing.
+    """Filters of find() and ask() besides accelerator and provider; None filters nothing.
 
     region: only what is known to be offered there.
     spot: the spot price counts, in place of the on-demand price.

@@ -10,19 +10,20 @@ from collections.abc import Iterable, Sequence
 
 from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer, Query, ask, load
-from skyinfra.packing.demand import Declared, Demand, read, text
+from skyinfra.packing.declare import Machines
+from skyinfra.packing.demand import Demand, DemandInput, read, text
 from skyinfra.packing.problem import Problem, unserved
 from skyinfra.packing.programme import solver
 from skyinfra.packing.refusals import nothing_serves, too_few_nodes, where
-from skyinfra.packing.result import Given, Machines, Packing, Waste, packing
+from skyinfra.packing.result import Given, Packing, Waste, packing
 from skyinfra.packing.solve import arrange, buy
 from skyinfra.packing.supply import Supply
 
-__all__ = ["Declared", "Demand", "Given", "Machines", "Packing", "Waste", "pack", "read", "text"]
+__all__ = ["DemandInput", "Demand", "Given", "Machines", "Packing", "Waste", "pack", "read", "text"]
 
 
 def pack(
-    demand: Declared,
+    demand: DemandInput,
     *,
     provider: str | Sequence[str] | None = None,
     region: str | None = None,
@@ -71,7 +72,7 @@ _ANY_SHARE = 0.001
 
 
 def _among(offers: Iterable[Offer] | None, providers: tuple[str, ...], region: str | None) -> tuple[Offer, ...]:
-    """The offers to choose among. Names are only checked against those that are shipped."""
+    """The offers to choose among. Names are only checked in the shipped offers."""
     if offers is None:
         return ask(provider=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(load())
     return Query(providers=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(offers)

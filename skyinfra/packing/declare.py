@@ -1,19 +1,52 @@
-"""The pools that declare a packing, as objects and as source text."""
+"""Machines that are alike, and the pools that declare them, as objects and as source text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from skyinfra import providers
+from skyinfra import mig, providers
 from skyinfra.errors import NotSupported
-from skyinfra.packing.result import Machines
+from skyinfra.mig import Layout
+from skyinfra.offers import Offer, Price
 from skyinfra.pool import ComputePool
 from skyinfra.providers import Provider
 
 
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Machines that are alike, down to their layouts.
+
+    offer: their type. nodes: how many. price: of one. region: where they are declared; None where the offer does not
+    say where it is. layouts: of each GPU, as a declaration says it ("1g.10gb*7"); None is a whole GPU without MIG.
+    """
+
+    offer: Offer
+    nodes: int
+    price: Price
+    region: str | None
+    layouts: tuple[str | None, ...]
+
+    @property
+    def placements(self) -> tuple[Layout, ...]:
+        """The placements of the partitions of each GPU; () for a whole GPU."""
+        if self.offer.mig_model is None:
+            return ((),) * len(self.layouts)
+        geometry = mig.geometry(self.offer.mig_model)
+        return tuple(mig.resolve(each, geometry, 1)[0] if each else () for each in self.layouts)
+
+    @property
+    def accelerator(self) -> str:
+        """The accelerator string: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
+        written = [each for each in self.layouts if each is not None]
+        if not written:
+            return self.offer.carries
+        return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
+
+
 def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
-    """One pool for machines that are alike. Raises NotSupported where there is no declaration of a provider."""
+    """Returns a pool for each of *machines*. Raises NotSupported for a provider without a declaration."""
     declared = _declarations()
     missing = sorted({each.offer.provider for each in machines} - set(declared))
     if missing:
@@ -69,7 +102,7 @@ def _accelerator(text: str) -> list[str]:
 
 
 def _declarations() -> dict[str, type[Provider]]:
-    """The classes that declare a provider, by its name among the offers. Local is this machine, which is not bought."""
+    """The classes that declare a provider, by its name among the offers. Local is left out: it is this machine."""
     exported = (getattr(providers, name) for name in providers.__all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
     found = {cls.kind: cls for cls in classes if cls is not Provider}
@@ -77,7 +110,7 @@ def _declarations() -> dict[str, type[Provider]]:
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:
-    """The region, and the very machine type: it is what the price and the number of GPUs are of."""
+    """Returns the region and the machine type of the price and the number of GPUs."""
     values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
     return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}
 

@@ -1,4 +1,4 @@
-"""Reading what is wanted: partitions by profile or by memory, and how many of each."""
+"""Reading a demand: partitions by profile or by memory, and the number of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyinfra.errors import InvalidDemand, MigNotSupported, UnknownProfile
 from skyinfra.mig import Geometry, Profile
 from skyinfra.mig.geometry import is_profile_name
 
-Declared: TypeAlias = str | Mapping[str, int]
+DemandInput: TypeAlias = str | Mapping[str, int]
 
 # More than any fleet has partitions; beyond it the numbers of the integer programme lose their last digits.
 LIMIT = 1_000_000
@@ -25,7 +25,7 @@ _HINT = 'Write it like "1g.10gb*20, 3g.40gb*4, >=18GB*6".'
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How many partitions of one profile, or of one memory size, are wanted.
+    """A number of partitions of one profile, or of one memory size.
 
     wanted: "1g.10gb" or ">=18GB". count: how many. memory_gb: what each has at least.
     named: whether it is a profile.
@@ -38,15 +38,15 @@ class Demand:
 
     @property
     def attributes(self) -> str:
-        """What follows the size in the name of the profile: "+me", "+gfx", "-me", or nothing."""
+        """The text behind the size in the name of the profile: "+me", "+gfx", "-me", or nothing."""
         return self.wanted.partition("gb")[2] if self.named else ""
 
     def __str__(self) -> str:
         return f"{self.wanted}*{self.count}"
 
 
-def read(declared: Declared) -> tuple[Demand, ...]:
-    """What is wanted, largest first; equal parts are added up, so that their order means nothing.
+def read(declared: DemandInput) -> tuple[Demand, ...]:
+    """Returns the demands, largest first; equal ones are added up, so that their order means nothing.
 
     A string of parts with commas between them ("1g.10gb*20, 3g.40gb*4, >=18GB*6", also "6x>=18GB"; a part without a
     number is one), or a mapping of profiles and sizes to counts. Raises InvalidDemand for what cannot be read, and
@@ -88,7 +88,7 @@ def having(name: str) -> tuple[tuple[Geometry, Profile], ...]:
     return tuple(each for each in drifted if each[1].memory_gb)
 
 
-def _parts(declared: Declared) -> list[tuple[str, int]]:
+def _parts(declared: DemandInput) -> list[tuple[str, int]]:
     if isinstance(declared, str):
         return [_part(part.strip()) for part in declared.split(",")]
     if isinstance(declared, Mapping) and declared:

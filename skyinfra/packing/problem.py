@@ -1,4 +1,4 @@
-"""The problem as numbers: GPUs by what their layouts give to the demands, and only the offers that can be best.
+"""The problem as numbers: the partitions of each GPU's layouts for the demands, and the offers that can be best.
 
 Partitions are alike if they serve the same demands, so a layout is a vector: how many partitions it has for each set of
 demands. A layout that another one covers is not needed, nor an offer for which others give at least as much for less.
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from skyinfra.offers import Offer
 from skyinfra.packing.demand import Demand
-from skyinfra.packing.supply import Gpu, Kind, Supply, attributes
+from skyinfra.packing.supply import Gpu, PartitionKind, Supply, attributes
 
 # A set of demands, as bits, and how many partitions serve just that set; as a tuple, so that it can be compared.
 Vector: TypeAlias = tuple[tuple[int, int], ...]
@@ -23,7 +23,7 @@ Vector: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Which offers, for which demands.
+    """The demands and the offers that may hold them.
 
     max_nodes: of machines; None is any number. exact: profiles that are asked for by name are served by no others.
     """
@@ -37,7 +37,7 @@ class Problem:
     def attributes(self) -> frozenset[str]:
         return attributes(self.demands)
 
-    def serving(self, kind: Kind) -> int:
+    def serving(self, kind: PartitionKind) -> int:
         """The demands that the partition serves, as bits."""
         return sum(1 << i for i, each in enumerate(self.demands) if kind.serves(each, exact=self.exact))
 
@@ -47,21 +47,21 @@ class Problem:
         return {offer: Gpu.of(offer) for offer in self.supply.offers}
 
     @cached_property
-    def kinds(self) -> dict[Gpu, dict[str | None, Kind]]:
-        """What each GPU of the offers can be divided into, by profile; None is the whole GPU."""
+    def kinds(self) -> dict[Gpu, dict[str | None, PartitionKind]]:
+        """The partition kinds of each GPU of the offers, by profile; None is the whole GPU."""
         every = dict.fromkeys(self.gpus.values())
         return {gpu: {kind.profile: kind for kind in gpu.kinds(self.attributes)} for gpu in every}
 
     @cached_property
     def vectors(self) -> dict[Gpu, dict[Vector, tuple[str, ...]]]:
-        """What the layouts of each GPU give, with a layout that gives it; GPUs that serve nothing are left out.
+        """The partition counts of the layouts of each GPU, each with a layout; GPUs that serve nothing are left out.
 
         () is the GPU as a whole. Of layouts that give the same the first is taken.
         """
         found = {gpu: self._layout_vectors(gpu, kinds) for gpu, kinds in self.kinds.items()}
         return {gpu: kept for gpu, vectors in found.items() if (kept := _without_covered(vectors))}
 
-    def _layout_vectors(self, gpu: Gpu, kinds: Mapping[str | None, Kind]) -> dict[Vector, tuple[str, ...]]:
+    def _layout_vectors(self, gpu: Gpu, kinds: Mapping[str | None, PartitionKind]) -> dict[Vector, tuple[str, ...]]:
         bits = {profile: self.serving(kind) for profile, kind in kinds.items()}
         if gpu.divided is None:
             return {((bits[None], 1),): ()} if bits[None] else {}
@@ -106,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Able:
-    """An offer that serves something, with what is asked of it again and again."""
+    """An offer that serves a demand, with its figures at hand."""
 
     offer: Offer
     gpu: Gpu
@@ -118,7 +118,7 @@ class _Able:
 
 
 def covers(vector: Vector, other: Vector) -> bool:
-    """Whether each partition of *other* has one of *vector* to stand in for it: one that serves the same demands."""
+    """Whether each partition of *other* has a substitute in *vector*: a partition that serves the same demands."""
     if vector == other:
         return True
     wanted = [bits for bits, count in other for _ in range(count)]

@@ -16,7 +16,7 @@ NODES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solve gave.
+    """The result of a solve.
 
     values: of the columns; None where none were found. objective, bound: of the values, and below which no values are.
     proven: whether nothing better exists, or, without values, that there are none.
@@ -103,7 +103,7 @@ def solver() -> tuple[ModuleType, ModuleType, ModuleType]:
     return optimize, sparse, numpy
 
 
-# What scipy says of an optimal answer and of an empty set.
+# Status codes of scipy: an optimal answer, and an empty set.
 _OPTIMAL, _INFEASIBLE = 0, 2
 
 

@@ -1,4 +1,4 @@
-"""What is said where a demand cannot be packed: which part, why, and what would work."""
+"""Errors for a demand that cannot be packed: which part, why, and what would work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyinfra.offers import EVERYWHERE, Offer, load, told, usd
 from skyinfra.packing.demand import Demand, having
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import buy, fewest_machines
-from skyinfra.packing.supply import Gpu, Kind, Supply
+from skyinfra.packing.supply import Gpu, PartitionKind, Supply
 
 _SHOWN = 3
 
@@ -24,7 +24,7 @@ def nothing_serves(problem: Problem, demands: Sequence[Demand], asked: str) -> N
 
 
 def _why(problem: Problem, demand: Demand) -> str:
-    """One demand: which GPUs have it, and who has those; or the largest there is."""
+    """Returns the GPUs that serve the demand, and their providers; or the largest partition that exists."""
     everywhere = Supply.of(load(), spot=problem.supply.spot)
     sentences = []
     if problem.exact and demand.named:
@@ -68,12 +68,12 @@ def too_few_nodes(problem: Problem, *, seconds: float) -> DemandDoesNotFit:
 
 
 def where(providers: Sequence[str], region: str | None) -> str:
-    """Where was looked: "of aws or azure in us-east-1"."""
+    """Returns the providers and region of the search: "of aws or azure in us-east-1"."""
     parts = [f"of {' or '.join(providers)}"] if providers else []
     return " ".join(parts + ([f"in {region}"] if region not in (None, EVERYWHERE) else []))
 
 
-def _kinds(problem: Problem, supply: Supply) -> list[Kind]:
+def _kinds(problem: Problem, supply: Supply) -> list[PartitionKind]:
     gpus = dict.fromkeys(Gpu.of(offer) for offer in supply.offers)
     return [kind for gpu in gpus for kind in gpu.kinds(problem.attributes)]
 

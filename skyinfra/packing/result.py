@@ -1,4 +1,4 @@
-"""Packing: which machines, with which layouts, at what cost, and what of them is not needed."""
+"""The result of packing: machines, layouts, cost and waste."""
 
 from __future__ import annotations
 
@@ -6,49 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from skyinfra import mig
-from skyinfra.mig import Layout
 from skyinfra.offers import EVERYWHERE, Offer, Price
+from skyinfra.packing import declare
+from skyinfra.packing.declare import Machines
 from skyinfra.packing.demand import Demand
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import Arrangement, Purchase
-from skyinfra.packing.supply import Gpu, Kind
-
-if TYPE_CHECKING:
-    from skyinfra.pool import ComputePool
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """Machines that are alike, down to their layouts.
-
-    offer: their type. nodes: how many. price: of one. region: where they are declared; None where the offer does not
-    say where it is. layouts: of each GPU, as a declaration says it ("1g.10gb*7"); None is a whole GPU without MIG.
-    """
-
-    offer: Offer
-    nodes: int
-    price: Price
-    region: str | None
-    layouts: tuple[str | None, ...]
-
-    @property
-    def placements(self) -> tuple[Layout, ...]:
-        """Where the partitions of each GPU stand; () for a whole GPU."""
-        if self.offer.mig_model is None:
-            return ((),) * len(self.layouts)
-        geometry = mig.geometry(self.offer.mig_model)
-        return tuple(mig.resolve(each, geometry, 1)[0] if each else () for each in self.layouts)
-
-    @property
-    def accelerator(self) -> str:
-        """What a declaration says: "H100:8/1g.10gb*7"; with bars between the layouts where they differ."""
-        written = [each for each in self.layouts if each is not None]
-        if not written:
-            return self.offer.carries
-        return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
+from skyinfra.packing.supply import Gpu, PartitionKind
+from skyinfra.pool import ComputePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +35,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Memory that is bought and not asked for, in nominal GB.
+    """Memory of the GPUs beyond the demand, in nominal GB.
 
-    bought: of all GPUs. asked: by the demand. oversize: handed out beyond what was asked for. spare: in partitions that
+    bought: of all GPUs. asked: by the demand. oversize: given beyond the demand. spare: in partitions that
     nothing asked for. lost: in no partition, because the layouts have no room for it; names of profiles round.
     """
 
@@ -81,7 +49,7 @@ class Waste:
 
     @property
     def share(self) -> float:
-        """Of what is bought, from 0 to 1."""
+        """The share of the memory of all GPUs, from 0 to 1."""
         return 1 - self.asked / self.bought
 
 
@@ -110,32 +78,28 @@ class Packing:
 
     @property
     def gap(self) -> float:
-        """How much cheaper a packing could be at most, as a share of the cost; 0 where it is optimal."""
+        """The most that a cheaper packing could save, as a share of the cost; 0 where it is optimal."""
         return 0.0 if self.status == "optimal" else max(0.0, 1 - self.bound / self.cost_per_hour)
 
     @property
     def nodes(self) -> int:
-        """How many machines."""
+        """The number of machines."""
         return sum(each.nodes for each in self.machines)
 
     def pools(self) -> list[ComputePool]:
         """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet."""
-        from skyinfra.packing.declare import pools
-
-        return pools(self.machines, spot=self.spot)
+        return declare.pools(self.machines, spot=self.spot)
 
     def source(self) -> str:
-        """Python that declares it; where there is no declaration of a provider yet, a comment says so."""
-        from skyinfra.packing.declare import source
-
-        return source(self.machines, spot=self.spot)
+        """Returns Python that declares the pools; a provider without a declaration becomes a comment."""
+        return declare.source(self.machines, spot=self.spot)
 
 
 def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, region: str | None) -> Packing:
-    """The result of what was solved."""
-    bought = Counter[Gpu]()
+    """Returns the result from the solved problem."""
+    gpus = Counter[Gpu]()
     for offer, count in purchase.machines.items():
-        bought[problem.gpus[offer]] += offer.count * count
+        gpus[problem.gpus[offer]] += offer.count * count
     left = {gpu: iter(_in_order(layouts)) for gpu, layouts in arrangement.layouts.items()}
     machines = [
         each
@@ -152,14 +116,14 @@ def packing(problem: Problem, purchase: Purchase, arrangement: Arrangement, regi
         status="optimal" if purchase.proven else "feasible",
         given=given,
         spare=spare,
-        waste=_waste(problem, bought, given, spare),
+        waste=_waste(problem, gpus, given, spare),
         considered=len(problem.supply.offers),
         left_out=problem.supply.left_out,
     )
 
 
 def _in_order(layouts: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
-    """One layout for each GPU: the same beside each other, the most frequent first, so that most machines are alike."""
+    """Returns a layout for each GPU, equal ones together, the most frequent first, so that most machines are alike."""
     return [
         names for names, count in sorted(layouts.items(), key=lambda each: (-each[1], each[0])) for _ in range(count)
     ]
@@ -181,7 +145,7 @@ def _machines(
 
 
 def _region(offer: Offer, price: Price) -> str | None:
-    """Where to declare it: where the price is from, if it is offered there."""
+    """Returns the region for the declaration: that of the price, if the machine is offered there."""
     if price.region != EVERYWHERE and offer.in_region(price.region):
         return price.region
     return offer.regions[0] if offer.regions else None
@@ -193,7 +157,7 @@ def _given(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
 
 
 def _spare(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
-    there: Counter[Kind] = Counter()
+    there: Counter[PartitionKind] = Counter()
     for gpu, layouts in arrangement.layouts.items():
         kinds = {kind.profile: kind for kind in gpu.kinds(problem.attributes)}
         for names, count in layouts.items():
@@ -205,12 +169,12 @@ def _spare(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:
     return tuple(_one(None, kind, count) for kind, count in order if count)
 
 
-def _one(wanted: str | None, kind: Kind, count: int) -> Given:
+def _one(wanted: str | None, kind: PartitionKind, count: int) -> Given:
     return Given(wanted, kind.gpu.label, kind.profile, count, kind.memory_gb)
 
 
-def _waste(problem: Problem, bought: Mapping[Gpu, int], given: tuple[Given, ...], spare: tuple[Given, ...]) -> Waste:
-    whole = sum(gpu.memory_gb * count for gpu, count in bought.items())
+def _waste(problem: Problem, gpus: Mapping[Gpu, int], given: tuple[Given, ...], spare: tuple[Given, ...]) -> Waste:
+    whole = sum(gpu.memory_gb * count for gpu, count in gpus.items())
     asked = sum(demand.memory_gb * demand.count for demand in problem.demands)
     handed = sum(each.memory_gb * each.count for each in given)
     rest = sum(each.memory_gb * each.count for each in spare)

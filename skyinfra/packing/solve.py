@@ -14,7 +14,7 @@ from skyinfra.errors import PackingFailed
 from skyinfra.offers import Offer
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.programme import NODES, Answer, Programme
-from skyinfra.packing.supply import Gpu, Kind
+from skyinfra.packing.supply import Gpu, PartitionKind
 
 # Costs are minimised in thousandths of a dollar: prices have six decimals, and the solver is exact to a millionth.
 _MICRO_PER_UNIT = 1000
@@ -25,7 +25,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Purchase:
-    """Which machines to buy. cost: micro-dollars per hour. bound: below which no purchase costs; proven: none does.
+    """The machines to buy. cost: micro-dollars per hour. bound: below which no purchase costs; proven: none does.
 
     layouts: how many GPUs of each kind get which layout, in one way that holds the demand.
     """
@@ -39,18 +39,18 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the GPUs of a purchase are laid out, and what is handed out.
+    """The layouts of the GPUs of a purchase, and the partitions that each demand gets.
 
     layouts: how many GPUs of each kind have which layout; () is a whole GPU. given: how many partitions of which kind
     go to which demand, by its index.
     """
 
     layouts: Mapping[Gpu, Mapping[tuple[str, ...], int]]
-    given: Mapping[tuple[Kind, int], int]
+    given: Mapping[tuple[PartitionKind, int], int]
 
 
 class _Buying:
-    """The programme of the purchase: machines, layouts as vectors, and what they give to the demands."""
+    """The programme of the purchase: machines, layouts as vectors, and the partitions that go to the demands."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -101,7 +101,7 @@ class _Buying:
         return self.programme.minimise(self.cost, seconds=seconds, more=[limit], upper=self._most(known))
 
     def _rounded(self, values: tuple[float, ...]) -> float | None:
-        """What it costs to round the layouts up and buy the machines for them; None with too many machines."""
+        """Returns the cost of the machines for the layouts, rounded up; None with too many machines."""
         cost, nodes = 0.0, 0
         for gpu, offers in self.gpus.items():
             needed = sum(math.ceil(values[self.layouts[gpu, v]] - _ROUNDING) for v in self.problem.vectors[gpu])
@@ -116,7 +116,7 @@ class _Buying:
         return None if nodes > (self.problem.max_nodes or nodes) else cost
 
     def _most(self, cost: float) -> dict[int, float]:
-        """How many of each machine that cost buys, and GPUs with them."""
+        """Returns the number of machines of each type, and of GPUs, that the cost buys."""
         most = {column: math.floor(cost / self.cost[column] + _ROUNDING) for column in self.machines.values()}
         for gpu, offers in self.gpus.items():
             gpus = sum(most[self.machines[offer]] * offer.count for offer in offers)
@@ -124,7 +124,7 @@ class _Buying:
         return dict(most)
 
     def settled(self, cost: int) -> Answer:
-        """Of the purchases that cost no more, one with the fewest machines, of the offers that come first."""
+        """Returns a purchase at no higher cost with the fewest machines, of the first offers."""
         limit: list[tuple[Mapping[int, float], float, float]] = [
             (self.cost, -math.inf, cost / _MICRO_PER_UNIT + _HALF_A_MICRO)
         ]
@@ -167,7 +167,7 @@ def buy(problem: Problem, *, seconds: float) -> Purchase | None:
 
 
 def fewest_machines(problem: Problem, *, seconds: float) -> int | None:
-    """How many machines the demand needs at least, whatever they cost; None where that was not found in time."""
+    """Returns the least number of machines for the demand at any cost; None where the time ran out."""
     buying = _Buying(problem)
     ones: dict[int, float] = dict.fromkeys(buying.machines.values(), 1)
     found = buying.programme.minimise(ones, seconds=seconds)
@@ -179,17 +179,17 @@ def _cost(problem: Problem, buying: _Buying, values: tuple[int, ...]) -> int:
 
 
 class _Arranging:
-    """The programme of the layouts: each GPU that was bought gets one, each partition goes to a demand or is spare."""
+    """The programme of the layouts: each GPU of the purchase gets one, each partition goes to a demand or is spare."""
 
     def __init__(self, problem: Problem, purchase: Purchase) -> None:
         self.problem = problem
         self.programme = Programme()
-        self.bought = Counter[Gpu]()
+        self.gpus = Counter[Gpu]()
         for offer, machines in purchase.machines.items():
-            self.bought[problem.gpus[offer]] += offer.count * machines
+            self.gpus[problem.gpus[offer]] += offer.count * machines
         self.layouts: dict[tuple[Gpu, tuple[str, ...]], int] = {}
-        self.given: dict[tuple[Kind, int], int] = {}
-        for gpu, count in self.bought.items():
+        self.given: dict[tuple[PartitionKind, int], int] = {}
+        for gpu, count in self.gpus.items():
             for names in gpu.layouts(problem.attributes) or ((),):
                 self.layouts[gpu, names] = self.programme.column(upper=count)
             self._rows(gpu, count)
@@ -213,13 +213,13 @@ class _Arranging:
             self.programme.row(row, at_most=0)
 
     def oversize(self) -> dict[int, float]:
-        """The memory that is handed out beyond what was asked for, in GB."""
+        """The memory that is given beyond the demand, in GB."""
         demands = self.problem.demands
         return {column: kind.memory_gb - demands[i].memory_gb for (kind, i), column in self.given.items()}
 
     def untidiness(self) -> dict[int, float]:
         """The compute slices that no partition has, and then the number of partitions."""
-        weight = 1 + 8 * self.bought.total()
+        weight = 1 + 8 * self.gpus.total()
         costs: dict[int, float] = {}
         for (gpu, names), column in self.layouts.items():
             kinds = {kind.profile: kind for kind in gpu.kinds(self.problem.attributes)}
@@ -230,7 +230,7 @@ class _Arranging:
 
     def fixed(self, layouts: Mapping[Gpu, Mapping[tuple[str, ...], int]]) -> Answer:
         """Hands out with these layouts; GPUs without one get the first."""
-        left = Counter(self.bought)
+        left = Counter(self.gpus)
         for column in self.layouts.values():
             self.programme.upper[column] = 0
         for (gpu, names), column in self.layouts.items():
@@ -243,7 +243,7 @@ class _Arranging:
 
 
 def arrange(problem: Problem, purchase: Purchase) -> Arrangement:
-    """The layouts for the machines that were bought.
+    """Returns the layouts for the machines of the purchase.
 
     With the least memory handed out beyond what was asked for, then with the fewest compute slices that belong to no
     partition, then with the fewest partitions. All layouts are maximal: a spare partition costs nothing, and a GPU with
@@ -259,7 +259,7 @@ def arrange(problem: Problem, purchase: Purchase) -> Arrangement:
         tidy = arranging.programme.minimise(arranging.untidiness(), nodes=NODES, more=[limit])
         best = best if tidy.values is None else tidy
     if best.values is None:
-        raise PackingFailed("the solver found no layouts for the machines that it bought")
+        raise PackingFailed("the solver found no layouts for the machines of the purchase")
     values = best.whole()
     layouts: dict[Gpu, dict[tuple[str, ...], int]] = {}
     for (gpu, names), column in arranging.layouts.items():

@@ -1,4 +1,4 @@
-"""What can be bought: the GPUs of the offers, what each can be divided into, and which partition serves which demand.
+"""The supply: the GPUs of the offers, their partition kinds, and which kind serves which demand.
 
 A partition serves a demand for memory if it has that memory. It serves a demand for a profile
 
@@ -23,13 +23,13 @@ from skyinfra.mig import Geometry, Profile
 from skyinfra.offers import Offer, Price
 from skyinfra.packing.demand import Demand, having
 
-# What the attributes of a partition stand in for, beside its own.
+# The attributes that a partition's attributes serve besides their own.
 _ALSO = {"": {"-me"}, "+me": {"", "-me"}, "+me.all": {"+me", "", "-me"}, "+gfx": {"", "-me"}, "-me": set()}
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of partition of one kind of GPU, or the whole GPU.
+class PartitionKind:
+    """A kind of partition of one GPU model, or the whole GPU.
 
     gpu: the GPU. profile: None is the whole GPU without MIG. memory_gb: nominal where it is all of the GPU's.
     sm: None where unknown. slices, of_slices: of the GPU's compute; 0 of 0 where unknown.
@@ -57,7 +57,7 @@ class Kind:
         return self.gpu.label, -self.memory_gb, -self.slices, self.profile or ""
 
     def serves(self, demand: Demand, *, exact: bool) -> bool:
-        """Whether it may be handed out for the demand; *exact*: only what is asked for by name, and no whole GPUs."""
+        """Whether it may serve the demand; *exact*: only partitions asked for by name, and no whole GPUs."""
         if exact and self.profile is None:
             return False
         if not demand.named:
@@ -108,21 +108,21 @@ class Gpu:
         divisible = offer.mig_model is not None and _placeable(mig.geometry(offer.mig_model))
         return cls(row.mig_model, offer.memory_gb, divisible, offer.carries.rpartition(":")[0])
 
-    def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[Kind, ...]:
-        """What it can be divided into, or itself: partitions without attributes, and with those that are asked for."""
+    def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[PartitionKind, ...]:
+        """Returns the kinds of partitions without attributes and with the given ones, and the whole GPU."""
         if self.divided is None:
             return (self.whole,)
         profiles = (each for each in self.divided.profiles if not each.attributes or each.attributes in attributes)
         return tuple(self._kind(each, self.divided) for each in profiles)
 
     @property
-    def whole(self) -> Kind:
+    def whole(self) -> PartitionKind:
         """The GPU as one slot, without MIG."""
         profiles = mig.geometry(self.model).profiles if self.model else ()
         if not profiles:
-            return Kind(self, None, self.memory_gb, None, 0, 0)
+            return PartitionKind(self, None, self.memory_gb, None, 0, 0)
         largest = max(profiles, key=lambda each: each.compute_slices)
-        return Kind(self, None, self.memory_gb, largest.sm, largest.compute_slices, largest.compute_slices)
+        return PartitionKind(self, None, self.memory_gb, largest.sm, largest.compute_slices, largest.compute_slices)
 
     def layouts(self, attributes: frozenset[str] = frozenset()) -> tuple[tuple[str, ...], ...]:
         """The maximal combinations of profiles; () where it is not divided."""
@@ -130,20 +130,20 @@ class Gpu:
 
     @property
     def divided(self) -> Geometry | None:
-        """What it can be divided into; None where it is only sold whole."""
+        """The MIG geometry; None where the GPU is only sold whole."""
         return mig.geometry(self.model) if self.model is not None and self.divisible else None
 
-    def _kind(self, profile: Profile, geometry: Geometry) -> Kind:
+    def _kind(self, profile: Profile, geometry: Geometry) -> PartitionKind:
         total = geometry.compute_slices or 0
         memory = profile.memory_gb
         if profile.compute_slices == total and profile.memory_slices == geometry.memory_slices:
             memory = max(memory, self.memory_gb)
-        return Kind(self, profile.name, memory, profile.sm, profile.compute_slices, total)
+        return PartitionKind(self, profile.name, memory, profile.sm, profile.compute_slices, total)
 
 
 @dataclass(frozen=True)
 class Supply:
-    """The offers that may be bought, with what was left out and why."""
+    """The offers to choose from, and the number of others by reason."""
 
     prices: Mapping[Offer, Price]
     spot: bool
@@ -151,7 +151,7 @@ class Supply:
 
     @classmethod
     def of(cls, offers: Iterable[Offer], *, spot: bool) -> Supply:
-        """What of *offers* can be bought for partitions: whole NVIDIA GPUs with a known price, in a fixed order."""
+        """Returns the supply from *offers*: whole NVIDIA GPUs with a known price, in a fixed order."""
         kept: dict[Offer, Price] = {}
         reasons = ("not an NVIDIA GPU", "no longer sold to everybody", "a share of a GPU", "price not known")
         counts = dict.fromkeys(reasons, 0)
@@ -171,7 +171,7 @@ class Supply:
         return tuple(self.prices)
 
     def price(self, offer: Offer) -> int:
-        """What one machine costs, in millionths of a dollar per hour: whole numbers, so that sums are exact."""
+        """Returns the price of one machine in micro-dollars per hour: whole numbers, so that sums are exact."""
         return round(self.prices[offer].usd_per_hour * 1_000_000)
 
 

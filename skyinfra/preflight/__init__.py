@@ -1,4 +1,4 @@
-"""Preflight: whether a cloud has, and gives this account, what a synthesized stack asks for.
+"""Preflight: whether a cloud offers this account the resources of a synthesized stack.
 
 An explicit step with live look-ups; nothing else needs it, and synthesizing never asks a cloud.
 """
@@ -14,16 +14,16 @@ __all__ = ["Line", "Report", "Result", "preflight"]
 
 
 def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | None = None) -> Report:
-    """Looks at what the pools of *stack* ask for; creates nothing.
+    """Checks the resources of the pools of *stack*; creates nothing.
 
     session: a boto3 session to ask AWS with; None takes the credentials that Terraform would. workers: how many
     questions at a time. Raises `MissingDependency` where boto3 is needed and not there.
     """
     from skyinfra.preflight import aws
-    from skyinfra.preflight.wanted import read
+    from skyinfra.preflight.pool_inputs import read
 
-    wanted = [read(stack, pool) for pool in stack.pools if pool["provider"] == "aws"]
-    checked = aws.check_pools(wanted, session=session, workers=workers or aws.WORKERS) if wanted else {}
+    inputs = [read(stack, pool) for pool in stack.pools if pool["provider"] == "aws"]
+    checked = aws.check_pools(inputs, session=session, workers=workers or aws.WORKERS) if inputs else {}
     lines = [line for pool in stack.pools for line in checked.get(pool["name"]) or [_unchecked(pool)]]
     return Report(stack.name, tuple(lines))
 

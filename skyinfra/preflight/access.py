@@ -1,4 +1,4 @@
-"""Credentials and permissions: who asks, and the instance profile of the nodes."""
+"""Credentials and permissions: the identity of the caller, and the instance profile of the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 
 
 def check_credentials(api: Api) -> Finding:
-    """Whose the credentials are. Everybody may ask that, so a refusal is one of the credentials."""
+    """Checks the credentials. Every account may make this call, so a refusal concerns the credentials."""
     try:
         identity = api.ask("sts", "get_caller_identity")
     except CallFailed as error:
@@ -22,7 +22,7 @@ def check_credentials(api: Api) -> Finding:
 
 
 def not_checked(error: CallFailed, region: str, profile: str | None) -> Finding:
-    """What there is to say where AWS did not answer."""
+    """Returns the finding for a call that AWS did not answer."""
     if error.kind == "credentials":
         return failed(*_login(error, profile))
     if error.kind == "denied":
@@ -41,7 +41,7 @@ def not_checked(error: CallFailed, region: str, profile: str | None) -> Finding:
 
 
 def _login(error: CallFailed, profile: str | None) -> tuple[str, str]:
-    """What is wrong with the credentials, and how to get others."""
+    """Returns what is wrong with the credentials, and how to renew them."""
     option = f" --profile {profile}" if profile else ""
     if error.code == "ProfileNotFound":
         return f"there is no profile {profile} in the AWS configuration", f"Make it with: aws configure sso{option}"
@@ -53,7 +53,7 @@ def _login(error: CallFailed, profile: str | None) -> tuple[str, str]:
 
 def check_instance_profile(context: Context) -> list[Finding]:
     """The declared instance profile, and whether it has a role."""
-    name = context.wanted.iam_instance_profile
+    name = context.inputs.iam_instance_profile
     if name is None:
         return []
     try:

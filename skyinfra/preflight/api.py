@@ -16,14 +16,14 @@ ATTEMPTS = 5
 CONNECT_SECONDS = 5
 READ_SECONDS = 20
 
-Kind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
+ErrorKind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
 
-_KINDS: dict[str, Kind] = {
+_KINDS: dict[str, ErrorKind] = {
     "CloudCredentialsRefused": "credentials",
     "CloudPermissionDenied": "denied",
     "CloudThrottled": "throttled",
 }
-# Where the prefix of IAM actions is not the name of the service.
+# Services whose prefix of IAM actions differs from their name.
 _PREFIXES = {"service-quotas": "servicequotas"}
 
 
@@ -34,7 +34,7 @@ class CallFailed(Exception):
     says, hint: what it means and what would work, where that is known.
     """
 
-    def __init__(self, kind: Kind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
+    def __init__(self, kind: ErrorKind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
         super().__init__(f"{action}: {code}: {words}")
         self.kind, self.code, self.action, self.words, self.says, self.hint = kind, code, action, words, says, hint
 
@@ -126,15 +126,15 @@ def _session(region: str, profile: str | None) -> Any:
 
 
 def _failure(code: str, action: str, words: str) -> CallFailed:
-    """What AWS refused, in the kinds that Terraform's errors are told apart by too."""
+    """Returns the failure for a refusal by AWS, with the causes that Terraform's errors have too."""
     known = next(iter(refusals([("", f"api error {code}: {words}")])), None)
     if known is None:
         return CallFailed("refused", code, action, words)
     return CallFailed(_KINDS.get(known.cause, "refused"), code, action, known.words, says=known.says, hint=known.hint)
 
 
-def _kind_of(error: Exception, exceptions: Any) -> Kind:
-    """Of what botocore itself could not do."""
+def _kind_of(error: Exception, exceptions: Any) -> ErrorKind:
+    """Returns the kind of an error of botocore itself."""
     credentials = (
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,

@@ -13,10 +13,10 @@ from skyinfra.preflight.facts import Context
 from skyinfra.preflight.images import check_images
 from skyinfra.preflight.machines import check_machines
 from skyinfra.preflight.network import check_network, check_security_groups
+from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
-from skyinfra.preflight.wanted import Wanted
 
 Check = Callable[[Context], list[Finding]]
 
@@ -60,7 +60,7 @@ ACTIONS = (
 Account = tuple[str, str | None]
 
 
-def check_pools(pools: Sequence[Wanted], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:
+def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:
     """The lines of each pool by its name.
 
     session: a boto3 session for all pools; None makes one for each region and profile. workers: questions at a time.
@@ -74,12 +74,12 @@ def check_pools(pools: Sequence[Wanted], *, session: Any = None, workers: int = 
         found = list(executor.map(lambda each: _lines(*each), todo))
     lines = {pool.pool: [_line(pool.pool, "credentials", reached[pool.region, pool.profile][1])] for pool in pools}
     for (_, _, context), made in zip(todo, found, strict=True):
-        lines[context.wanted.pool] += made
+        lines[context.inputs.pool] += made
     return lines
 
 
 def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
-    """The way to ask about a region, None where its credentials do not serve, and what is said of them."""
+    """Returns the API of a region, None where the credentials fail, and the finding on the credentials."""
     region, profile = account
     try:
         api = Api(region, profile, session)
@@ -90,7 +90,7 @@ def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
 
 
 def _todo(
-    pools: Sequence[Wanted], reached: dict[Account, tuple[Api | None, Finding]]
+    pools: Sequence[PoolInputs], reached: dict[Account, tuple[Api | None, Finding]]
 ) -> Iterable[tuple[str, Check, Context]]:
     for pool in pools:
         api = reached[pool.region, pool.profile][0]
@@ -100,12 +100,12 @@ def _todo(
 
 
 def _lines(name: str, check: Check, context: Context) -> list[Line]:
-    wanted = context.wanted
+    inputs = context.inputs
     try:
         findings = check(context)
     except CallFailed as error:
-        findings = [not_checked(error, wanted.region, wanted.profile)]
-    return [_line(wanted.pool, name, finding) for finding in findings]
+        findings = [not_checked(error, inputs.region, inputs.profile)]
+    return [_line(inputs.pool, name, finding) for finding in findings]
 
 
 def _line(pool: str, check: str, finding: Finding) -> Line:

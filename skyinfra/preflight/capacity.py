@@ -1,4 +1,4 @@
-"""Reserved capacity: what is declared, and the capacity blocks that can be bought."""
+"""Reserved capacity: the declared reservation, and the capacity blocks on sale."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 def check_reservation(context: Context) -> list[Finding]:
     """The declared capacity block or reservation: there, active, of the machine type, in the zone, with room."""
-    wanted = context.wanted
-    if wanted.reservation is None:
+    inputs = context.inputs
+    if inputs.reservation is None:
         return []
     try:
-        found = context.api.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[wanted.reservation])[
+        found = context.api.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[inputs.reservation])[
             "CapacityReservations"
         ]
     except CallFailed as error:
@@ -31,20 +31,20 @@ def check_reservation(context: Context) -> list[Finding]:
         found = []
     if not found:
         to_do = "See those that there are with: aws ec2 describe-capacity-reservations"
-        return [failed(f"there is no {wanted.reservation} in {wanted.region}", f"{to_do} --region {wanted.region}")]
+        return [failed(f"there is no {inputs.reservation} in {inputs.region}", f"{to_do} --region {inputs.region}")]
     return [_reservation(context, found[0])]
 
 
 def _reservation(context: Context, found: dict[str, Any]) -> Finding:
-    wanted = context.wanted
+    inputs = context.inputs
     kind, zone, state = found["InstanceType"], found["AvailabilityZone"], found["State"]
     block = found.get("ReservationType", "default") == "capacity-block"
     text = f"{found['CapacityReservationId']}: {found['TotalInstanceCount']} x {kind} in {zone}"
-    if block != bool(wanted.capacity_block_id):
+    if block != bool(inputs.capacity_block_id):
         what, declared = ("a capacity block", "CapacityBlock") if block else ("a reservation", "CapacityReservation")
         return failed(f"{text}, is {what}", f"Declare it as sky.{declared}(id={found['CapacityReservationId']!r}).")
-    if kind not in wanted.machine_types:
-        return failed(f"{text}, is not for {wanted.machine_types[0]}", f"Declare instance_types=[{kind!r}].")
+    if kind not in inputs.machine_types:
+        return failed(f"{text}, is not for {inputs.machine_types[0]}", f"Declare instance_types=[{kind!r}].")
     zones = standing(context).zones
     if zone not in zones:
         to_do = f"Declare zones=[{zone!r}], or a subnet in it."
@@ -58,7 +58,7 @@ def _reservation(context: Context, found: dict[str, Any]) -> Finding:
 
 def _free(context: Context, found: dict[str, Any], text: str) -> Finding:
     free = found["AvailableInstanceCount"]
-    missing = max(0, context.wanted.nodes - nodes_running(context))
+    missing = max(0, context.inputs.nodes - nodes_running(context))
     text += f", {free} free"
     if missing > free:
         return failed(f"{text}; {missing} more needed", "Declare fewer nodes, or free instances in it.")
@@ -71,15 +71,15 @@ def _free(context: Context, found: dict[str, Any], text: str) -> Finding:
 
 
 def check_blocks(context: Context) -> list[Finding]:
-    """The capacity block that could be bought instead, for machine types that are sold in blocks."""
-    wanted = context.wanted
-    kind = wanted.machine_types[0]
-    if wanted.purchase != "on-demand" or wanted.reservation:
+    """Returns the capacity block on sale instead, for machine types that are sold in blocks."""
+    inputs = context.inputs
+    kind = inputs.machine_types[0]
+    if inputs.purchase != "on-demand" or inputs.reservation:
         return []
     sold = machine_facts(context.api, [kind]).get(kind, {}).get("SupportedUsageClasses", [])
     if "capacity-block" not in sold:
         return []
-    count = next((size for size in _SIZES if size >= wanted.nodes), _SIZES[-1])
+    count = next((size for size in _SIZES if size >= inputs.nodes), _SIZES[-1])
     answer = context.api.ask(
         "ec2",
         "describe_capacity_block_offerings",
@@ -91,7 +91,7 @@ def check_blocks(context: Context) -> list[Finding]:
     what = f"capacity block of {count} x {kind} for {_HOURS} hours"
     only = "on-demand" not in sold
     if not found:
-        text = f"no {what} is on offer in {wanted.region}"
+        text = f"no {what} is on offer in {inputs.region}"
         return [warned(text, "Ask for another day or region.") if only else passed(text)]
     first = found[0]
     text = (
@@ -100,7 +100,7 @@ def check_blocks(context: Context) -> list[Finding]:
     )
     to_do = (
         f"aws ec2 purchase-capacity-block --capacity-block-offering-id {first['CapacityBlockOfferingId']} "
-        f"--instance-platform Linux/UNIX --region {wanted.region}"
+        f"--instance-platform Linux/UNIX --region {inputs.region}"
     )
     return [warned(text, to_do) if only else passed(text)]
 

@@ -1,4 +1,4 @@
-"""What several checks need to know of an account and region."""
+"""Facts about an account and region that several checks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from skyinfra import offers
 from skyinfra.preflight.api import Api, CallFailed
-from skyinfra.preflight.wanted import Wanted
+from skyinfra.preflight.pool_inputs import PoolInputs
 
 # A filter of EC2 takes at most 200 values.
 _FILTER = 200
@@ -22,13 +22,13 @@ class Context:
     """A pool that is checked. peers: the pools of its stack in the same region and account, itself among them."""
 
     api: Api
-    wanted: Wanted
-    peers: tuple[Wanted, ...]
+    inputs: PoolInputs
+    peers: tuple[PoolInputs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the nodes of a pool may stand; modules/aws decides in the same way.
+    """The zones for the nodes of a pool; modules/aws decides in the same way.
 
     offered: the zones of the region that offer each machine type. present: the zones of the region, or of the declared
     subnets. considered: those of them that are declared, in order. zones: those in which nodes will stand.
@@ -41,22 +41,22 @@ class Standing:
 
 
 def standing(context: Context) -> Standing:
-    """Where the pool's nodes may stand. Raises `CallFailed`."""
-    wanted = context.wanted
-    offered = offered_zones(context.api, types_of(wanted))
-    if wanted.subnet_ids:
+    """Returns the zones for the nodes of the pool. Raises `CallFailed`."""
+    inputs = context.inputs
+    offered = offered_zones(context.api, types_of(inputs))
+    if inputs.subnet_ids:
         present = tuple(dict.fromkeys(subnet["AvailabilityZone"] for subnet in subnets(context)))
     else:
         present = tuple(sorted(zone_ids(context.api).values()))
-    considered = tuple(zone for zone in wanted.zones or present if zone in present)
-    zones = tuple(zone for zone in considered if any(zone in offered[kind] for kind in wanted.machine_types))
-    return Standing(offered, present, considered, zones[:1] if wanted.one_zone else zones)
+    considered = tuple(zone for zone in inputs.zones or present if zone in present)
+    zones = tuple(zone for zone in considered if any(zone in offered[kind] for kind in inputs.machine_types))
+    return Standing(offered, present, considered, zones[:1] if inputs.one_zone else zones)
 
 
-def types_of(wanted: Wanted) -> tuple[str, ...]:
+def types_of(inputs: PoolInputs) -> tuple[str, ...]:
     """The machine types of the nodes, and of a head besides them."""
-    head = (wanted.head_machine_type,) if wanted.head_machine_type else ()
-    return tuple(dict.fromkeys((*wanted.machine_types, *head)))
+    head = (inputs.head_machine_type,) if inputs.head_machine_type else ()
+    return tuple(dict.fromkeys((*inputs.machine_types, *head)))
 
 
 def zone_ids(api: Api) -> dict[str, str]:
@@ -67,19 +67,19 @@ def zone_ids(api: Api) -> dict[str, str]:
 
 def offered_zones(api: Api, machine_types: Iterable[str]) -> dict[str, frozenset[str]]:
     """The zones of the region that offer each of the machine types."""
-    wanted = sorted(machine_types)
-    filters = [{"Name": "instance-type", "Values": wanted}]
+    types = sorted(machine_types)
+    filters = [{"Name": "instance-type", "Values": types}]
     answer = api.ask("ec2", "describe_instance_type_offerings", LocationType="availability-zone", Filters=filters)
     found = answer["InstanceTypeOfferings"]
-    return {kind: frozenset(o["Location"] for o in found if o["InstanceType"] == kind) for kind in wanted}
+    return {kind: frozenset(o["Location"] for o in found if o["InstanceType"] == kind) for kind in types}
 
 
 def machine_facts(api: Api, machine_types: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What EC2 says of each of the machine types that the region has."""
-    wanted = sorted(set(machine_types))
+    """Returns EC2's description of each of the machine types that the region has."""
+    types = sorted(set(machine_types))
     found: dict[str, dict[str, Any]] = {}
-    for begin in range(0, len(wanted), _FILTER):
-        filters = [{"Name": "instance-type", "Values": wanted[begin : begin + _FILTER]}]
+    for begin in range(0, len(types), _FILTER):
+        filters = [{"Name": "instance-type", "Values": types[begin : begin + _FILTER]}]
         answer = api.ask("ec2", "describe_instance_types", Filters=filters)
         found |= {each["InstanceType"]: each for each in answer["InstanceTypes"]}
     return found
@@ -100,7 +100,7 @@ def vcpus(api: Api, machine_types: Iterable[str]) -> dict[str, int]:
 
 def subnets(context: Context) -> list[dict[str, Any]]:
     """The declared subnets, in their order."""
-    ids = list(context.wanted.subnet_ids)
+    ids = list(context.inputs.subnet_ids)
     found = context.api.ask("ec2", "describe_subnets", SubnetIds=ids)["Subnets"]
     return sorted(found, key=lambda subnet: ids.index(subnet["SubnetId"]))
 
@@ -120,13 +120,13 @@ def tags(resource: dict[str, Any]) -> dict[str, str]:
 def is_of_stack(resource: dict[str, Any], context: Context) -> bool:
     """Whether this stack made the resource: it is there already, and not in the way."""
     found = tags(resource)
-    return found.get("skyinfra:stack") == context.wanted.stack and found.get("skyinfra:pool") in {
+    return found.get("skyinfra:stack") == context.inputs.stack and found.get("skyinfra:pool") in {
         peer.pool for peer in context.peers
     }
 
 
 def others_running(context: Context) -> Counter[tuple[str, str]]:
-    """How many instances run that are not of this stack, by machine type and purchase."""
+    """Returns the number of running instances outside this stack, by machine type and purchase."""
     return Counter(
         (instance["InstanceType"], instance.get("InstanceLifecycle") or "on-demand")
         for instance in running(context.api)
@@ -135,16 +135,16 @@ def others_running(context: Context) -> Counter[tuple[str, str]]:
 
 
 def nodes_running(context: Context) -> int:
-    """How many nodes of the pool run already; 0 where that cannot be asked."""
-    wanted = context.wanted
+    """Returns the number of running nodes of the pool; 0 where AWS does not say."""
+    inputs = context.inputs
     try:
         found = [tags(instance) for instance in running(context.api)]
     except CallFailed:
         return 0
     own = [
-        each for each in found if (each.get("skyinfra:stack"), each.get("skyinfra:pool")) == (wanted.stack, wanted.pool)
+        each for each in found if (each.get("skyinfra:stack"), each.get("skyinfra:pool")) == (inputs.stack, inputs.pool)
     ]
-    return sum(not wanted.grouped or each.get("skyinfra:role") == "worker" for each in own)
+    return sum(not inputs.grouped or each.get("skyinfra:role") == "worker" for each in own)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -14,10 +14,10 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 
 def check_images(context: Context) -> list[Finding]:
     """A finding for the image of the nodes, and one for that of a head besides them."""
-    wanted = context.wanted
-    found = [_image(context, wanted.image, wanted.machine_types, wanted.disk_gb)]
-    if wanted.head_machine_type:
-        found.append(_image(context, wanted.head_image or wanted.image, (wanted.head_machine_type,), 0))
+    inputs = context.inputs
+    found = [_image(context, inputs.image, inputs.machine_types, inputs.disk_gb)]
+    if inputs.head_machine_type:
+        found.append(_image(context, inputs.head_image or inputs.image, (inputs.head_machine_type,), 0))
     return found
 
 
@@ -29,15 +29,15 @@ def _image(context: Context, name: str, machine_types: Iterable[str], disk_gb: i
         except CallFailed as error:
             if error.code != "ParameterNotFound":
                 raise
-            to_do = f"Give an image of {context.wanted.region} that has the driver: ami='ami-...'."
-            return failed(f"{context.wanted.region} has no SSM parameter {name}", to_do)
+            to_do = f"Give an image of {context.inputs.region} that has the driver: ami='ami-...'."
+            return failed(f"{context.inputs.region} has no SSM parameter {name}", to_do)
         if not re.fullmatch(r"ami-[0-9a-z]+", ami):
-            # Whatever it is, it is not shown.
+            # The value is not shown.
             return failed(f"the SSM parameter {name} holds no id of an image", "Name one that holds an id, ami-...")
     image = _describe(context, ami)
     if image is None:
-        to_do = f"Give an image that is in {context.wanted.region} and shared with this account."
-        return failed(f"there is no image {ami} in {context.wanted.region}", to_do)
+        to_do = f"Give an image that is in {context.inputs.region} and shared with this account."
+        return failed(f"there is no image {ami} in {context.inputs.region}", to_do)
     text = f"{f'{name}: ' if ami != name else ''}{ami}, {image.get('Name', 'without a name')}"
     return _fits(context, text, image, machine_types, disk_gb)
 

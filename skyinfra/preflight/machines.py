@@ -12,32 +12,32 @@ _SOLD = {"on-demand": "on-demand", "spot": "as spot capacity", "capacity-block":
 
 
 def check_machines(context: Context) -> list[Finding]:
-    """One finding for each machine type, that of a head besides the nodes included."""
-    wanted, stands = context.wanted, standing(context)
-    facts = machine_facts(context.api, types_of(wanted))
-    missing = [zone for zone in wanted.zones if zone not in stands.present]
+    """Returns a finding for each machine type, including that of a separate head."""
+    inputs, stands = context.inputs, standing(context)
+    facts = machine_facts(context.api, types_of(inputs))
+    missing = [zone for zone in inputs.zones if zone not in stands.present]
     if missing:
-        whose = "the declared subnets" if wanted.subnet_ids else wanted.region
+        whose = "the declared subnets" if inputs.subnet_ids else inputs.region
         to_do = f"Declare zones among {listed(stands.present)}."
         return [failed(f"{listed(missing)}: not among the zones of {whose}", to_do)]
-    found = [_machine(context, stands, facts, kind, wanted.purchase) for kind in wanted.machine_types]
+    found = [_machine(context, stands, facts, kind, inputs.purchase) for kind in inputs.machine_types]
     if len(found) > 1 and any(each.result != "fail" for each in found):
         # The group takes what there is.
         found = [warned(each.found, each.to_do) if each.result == "fail" else each for each in found]
-    if wanted.head_machine_type:
-        found.append(_machine(context, stands, facts, wanted.head_machine_type, "on-demand"))
+    if inputs.head_machine_type:
+        found.append(_machine(context, stands, facts, inputs.head_machine_type, "on-demand"))
     return found
 
 
 def _machine(context: Context, stands: Standing, facts: dict[str, dict[str, Any]], kind: str, purchase: str) -> Finding:
-    wanted, zones = context.wanted, stands.offered[kind]
-    whose = f"the head, {kind}," if kind == wanted.head_machine_type else kind
-    stead = " ".join(offers.instead("aws", kind, wanted.region, spot=wanted.spot))
+    inputs, zones = context.inputs, stands.offered[kind]
+    whose = f"the head, {kind}," if kind == inputs.head_machine_type else kind
+    stead = " ".join(offers.instead("aws", kind, inputs.region, spot=inputs.spot))
     if not zones:
-        return failed(f"{whose} is not offered in {wanted.region}", stead or "Declare another machine type or region.")
+        return failed(f"{whose} is not offered in {inputs.region}", stead or "Declare another machine type or region.")
     here = [zone for zone in stands.considered if zone in zones]
     if not here:
-        given = "subnets in" if wanted.subnet_ids else "zones among"
+        given = "subnets in" if inputs.subnet_ids else "zones among"
         return failed(
             f"{whose} is offered in {listed(sorted(zones))}, but not in {listed(stands.considered)}",
             f"Declare {given} {listed(sorted(zones))}. {stead}".strip(),
@@ -47,12 +47,12 @@ def _machine(context: Context, stands: Standing, facts: dict[str, dict[str, Any]
         ways = " or ".join(_SOLD.get(each, each) for each in sold)
         return failed(f"{whose} is not sold {_SOLD[purchase]}, but {ways}", _other_way(sold, stead))
     lacking = [zone for zone in stands.considered if zone not in zones]
-    if lacking and not wanted.one_zone and (wanted.zones or wanted.subnet_ids):
+    if lacking and not inputs.one_zone and (inputs.zones or inputs.subnet_ids):
         return warned(
             f"{whose} is offered in {listed(here)}, but not in {listed(lacking)}",
             f"No node stands in {listed(lacking)}. Declare zones among {listed(sorted(zones))} for more chances.",
         )
-    where = f"; the nodes stand in {stands.zones[0]}" if wanted.one_zone and stands.zones else ""
+    where = f"; the nodes stand in {stands.zones[0]}" if inputs.one_zone and stands.zones else ""
     return passed(f"{whose} is offered in {listed(here)}{where}")
 
 

@@ -6,48 +6,48 @@ from typing import Any
 
 from skyinfra.preflight.api import CallFailed
 from skyinfra.preflight.facts import Context, is_of_stack, listed, nodes_running, plural, standing, subnets
+from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.quotas import room
 from skyinfra.preflight.report import Finding, failed, passed, warned
-from skyinfra.preflight.wanted import Wanted
 from skyinfra.providers.quotas import address_quota, vpc_quota
 
 
 def check_network(context: Context) -> list[Finding]:
     """The declared subnets; or whether the account may have one more VPC. And the Elastic IPs that are needed."""
-    wanted = context.wanted
-    found = [_subnets(context)] if wanted.subnet_ids else [_own_network(context)]
-    if _addresses_needed(wanted):
+    inputs = context.inputs
+    found = [_subnets(context)] if inputs.subnet_ids else [_own_network(context)]
+    if _addresses_needed(inputs):
         found.append(_elastic_ips(context))
     return found
 
 
 def _subnets(context: Context) -> Finding:
-    wanted = context.wanted
+    inputs = context.inputs
     try:
         found = subnets(context)
     except CallFailed as error:
         if not error.code.startswith("InvalidSubnetI"):
             raise
-        return failed(f"{error.words or listed(wanted.subnet_ids)}", f"Declare subnets of {wanted.region} that exist.")
+        return failed(f"{error.words or listed(inputs.subnet_ids)}", f"Declare subnets of {inputs.region} that exist.")
     vpcs = list(dict.fromkeys(subnet["VpcId"] for subnet in found))
     if len(vpcs) > 1:
         return failed(f"the subnets belong to several VPCs: {listed(vpcs)}", "Declare subnets of one VPC.")
-    if wanted.vpc_id and wanted.vpc_id != vpcs[0]:
+    if inputs.vpc_id and inputs.vpc_id != vpcs[0]:
         return failed(
-            f"the subnets belong to {vpcs[0]}, not to {wanted.vpc_id}", f"Declare vpc_id={vpcs[0]!r}, or none."
+            f"the subnets belong to {vpcs[0]}, not to {inputs.vpc_id}", f"Declare vpc_id={vpcs[0]!r}, or none."
         )
     return _free_addresses(context, found)
 
 
 def _free_addresses(context: Context, found: list[dict[str, Any]]) -> Finding:
     """Every interface takes an address. Of several subnets in a zone the module takes the first."""
-    wanted = context.wanted
+    inputs = context.inputs
     free: dict[str, int] = {}
     for subnet in found:
         free.setdefault(subnet["AvailabilityZone"], subnet["AvailableIpAddressCount"])
     usable = {zone: free[zone] for zone in standing(context).zones if zone in free}
-    missing = max(0, wanted.nodes - nodes_running(context))
-    each = max(wanted.interfaces_of(kind) for kind in wanted.machine_types)
+    missing = max(0, inputs.nodes - nodes_running(context))
+    each = max(inputs.interfaces_of(kind) for kind in inputs.machine_types)
     needed = missing * each
     text = f"{listed(f'{number} free addresses in {zone}' for zone, number in usable.items()) or 'no zone to stand in'}"
     asked = f"{plural(missing, 'node')} to come with {plural(each, 'interface')} each"
@@ -65,38 +65,38 @@ def _own_network(context: Context) -> Finding:
     vpcs = context.api.ask("ec2", "describe_vpcs")["Vpcs"]
     used = sum(not is_of_stack(vpc, context) for vpc in vpcs)
     needed = sum(not peer.subnet_ids for peer in context.peers)
-    found = room(context.api, vpc_quota(), used, needed, context.wanted, "VPC")
+    found = room(context.api, vpc_quota(), used, needed, context.inputs, "VPC")
     text = f"a network of its own: {found.found}"
     return passed(text) if found.result == "pass" else failed(text, f"Declare subnet_ids, or: {found.to_do}")
 
 
-def _addresses_needed(wanted: Wanted) -> int:
-    """One for the head; one for the NAT gateway, where nodes with several interfaces have no public address."""
-    if wanted.subnet_ids:
-        return int(wanted.head_public_ip)
-    several = any(wanted.interfaces_of(kind) > 1 for kind in wanted.machine_types)
-    return 2 if several and (wanted.nodes > 1 or wanted.grouped) else 1
+def _addresses_needed(inputs: PoolInputs) -> int:
+    """Returns the number of addresses: one for the head, one for a NAT gateway of nodes with several interfaces."""
+    if inputs.subnet_ids:
+        return int(inputs.head_public_ip)
+    several = any(inputs.interfaces_of(kind) > 1 for kind in inputs.machine_types)
+    return 2 if several and (inputs.nodes > 1 or inputs.grouped) else 1
 
 
 def _elastic_ips(context: Context) -> Finding:
     addresses = context.api.ask("ec2", "describe_addresses")["Addresses"]
     used = sum(not is_of_stack(address, context) for address in addresses)
     needed = sum(_addresses_needed(peer) for peer in context.peers)
-    return room(context.api, address_quota(), used, needed, context.wanted, "Elastic IP")
+    return room(context.api, address_quota(), used, needed, context.inputs, "Elastic IP")
 
 
 def check_security_groups(context: Context) -> list[Finding]:
     """The declared security groups: there, in the VPC of the subnets, and open to their own members."""
-    wanted = context.wanted
-    if not wanted.security_group_ids:
+    inputs = context.inputs
+    if not inputs.security_group_ids:
         return []
-    ids = list(wanted.security_group_ids)
+    ids = list(inputs.security_group_ids)
     try:
         groups = context.api.ask("ec2", "describe_security_groups", GroupIds=ids)["SecurityGroups"]
     except CallFailed as error:
         if not error.code.startswith("InvalidGroup"):
             raise
-        return [failed(error.words or listed(ids), f"Declare security groups of {wanted.region} that exist.")]
+        return [failed(error.words or listed(ids), f"Declare security groups of {inputs.region} that exist.")]
     vpc = next((subnet["VpcId"] for subnet in subnets(context)), None)
     strange = [group["GroupId"] for group in groups if group.get("VpcId") != vpc]
     if strange:

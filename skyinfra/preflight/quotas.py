@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from skyinfra.preflight.api import Api, CallFailed
 from skyinfra.preflight.facts import Context, listed, others_running, plural, vcpus
+from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.report import Finding, failed, passed, warned
-from skyinfra.preflight.wanted import Wanted
 from skyinfra.providers.quotas import Quota, vcpu_quota
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a pool needs of one quota, in vCPUs.
+    """The demand of a pool on one quota, in vCPUs.
 
     machine_types: those that count towards it. least, most: with the smallest and the largest of them. first: whether
     it is what the pool tries first. head: whether it is the head's, which no other machine type can stand in for.
@@ -33,13 +33,13 @@ class Demand:
 
 
 def check_quotas(context: Context) -> list[Finding]:
-    """One finding for each quota that the pool counts towards."""
-    wanted = context.wanted
-    if wanted.capacity_block_id:
+    """Returns a finding for each quota that the pool counts towards."""
+    inputs = context.inputs
+    if inputs.capacity_block_id:
         return [passed("instances in a capacity block count towards no quota of vCPUs")]
-    if wanted.capacity_reservation_id:
+    if inputs.capacity_reservation_id:
         return [passed("the reservation has counted towards the quota since it was made")]
-    demands = demands_of(context.api, wanted)
+    demands = demands_of(context.api, inputs)
     found = [_finding(context, demand) for demand in demands]
     nodes = [each for each, demand in zip(found, demands, strict=True) if not demand.head]
     if any(each.result != "fail" for each in nodes):
@@ -48,34 +48,34 @@ def check_quotas(context: Context) -> list[Finding]:
             warned(each.found, each.to_do) if each.result == "fail" and not demand.head else each
             for each, demand in zip(found, demands, strict=True)
         ]
-    unknown = [kind for kind in wanted.machine_types if not any(kind in demand.machine_types for demand in demands)]
+    unknown = [kind for kind in inputs.machine_types if not any(kind in demand.machine_types for demand in demands)]
     if unknown:
-        purchase = "spot" if wanted.spot else "on-demand"
+        purchase = "spot" if inputs.spot else "on-demand"
         found.append(
             warned(
                 f"the {purchase} quota of {listed(unknown)} is not known here, or its vCPUs are not",
-                f"See it in the console: https://{wanted.region}.console.aws.amazon.com/servicequotas/home/services/ec2",
+                f"See it in the console: https://{inputs.region}.console.aws.amazon.com/servicequotas/home/services/ec2",
             )
         )
     return found
 
 
-def demands_of(api: Api, wanted: Wanted) -> list[Demand]:
-    """What the pool needs of each quota; nothing where its capacity is reserved."""
-    if wanted.reservation:
+def demands_of(api: Api, inputs: PoolInputs) -> list[Demand]:
+    """Returns the demand on each quota; none where the capacity is reserved."""
+    if inputs.reservation:
         return []
-    sizes = vcpus(api, (*wanted.machine_types, *((wanted.head_machine_type,) if wanted.head_machine_type else ())))
+    sizes = vcpus(api, (*inputs.machine_types, *((inputs.head_machine_type,) if inputs.head_machine_type else ())))
     by_quota: dict[Quota, list[str]] = {}
-    for kind in wanted.machine_types:
-        quota = vcpu_quota(kind, spot=wanted.spot)
+    for kind in inputs.machine_types:
+        quota = vcpu_quota(kind, spot=inputs.spot)
         if quota is not None and kind in sizes:
             by_quota.setdefault(quota, []).append(kind)
     found = []
     for quota, kinds in by_quota.items():
-        needed = [sizes[kind] * wanted.nodes for kind in kinds]
-        first = wanted.machine_types[0] in kinds
-        found.append(Demand(quota, tuple(kinds), min(needed), max(needed), first, wanted.spot))
-    head = wanted.head_machine_type
+        needed = [sizes[kind] * inputs.nodes for kind in kinds]
+        first = inputs.machine_types[0] in kinds
+        found.append(Demand(quota, tuple(kinds), min(needed), max(needed), first, inputs.spot))
+    head = inputs.head_machine_type
     head_quota = vcpu_quota(head) if head else None
     if head and head_quota and head in sizes:
         found.append(Demand(head_quota, (head,), sizes[head], sizes[head], first=True, spot=False, head=True))
@@ -83,7 +83,7 @@ def demands_of(api: Api, wanted: Wanted) -> list[Demand]:
 
 
 def _finding(context: Context, demand: Demand) -> Finding:
-    wanted, quota = context.wanted, demand.quota
+    inputs, quota = context.inputs, demand.quota
     value = limit(context.api, quota)
     used, remark = _in_use(context, demand)
     sharing = {
@@ -96,7 +96,7 @@ def _finding(context: Context, demand: Demand) -> Finding:
     need = "needs" if len(demand.machine_types) == 1 else "need"
     asked = f"{whose} {need} {demand.least}" + (f" to {demand.most}" if demand.most > demand.least else "")
     desired = used + max(together, demand.most)
-    to_do = f"{quota.increase(desired, wanted.region, wanted.profile)}"
+    to_do = f"{quota.increase(desired, inputs.region, inputs.profile)}"
     if used + demand.least > value:
         return failed(f"{what}; {asked}", to_do)
     if used + together > value:
@@ -120,11 +120,11 @@ def limit(api: Api, quota: Quota) -> int:
 
 
 def _in_use(context: Context, demand: Demand) -> tuple[int, str]:
-    """The vCPUs that others use of the quota, and what is not in that number."""
+    """Returns the vCPUs in use under the quota by others, and the gaps in that number."""
     purchase = "spot" if demand.spot else "on-demand"
     counts: dict[str, int] = {}
-    for (kind, bought), number in others_running(context).items():
-        if bought == purchase and vcpu_quota(kind, spot=demand.spot) == demand.quota:
+    for (kind, option), number in others_running(context).items():
+        if option == purchase and vcpu_quota(kind, spot=demand.spot) == demand.quota:
             counts[kind] = counts.get(kind, 0) + number
     remark = ""
     if not demand.spot:
@@ -138,7 +138,7 @@ def _in_use(context: Context, demand: Demand) -> tuple[int, str]:
 
 
 def _unused(api: Api, quota: Quota) -> dict[str, int]:
-    """How many instances of each machine type are reserved under the quota and do not run."""
+    """Returns the number of reserved instances under the quota that do not run, by machine type."""
     filters = [{"Name": "state", "Values": ["active"]}]
     answer = api.ask("ec2", "describe_capacity_reservations", Filters=filters)
     counts: dict[str, int] = {}
@@ -149,10 +149,10 @@ def _unused(api: Api, quota: Quota) -> dict[str, int]:
     return counts
 
 
-def room(api: Api, quota: Quota, used: int, needed: int, wanted: Wanted, what: str) -> Finding:
+def room(api: Api, quota: Quota, used: int, needed: int, inputs: PoolInputs, what: str) -> Finding:
     """Whether *needed* more of *what*, such as VPCs, fit in a quota of which *used* are in use."""
     value = limit(api, quota)
     text = f"{used} of {plural(value, what)} are in use, and {needed} more needed ({quota.code})"
     if used + needed > value:
-        return failed(text, quota.increase(used + needed, wanted.region, wanted.profile))
+        return failed(text, quota.increase(used + needed, inputs.region, inputs.profile))
     return passed(text)

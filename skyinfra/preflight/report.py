@@ -1,4 +1,4 @@
-"""What preflight found: one line for each check of each pool."""
+"""The report of a preflight: a line for each check of each pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One check of one pool.
+    """The result of a check of a pool.
 
     check: what was looked at, such as ``quota``. result: ``fail`` is what a deploy would fail on, ``warn`` what it may
     fail on or could not be looked at. found: what is there. to_do: what would mend it; empty for a pass.
@@ -31,7 +31,7 @@ class Report:
     lines: tuple[Line, ...]
 
     def count(self, result: Result) -> int:
-        """How many lines have that result."""
+        """Returns the number of lines with that result."""
         return sum(line.result == result for line in self.lines)
 
     @property
@@ -40,7 +40,7 @@ class Report:
         return self.count("fail") > 0
 
     def to_json(self) -> dict[str, Any]:
-        """For a program."""
+        """Returns plain JSON values."""
         counts = {result: self.count(result) for result in ("pass", "warn", "fail")}
         return {"stack": self.stack, **counts, "lines": [asdict(line) for line in self.lines]}
 
@@ -60,10 +60,10 @@ def passed(found: str) -> Finding:
 
 
 def warned(found: str, to_do: str) -> Finding:
-    """What may go wrong, and what would help."""
+    """Returns a finding that a deploy may fail on, with a remedy."""
     return Finding("warn", found, to_do)
 
 
 def failed(found: str, to_do: str) -> Finding:
-    """What will go wrong, and what would mend it."""
+    """Returns a finding that a deploy will fail on, with a remedy."""
     return Finding("fail", found, to_do)

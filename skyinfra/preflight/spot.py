@@ -11,21 +11,21 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 _PRODUCTS = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
 # A price so many times that of the shipped offers is worth a warning.
 _DEARER = 1.25
-# Of the scores from 1 to 10. With fewer machine types than this AWS scores everything low.
+# Scores are 1 to 10. With fewer machine types than this AWS gives low scores.
 _LOW_SCORE = 3
 _SCORED_TYPES = 3
 
 
 def check_prices(context: Context) -> list[Finding]:
-    """One finding for each machine type of a spot pool: the last price in each zone, against what is declared."""
-    wanted = context.wanted
-    if not wanted.spot:
+    """Returns a finding for each machine type of a spot pool: the last price in each zone, and the declared limit."""
+    inputs = context.inputs
+    if not inputs.spot:
         return []
     zones = standing(context).zones
     prices = _prices(context)
     found = [
         _price(context, kind, {zone: usd for zone, usd in prices.get(kind, {}).items() if zone in zones})
-        for kind in wanted.machine_types
+        for kind in inputs.machine_types
     ]
     if any(each.result != "fail" for each in found):
         # The group takes what there is.
@@ -38,7 +38,7 @@ def _prices(context: Context) -> dict[str, dict[str, float]]:
     answer = context.api.ask(
         "ec2",
         "describe_spot_price_history",
-        InstanceTypes=list(context.wanted.machine_types),
+        InstanceTypes=list(context.inputs.machine_types),
         ProductDescriptions=_PRODUCTS,
         StartTime=datetime.now(UTC).replace(minute=0, second=0, microsecond=0),
     )
@@ -49,15 +49,15 @@ def _prices(context: Context) -> dict[str, dict[str, float]]:
 
 
 def _price(context: Context, kind: str, prices: dict[str, float]) -> Finding:
-    wanted = context.wanted
+    inputs = context.inputs
     if not prices:
         return warned(
             f"{kind} has no spot price where the nodes stand: it may not be sold there",
-            " ".join(offers.instead("aws", kind, wanted.region, spot=True)) or "Declare the pool without spot=True.",
+            " ".join(offers.instead("aws", kind, inputs.region, spot=True)) or "Declare the pool without spot=True.",
         )
     text = f"{kind}: {listed(f'{offers.usd(usd)}/h in {zone}' for zone, usd in sorted(prices.items()))}"
     least = min(prices.values())
-    for name, most in (("spot_max_price", wanted.spot_max_price), ("max_hourly_cost", wanted.max_hourly_cost)):
+    for name, most in (("spot_max_price", inputs.spot_max_price), ("max_hourly_cost", inputs.max_hourly_cost)):
         if most is None:
             continue
         if most < least:
@@ -73,28 +73,28 @@ def _price(context: Context, kind: str, prices: dict[str, float]) -> Finding:
 
 
 def check_score(context: Context) -> list[Finding]:
-    """How likely AWS says it is that all nodes are found, zone by zone. A score promises nothing, so none fails."""
-    wanted = context.wanted
-    if not wanted.spot:
+    """Returns AWS's spot placement score of each zone. A score promises nothing, so that no score fails."""
+    inputs = context.inputs
+    if not inputs.spot:
         return []
     answer = context.api.ask(
         "ec2",
         "get_spot_placement_scores",
-        InstanceTypes=list(wanted.machine_types),
-        TargetCapacity=wanted.nodes,
+        InstanceTypes=list(inputs.machine_types),
+        TargetCapacity=inputs.nodes,
         TargetCapacityUnitType="units",
         SingleAvailabilityZone=True,
-        RegionNames=[wanted.region],
+        RegionNames=[inputs.region],
     )
     names, zones = zone_ids(context.api), standing(context).zones
     by_zone = {names.get(each["AvailabilityZoneId"], ""): each["Score"] for each in answer["SpotPlacementScores"]}
     scores = {zone: by_zone[zone] for zone in zones if zone in by_zone}
     if not scores:
         return [
-            warned(f"AWS scores no zone for {plural(wanted.nodes, 'node')}", "Declare more machine types or zones.")
+            warned(f"AWS scores no zone for {plural(inputs.nodes, 'node')}", "Declare more machine types or zones.")
         ]
-    text = f"{listed(f'{score} of 10 in {zone}' for zone, score in scores.items())} for {plural(wanted.nodes, 'node')}"
-    few = len(wanted.machine_types) < _SCORED_TYPES
+    text = f"{listed(f'{score} of 10 in {zone}' for zone, score in scores.items())} for {plural(inputs.nodes, 'node')}"
+    few = len(inputs.machine_types) < _SCORED_TYPES
     if few:
         text += f"; with fewer than {_SCORED_TYPES} machine types AWS always says little"
     if max(scores.values()) > (1 if few else _LOW_SCORE):

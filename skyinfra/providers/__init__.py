@@ -1,4 +1,4 @@
-"""One file per provider: what is declared becomes machine types, image and module inputs."""
+"""Providers: each turns a declaration into machine types, image and module inputs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from skyinfra import offers
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
@@ -21,22 +21,22 @@ from skyinfra.providers.base import Provider, Request, Selection, TerraformProvi
 _DATA = Path(__file__).with_name("aws.json")
 SCHEDULER_PORT = 8786
 _RETRIES = 8
-# Of machines that carry the same, a spot pool falls back to those that cost at most so many times the cheapest.
+# A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
 _FALLBACK_PRICE = 2.0
 
-# What a pool calls what offers are asked for.
+# Field names of the pool for the filters of an offer query.
 _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
-class CapacityBlock(Declared):
-    """Capacity that was bought for a time, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
+class CapacityBlock(Declaration):
+    """Capacity that is paid for in advance, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
 
     id: str = Field(pattern=r"^cr-[0-9a-z]+$")
 
 
-class CapacityReservation(Declared):
+class CapacityReservation(Declaration):
     """An on-demand capacity reservation, by its id, such as ``cr-0123456789abcdef0``."""
 
     id: str = Field(pattern=r"^cr-[0-9a-z]+$")
@@ -128,7 +128,7 @@ class AWS(Provider):
             head_price=_plain_price(head) if group else None,
         )
 
-    # What is bought.
+    # The purchase.
 
     def _check_purchase(self, request: Request) -> None:
         if request.spot and self.capacity is not None:
@@ -242,7 +242,7 @@ class AWS(Provider):
         about = "about, " if price.basis == "estimated" else ""
         return {"prices": known, "price_note": f"{about}{purchase} in {price.region}, {price.date}"}
 
-    # What the module gets.
+    # The inputs of the module.
 
     def _check_efa(self, chosen: list[Offer]) -> None:
         for offer in chosen if self.efa else ():
@@ -284,7 +284,7 @@ class AWS(Provider):
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What `select` has decided on; see `Selection`."""
+    """The decisions of `select`; see `Selection`."""
 
     accelerator: Accelerator | None
     machine_types: tuple[str, ...]
@@ -302,7 +302,7 @@ def _data() -> dict[str, Any]:
 
 
 def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
-    """The machine types to try: the first, and for spot what costs not much more, cheapest first."""
+    """Returns the machine types to try: the first, and for spot those at a similar price, cheapest first."""
     price = found[0].price(spot=spot)
     if not spot or price is None:
         return found[:1]
@@ -311,7 +311,7 @@ def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
 
 
 def _interfaces(offer: Offer) -> list[dict[str, object]]:
-    """One network interface on each card. Where there is a card more than adapters, the first one is plain."""
+    """Returns a network interface for each card. With one card more than adapters, the first interface is plain."""
     cards = offer.network_cards or offer.efa_interfaces
     plain = cards - offer.efa_interfaces
     return [

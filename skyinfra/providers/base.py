@@ -1,4 +1,4 @@
-"""What every provider answers: which machine carries the declared accelerators, and with which module inputs."""
+"""The base of providers: the request of a pool, and the selected machines and module inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.offers import Price
 
 
@@ -30,7 +30,7 @@ class TerraformProvider:
     source: str
     version: str
     config: tuple[tuple[str, str], ...]
-    # What every configuration of it has besides.
+    # Settings of every configuration of the provider.
     settings: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -41,7 +41,7 @@ class TerraformProvider:
 
 @dataclass(frozen=True)
 class Request:
-    """What a pool asks a provider for.
+    """The request of a pool to its provider.
 
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a provider chose for a pool.
+    """The machines and module inputs that a provider chose for a pool.
 
     accelerator: the one that was chosen, with its count on one node; None for CPU nodes. machine_types: in order of
     preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
@@ -101,16 +101,16 @@ class Selection:
 
     @property
     def hourly_cost(self) -> float | None:
-        """USD per hour and node of the first machine type; None where it is not known, or nothing is bought."""
+        """USD per hour and node of the first machine type; None where it is not known, or for local nodes."""
         price = self.prices.get(self.machine_types[0])
         return price.usd_per_hour if price else None
 
 
-class Provider(Declared):
-    """Where the nodes of a pool come from. ``kind`` names the provider and its folder below modules/."""
+class Provider(Declaration):
+    """The provider of the nodes of a pool. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]
-    # How its nodes take their configuration: "node.json" is the file itself.
+    # The form of the nodes' configuration: "node.json" is the file itself.
     boots: ClassVar[str] = "node.json"
 
     def terraform(self) -> TerraformProvider | None:

@@ -26,7 +26,7 @@ class Local(Provider):
     wait_seconds: int = Field(default=300, ge=1)
 
     def select(self, request: Request) -> Selection:
-        """This machine, as it is. Raises `NotSupported` for what only a bought machine could promise."""
+        """Selects this machine. Raises `NotSupported` for fields that only a cloud node supports."""
         self._refuse(request)
         accelerator = request.accelerators[0] if request.accelerators else None
         if accelerator is not None:
@@ -59,5 +59,5 @@ class Local(Provider):
                     "a local node is this machine as it is, with this Python",
                     field=field,
                     given=value,
-                    hint=f"Leave {field} out for sky.Local(), or declare a provider whose machines are bought.",
+                    hint=f"Leave {field} out for sky.Local(), or declare a provider of cloud nodes.",
                 )

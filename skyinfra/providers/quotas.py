@@ -14,7 +14,7 @@ _DATA = Path(__file__).with_name("quotas.json")
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One quota of Service Quotas: the service's code, the quota's code and its name."""
+    """A quota of Service Quotas: the service's code, the quota's code and its name."""
 
     service: str
     code: str
@@ -45,10 +45,10 @@ def vcpu_quota(machine_type: str, *, spot: bool = False) -> Quota | None:
 
 
 def vpc_quota() -> Quota:
-    """How many VPCs a region may have."""
+    """Returns the quota of VPCs in a region."""
     return Quota(*_data()["vpcs"])
 
 
 def address_quota() -> Quota:
-    """How many Elastic IPs a region may have."""
+    """Returns the quota of Elastic IPs in a region."""
     return Quota(*_data()["addresses"])

@@ -1,4 +1,4 @@
-"""Where Terraform keeps the state of a stack."""
+"""Backends: the places for the Terraform state of a stack."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from skyinfra.declared import Declared
+from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField
 
 
-class LocalState(Declared):
+class LocalState(Declaration):
     """The state in a file. path: counted from the project folder; None is ``terraform.STACK.tfstate``."""
 
     path: str | None = None
 
 
-class S3(Declared):
-    """The state in an S3 bucket, or in a store that speaks its language. The words are those of the Terraform backend.
+class S3(Declaration):
+    """The state in an S3 bucket, or in a compatible store. The fields are those of the Terraform backend.
 
     bucket, key: where. region: of the bucket; stores that have none take any, such as ``us-east-1``. profile: of the
     credentials, which come from there or from the environment, never from the declaration. role_arn: a role to take on
@@ -42,7 +42,7 @@ class S3(Declared):
     def _address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "")
         if value is not None and (parts.scheme not in ("http", "https") or not parts.hostname or parts.username):
-            # What is given is not repeated: it may hold credentials.
+            # The given value is not repeated: it may hold credentials.
             raise InvalidField(
                 "expected an address without credentials, such as https://minio.example.com", field="S3.endpoint"
             )
@@ -66,8 +66,8 @@ class S3(Declared):
         }
 
 
-class HCPTerraform(Declared):
-    """The state, and the runs where the workspace says so, in HCP Terraform.
+class HCPTerraform(Declaration):
+    """The state in HCP Terraform, with remote runs where the workspace has them.
 
     The token comes from Terraform's own CLI configuration (``terraform login``).
     """

@@ -1,4 +1,4 @@
-"""What clouds refuse, said clearly: known error codes in Terraform's diagnostics, from cloud_errors.json."""
+"""Known error codes of clouds in Terraform's diagnostics, from cloud_errors.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Diagnostic = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One refusal that is known.
+    """A known refusal by a cloud.
 
     cause: name of the exception class. code: the cloud's own; empty where it gave none. address: of the resource or of
     the Terraform provider. says: what it means. words: the cloud's own sentence. hint: what would work.
@@ -74,13 +74,13 @@ def _known() -> tuple[_Known, ...]:
 
 
 def _pattern(codes: Sequence[str]) -> re.Pattern[str] | None:
-    """One of *codes* where a cloud's SDK writes it: ``api error CODE: ...``, ``CODE: ...`` or ``CODE - ...``."""
+    """Returns a pattern for *codes* as cloud SDKs print them: ``api error CODE: ..``, ``CODE: ..``, ``CODE - ..``."""
     names = "|".join(map(re.escape, codes))
     return re.compile(rf"(?<![\w.-])({names})(?=: | - )|(?<=api error )({names})(?!\w)") if codes else None
 
 
 def refusals(diagnostics: Sequence[Diagnostic]) -> tuple[Refusal, ...]:
-    """Those of *diagnostics* that are known, in their order."""
+    """Returns the known refusals among *diagnostics*, in their order."""
     return tuple(found for address, text in diagnostics if (found := _read(address, text)) is not None)
 
 
@@ -107,7 +107,7 @@ def _sentences(text: str, found: re.Match[str] | None) -> str:
 
 
 def _words(text: str) -> str:
-    """The cloud's own sentence, without what only it can read."""
+    """Returns the cloud's own sentence, without encoded parts."""
     line = text.lstrip(" :-\n").partition("\n")[0]
     line = re.sub(r"\s*Encoded authorization failure message: \S+", "", line)
     return re.sub(r"\s*(Launching EC2 instance failed\.|\(?[Rr]equest ?ID: [\w-]+\)?,?)", "", line).strip()

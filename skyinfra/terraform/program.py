@@ -92,7 +92,7 @@ def find_program() -> tuple[str, ...]:
 
 @dataclass
 class _Run:
-    """What one terraform command printed: diagnostics, and what was not JSON. remote: see `Plan.run`."""
+    """The output of one terraform command: diagnostics, and lines that are no JSON. remote: see `Plan.run`."""
 
     errors: list[tuple[str, str]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Run:
     remote: str | None = None
 
     def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
-        """The error for this run: what a cloud is known to refuse, a locked state, or else Terraform's own words.
+        """The error for this run: a known refusal by a cloud, a locked state, or else Terraform's own message.
 
         terraform: the words of a command line that runs Terraform in the same folder.
         """
@@ -174,7 +174,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         try:
             text = self._run("output", json=IsFlagged).printed
         except TerraformFailed as error:
-            # What HCP Terraform says of a workspace that has no state yet.
+            # The message of HCP Terraform for a workspace without a state.
             if "could not read state version outputs: resource not found" in error.message:
                 return {}
             raise
@@ -188,7 +188,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         collect: Callable[[dict[str, Any]], None] | None = None,
         **options: Any,
     ) -> _Run:
-        """Runs a command. What it prints is told to *listener*, or kept as ``printed`` where there is none."""
+        """Runs a command. Its output goes to *listener*, or to ``printed`` without one."""
         words = [*self.program, *self.generate_cmd_string(command, *arguments, **options)[1:]]
         run = _Run()
         with (

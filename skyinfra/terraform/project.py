@@ -1,4 +1,4 @@
-"""The project: cdktf.json, what its program synthesized, and what Terraform says is deployed.
+"""The project: cdktf.json, the stacks that its program synthesized, and the fleets in Terraform's outputs.
 
 Works on the same cdktf.json, cdktf.out and state as the cdktf command line, so the two can be mixed freely.
 """
@@ -34,7 +34,7 @@ from skyinfra.terraform.program import Terraform
 
 @dataclass(frozen=True)
 class SynthesizedStack:
-    """One stack as it was synthesized.
+    """A synthesized stack.
 
     folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
     providers: the configurations of every Terraform provider by its name.
@@ -75,7 +75,7 @@ class SynthesizedStack:
         return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
 
     def fleet(self, pool: str) -> Manifest:
-        """The manifest of one deployed pool. Raises `PoolNotFound`, `FleetNotDeployed` and what `fleets` raises."""
+        """Returns the manifest of a deployed pool. Raises `PoolNotFound`, `FleetNotDeployed`, and as `fleets` does."""
         declared = [p["name"] for p in self.pools]
         fleets = self.fleets()
         if pool in fleets:
@@ -224,7 +224,7 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
 
 
 def node_environment() -> dict[str, str]:
-    """What jsii needs in the environment: a Node, that of the toolchain extra where none is on PATH; and to be quiet.
+    """Returns the environment for jsii: quiet, with a Node, that of the toolchain extra where none is on PATH.
 
     Raises `MissingDependency`.
     """
@@ -248,11 +248,11 @@ def node_environment() -> dict[str, str]:
 
 
 def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
-    """What a person needs of the program's last words: our own message, or the exception and where it was raised."""
+    """Returns the relevant part of the program's output: our message, or the exception and where it was raised."""
     if os.environ.get("SKYINFRA_DEBUG"):
         sys.stderr.write(stderr)
     lines = stderr.rstrip().splitlines()
-    # Of exceptions that followed one another, the last traceback is that of the one that ended the program.
+    # With chained exceptions, the last traceback is that of the exception that ended the program.
     last_traceback = max((i for i, line in enumerate(lines) if line.startswith("Traceback ")), default=0)
     for index in range(len(lines) - 1, last_traceback - 1, -1):
         ours = re.match(r"skyinfra\.\w+: (.*)", lines[index])

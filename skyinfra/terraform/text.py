@@ -1,4 +1,4 @@
-"""What Terraform prints for a person, read: errors without their frames, and runs that HCP Terraform carries out.
+"""Reads Terraform's text output: errors without their frames, and runs on HCP Terraform.
 
 Such a run is shown as text, whatever is asked for: ``-json`` speaks only where Terraform itself does the work.
 """
@@ -15,7 +15,7 @@ from skyinfra.errors import StateLocked
 
 @dataclass(frozen=True)
 class Event:
-    """One step of a plan or apply.
+    """A step of a plan or apply.
 
     kind: ``planned``, ``start``, ``progress``, ``output``, ``done``, ``failed`` or ``text``. address: of the resource.
     action: create, update, delete, replace, read. seconds: since the resource's start. text: a line for a person.
@@ -54,7 +54,7 @@ _RUN = re.compile(r"^https://\S+/runs/run-[\w-]+$")
 
 
 def event_of(line: str) -> Event:
-    """The step that a *line* of a remote run tells of; one that tells of none is ``text``, without colours."""
+    """Returns the step in a *line* of a remote run; for another line, ``text`` without colours."""
     line = bare(line, strip=False)
     if found := _PLANNED.match(line):
         return Event("planned", found["address"], _ACTIONS[found["action"] or found["again"]])
@@ -66,7 +66,7 @@ def event_of(line: str) -> Event:
 
 
 def run_address(lines: Sequence[str]) -> str | None:
-    """Where a person sees the remote run whose *lines* these are; None where it is no such run."""
+    """Returns the web address of the remote run that printed *lines*; None for another run."""
     return next((text for text in map(bare, lines) if _RUN.match(text)), None)
 
 
@@ -112,7 +112,7 @@ _PROVISIONER = re.compile(
 
 
 def without_provisioner(text: str) -> str:
-    """*text* without what Terraform says about a local node that failed, which speaks for itself."""
+    """Returns *text* without Terraform's words about a failed local node, which explains itself."""
     return _PROVISIONER.sub("", text)
 
 
@@ -127,7 +127,7 @@ def bare(text: str, *, strip: bool = True) -> str:
     return text.strip() if strip else text
 
 
-# Where in which file an error is: the lines between its first one and its reason.
+# The place of an error in a file: the lines between its first one and its reason.
 _PLACE = re.compile(r"\n\n  (?:with (?P<address>\S.*?),\n  )?on \S+ line \d+.*?(?=\n\n|\Z)", re.DOTALL)
 
 
@@ -149,7 +149,7 @@ def _unbroken(text: str) -> str:
 
 
 def plain_errors(text: str) -> list[tuple[str, str]]:
-    """The errors of a command that speaks no JSON: the address of each, where it has one, and all that it says."""
+    """Returns the errors of a command without JSON output: the address of each, where it has one, and its text."""
     found = []
     for part in re.split(r"^Error: ", _unbroken(bare(text)), flags=re.MULTILINE)[1:]:
         place = _PLACE.search(part)
@@ -158,5 +158,5 @@ def plain_errors(text: str) -> list[tuple[str, str]]:
 
 
 def without_place(text: str) -> str:
-    """One of the `plain_errors` without the lines of the file that it is in, as ``-json`` says it."""
+    """Returns one of the `plain_errors` without the lines of its file, as ``-json`` prints it."""
     return re.sub(r"\n\n+", "\n", _PLACE.sub("", text, count=1)).strip()

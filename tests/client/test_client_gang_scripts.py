@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.run import options_first, run_gang
+from skyinfra.cli.options import options_first
+from skyinfra.cli.run import run_gang
 from skyinfra.client import open_pool
 from skyinfra.tasks import Task
 

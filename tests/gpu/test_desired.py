@@ -15,6 +15,7 @@ from skyinfra import InvalidNodeConfig
 from skyinfra.gpu import desired
 from skyinfra.gpu.desired import Desired, clear_desired, write_desired
 from skyinfra.mig import Placement
+from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
@@ -43,14 +44,14 @@ def directory(tmp_path: Path) -> NodeDirectory:
 def test_on_the_head_the_written_layout_stands_above_the_configured_one(directory: NodeDirectory) -> None:
     head = config(head=True)
     assert desired.find(head, "a", directory) == Desired(head, "node.json")
-    assert desired.stamp(directory.desired_file) is None
+    assert folder.stamp(directory.desired_file) is None
     write_desired(directory.path, [SMALL])
     found = desired.find(head, "a", directory)
     assert (layouts(found), found.source, found.refused) == ((SMALL,), "desired.json", None)
     assert found.layout == LAYOUT
-    first = desired.stamp(directory.desired_file)
+    first = folder.stamp(directory.desired_file)
     write_desired(directory.path, [])
-    assert desired.stamp(directory.desired_file) != first
+    assert folder.stamp(directory.desired_file) != first
     assert layouts(desired.find(head, "a", directory)) == ()
     clear_desired(directory.path)
     clear_desired(directory.path)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.preflight import show_report
+from skyinfra.cli.stacks import show_report
 from skyinfra.preflight import preflight
 from skyinfra.preflight.api import ATTEMPTS
 from skyinfra.preflight.aws import ACTIONS

@@ -1,4 +1,4 @@
-"""``skyinfra mig show | check | profiles | layouts``: GPUs and their layouts, drawn and listed."""
+"""``skyinfra mig show | check | profiles | layouts``: drawings and lists of profiles and layouts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
-from skyinfra.cli.strips import STYLES
+from skyinfra.cli.drawing import layout_text
 from skyinfra.errors import InvalidField, InvalidLayout
-from skyinfra.mig.drawing import EXPECTED, boxes, facts, tone
+from skyinfra.mig.drawing import EXPECTED
+
+_SOURCES = ("name", "profile_id", "starts")
 
 
 @dataclass(frozen=True)
-class Target:
+class NamedGpu:
     """The GPU that was named: its name, geometry, how many, and the layout behind the slash."""
 
     name: str
@@ -30,28 +31,28 @@ class Target:
     declared: str | mig.PerGpu | None
 
 
-def read_target(text: str, layout: str | None = None) -> Target:
-    """From an accelerator string or the key of a geometry, and a layout given beside it.
+def read_gpu(text: str, layout: str | None = None) -> NamedGpu:
+    """Reads an accelerator string or the key of a geometry, and a layout given beside it.
 
     The layout is read, not placed. Raises what reading an accelerator raises, and MigNotSupported.
     """
     if text in mig.models():
-        target = Target(text, mig.geometry(text), None, None)
+        named = NamedGpu(text, mig.geometry(text), None, None)
     else:
         read = grammar.read(text)
         spelling = read.spelling
         accelerator = Accelerator(spelling.name, memory=spelling.memory_gb, form_factor=spelling.form_factor)
-        target = Target(str(accelerator), accelerator.mig_geometry(), read.count, read.mig)
+        named = NamedGpu(str(accelerator), accelerator.mig_geometry(), read.count, read.mig)
     if layout is None:
-        return target
-    if target.declared is not None:
-        raise InvalidLayout("the layout is given twice", given=f"{target.declared} and {layout}")
-    return replace(target, declared=mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout))
+        return named
+    if named.declared is not None:
+        raise InvalidLayout("the layout is given twice", given=f"{named.declared} and {layout}")
+    return replace(named, declared=mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout))
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One GPU's layout as it is shown: how far its placement got, and the picture of that."""
+    """The layout of one GPU for output: how far its placement got, and the picture of that."""
 
     title: str
     tried: mig.Attempt
@@ -59,7 +60,7 @@ class Shown:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """Pairs of a word and a sentence: why the rest has no place and what would have; or what else would."""
+        """Pairs of a word and a sentence: why the rest has no placement, and alternatives; or others that fit."""
         if self.tried.missing:
             missing = ", ".join(name if count == 1 else f"{name}*{count}" for name, count in self.tried.missing)
             instead = " or ".join(mig.text(names) for names in self.instead)
@@ -69,7 +70,7 @@ class Shown:
 
     @property
     def instead(self) -> tuple[tuple[str, ...], ...]:
-        """Combinations of profiles that have a placement and come near to one that has none."""
+        """The nearest combinations of profiles that have a placement."""
         if not self.tried.missing:
             return ()
         wanted = Counter(placement.profile for placement in self.tried.layout)
@@ -86,16 +87,16 @@ class Shown:
 
 def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_json: bool) -> int:
     """Draws it. Returns the exit code: 2 where a layout has no placement."""
-    target = read_target(accelerator, layout)
-    shown = _shown(target)
+    named = read_gpu(accelerator, layout)
+    shown = _shown(named)
     if svg is not None:
         _write(svg, mig.svg([(each.title, each.picture, each.notes) for each in shown]))
     if as_json:
-        tables.print_json(_document(target, shown))
+        tables.print_json(_document(named, shown))
     else:
         out = tables.console()
         for each in shown:
-            out.print(_text(each), soft_wrap=True)
+            out.print(layout_text(each.title, each.picture, each.notes), soft_wrap=True)
         if svg is not None:
             out.print(f"written to {escape(str(svg))}")
     return 2 if any(each.tried.missing for each in shown) else 0
@@ -106,23 +107,23 @@ def check_layout(accelerator: str, layout: str | None, *, driver: str | None) ->
 
     Raises DriverTooOld where *driver* does not offer the layout.
     """
-    target = read_target(accelerator, layout)
-    if target.declared is None:
+    named = read_gpu(accelerator, layout)
+    if named.declared is None:
         raise InvalidLayout("there is no layout to check", hint='Write it behind the accelerator: H100 "3g.40gb*2".')
-    shown = _shown(target)
+    shown = _shown(named)
     impossible = [each for each in shown if each.tried.missing]
     for each in impossible:
-        tables.console().print(_text(each), soft_wrap=True)
+        tables.console().print(layout_text(each.title, each.picture, each.notes), soft_wrap=True)
     for each in shown if driver else ():
-        mig.check_driver(each.tried.layout, target.geometry, driver or "")
+        mig.check_driver(each.tried.layout, named.geometry, driver or "")
     if not impossible:
-        tables.print_json(_document(target, shown))
+        tables.print_json(_document(named, shown))
     return 1 if impossible else 0
 
 
 def show_profiles(accelerator: str, *, as_json: bool) -> None:
     """Lists the profiles of a GPU."""
-    geometry = read_target(accelerator).geometry
+    geometry = read_gpu(accelerator).geometry
     if as_json:
         fields = asdict(geometry)
         named = [
@@ -138,9 +139,9 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
             profile.name,
             f"{profile.memory_gb} GB",
             str(profile.compute_slices),
-            _known(profile.sm),
-            _known(profile.max_count),
-            _known(profile.size),
+            tables.known(profile.sm),
+            tables.known(profile.max_count),
+            tables.known(profile.size),
             starts + (" (expected)" if profile.expected else ""),
         )
     out = tables.console()
@@ -150,8 +151,8 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
 
 def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, as_json: bool) -> None:
     """Lists the layouts of a GPU beside which nothing more fits."""
-    target = read_target(accelerator)
-    geometry = target.geometry
+    named = read_gpu(accelerator)
+    geometry = named.geometry
     profiles = tuple(p.name for p in geometry.profiles) if every_profile else mig.plain_profiles(geometry)
     placed = mig.maximal_layouts(geometry, profiles, driver=driver)
     maximal = mig.maximal_multisets(geometry, profiles, driver=driver)
@@ -159,7 +160,7 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
         out = tables.console()
         out.print(_layout_table(placed, maximal, geometry))
         out.print(
-            f"{len(placed)} layouts of {target.name} beside which nothing fits, {len(maximal)} maximal combinations"
+            f"{len(placed)} layouts of {named.name} beside which nothing fits, {len(maximal)} maximal combinations"
         )
         if any(geometry.profile(name).expected for name in profiles):
             out.print(EXPECTED)
@@ -167,7 +168,7 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
     every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
     tables.print_json(
         {
-            "accelerator": target.name,
+            "accelerator": named.name,
             "model": geometry.model,
             "profiles": list(profiles),
             "placements": [
@@ -198,23 +199,16 @@ def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]]
     return made
 
 
-_SOURCES = ("name", "profile_id", "starts")
-
-
-def _known(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
-
-
-def _shown(target: Target) -> list[Shown]:
-    if isinstance(target.declared, mig.PerGpu):
-        if target.count not in (None, len(target.declared.layouts)):
-            given = f"{len(target.declared.layouts)} layouts for {target.count} GPUs"
+def _shown(named: NamedGpu) -> list[Shown]:
+    if isinstance(named.declared, mig.PerGpu):
+        if named.count not in (None, len(named.declared.layouts)):
+            given = f"{len(named.declared.layouts)} layouts for {named.count} GPUs"
             raise InvalidLayout("each GPU needs its own layout", given=given)
         return [
-            _one(f"{target.name}, GPU {index}: {each}", each, target.geometry)
-            for index, each in enumerate(target.declared.layouts)
+            _one(f"{named.name}, GPU {index}: {each}", each, named.geometry)
+            for index, each in enumerate(named.declared.layouts)
         ]
-    return [_one(f"{target.name}: {target.declared or 'empty'}", target.declared, target.geometry)]
+    return [_one(f"{named.name}: {named.declared or 'empty'}", named.declared, named.geometry)]
 
 
 def _one(title: str, declared: str | None, geometry: mig.Geometry) -> Shown:
@@ -225,28 +219,11 @@ def _one(title: str, declared: str | None, geometry: mig.Geometry) -> Shown:
     return Shown(title, tried, mig.picture(tried.layout, geometry))
 
 
-def _text(shown: Shown) -> Text:
-    picture = shown.picture
-    made = Text(f"{shown.title}\n", style="bold")
-    for line in boxes(picture):
-        for piece, index in line:
-            profile = None if index is None else picture.segments[index].profile
-            style = "not bold"
-            if profile is not None:
-                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
-            made.append(piece, style=style)
-        made.append("\n")
-    for word, sentence in [*facts(picture), *shown.notes]:
-        made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
-    made.rstrip()
-    return made
-
-
-def _document(target: Target, shown: list[Shown]) -> dict[str, Any]:
+def _document(named: NamedGpu, shown: list[Shown]) -> dict[str, Any]:
     return {
-        "accelerator": target.name,
-        "model": target.geometry.model,
-        "declared": None if target.declared is None else str(target.declared),
+        "accelerator": named.name,
+        "model": named.geometry.model,
+        "declared": None if named.declared is None else str(named.declared),
         "fits": not any(each.tried.missing for each in shown),
         "gpus": [_gpu(each) for each in shown],
     }

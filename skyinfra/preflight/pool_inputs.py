@@ -1,4 +1,4 @@
-"""What a pool asks of AWS, read from the synthesized stack: its module's inputs and its Terraform provider."""
+"""The inputs of a pool's AWS module and Terraform provider, read from the synthesized stack."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from skyinfra.terraform.project import SynthesizedStack
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """One pool on AWS; the fields are those of modules/aws.
+class PoolInputs:
+    """The inputs of one pool on AWS; the fields are those of modules/aws.
 
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
@@ -53,7 +53,7 @@ class Wanted:
 
     @property
     def purchase(self) -> str:
-        """As EC2 names it: spot, capacity-block or on-demand."""
+        """The purchase option as EC2 names it: spot, capacity-block or on-demand."""
         return "spot" if self.spot else "capacity-block" if self.capacity_block_id else "on-demand"
 
     @property
@@ -66,13 +66,13 @@ class Wanted:
         return self.interfaces.get(machine_type, 1)
 
 
-def read(stack: SynthesizedStack, pool: dict[str, Any]) -> Wanted:
-    """What *pool*, one of `stack.pools`, asks of AWS."""
+def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
+    """Reads the inputs of *pool*, one of `stack.pools`."""
     name = pool["name"]
     module, configuration = stack.modules[name], stack.configuration(name)
     types = tuple(module["machine_types"])
     grouped = len(types) > 1 or (module["spot"] and module["node_count"] > 1)
-    return Wanted(
+    return PoolInputs(
         stack=stack.name,
         pool=name,
         region=configuration["region"],

@@ -1,4 +1,4 @@
-"""The partitions of live GPUs, one line for each GPU: what ``skyinfra status`` draws."""
+"""Drawings of GPUs for a terminal: the partitions of live GPUs, and MIG layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from skyinfra.mig.drawing import strip
+from skyinfra.mig.drawing import Picture, boxes, facts, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
@@ -31,7 +31,7 @@ STYLES = (
 
 @dataclass(frozen=True)
 class GpuStrip:
-    """One divided GPU of a node, as the registrations of its slots describe it.
+    """A divided GPU of a node, as the registrations of its slots describe it.
 
     units: of the whole GPU; start and size of the partitions count in them. missing: slots that are to stand on it and
     are not there. tasks: those that run on each of the slots.
@@ -80,7 +80,7 @@ def strips(
     wanted: Sequence[ManifestSlot],
     running: Mapping[str, Sequence[RunningTask]] | None = None,
 ) -> list[GpuStrip]:
-    """The divided GPUs of one node, by index, from its *live* slots and those that it is to have.
+    """Returns the divided GPUs of a node, by index, from its *live* slots and the slots of its manifest.
 
     running: the tasks that run, by the name of the slot.
     """
@@ -102,7 +102,7 @@ def strips(
 
 
 def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
-    """The drawing: a line for the GPUs of a node that are alike, and another one for what they do, if they do anything.
+    """Returns the drawing: a line for the GPUs of a node that are alike, and one for their tasks, if there are any.
 
     *nodes*: names, and their GPUs.
     """
@@ -127,7 +127,7 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
 
 
 def _below(cells: Sequence[tuple[str, int | None]], doing: Sequence[str]) -> str:
-    """What stands below *cells*: the tasks, each in the width of its partition."""
+    """Returns the line below *cells*: the tasks, each in the width of its partition."""
     names = ["" if index is None else doing[index] for _, index in cells]
     cut = [
         name if len(name) <= len(text) else f"{name[: len(text) - 1]}…"
@@ -148,3 +148,20 @@ def _ranges(numbers: Sequence[int]) -> str:
     """``0-3, 6`` for 0, 1, 2, 3 and 6."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) -> Text:
+    """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines."""
+    made = Text(f"{title}\n", style="bold")
+    for line in boxes(picture):
+        for piece, index in line:
+            profile = None if index is None else picture.segments[index].profile
+            style = "not bold"
+            if profile is not None:
+                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
+            made.append(piece, style=style)
+        made.append("\n")
+    for word, sentence in [*facts(picture), *notes]:
+        made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
+    made.rstrip()
+    return made

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from skyinfra.cli.strips import STYLES, GpuStrip, lines, strips
+from skyinfra.cli.drawing import STYLES, GpuStrip, lines, strips
 from skyinfra.client.fleet import RunningTask
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot

@@ -1,0 +1,230 @@
+"""Output of ``skyinfra synth | plan | deploy | destroy | preflight``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from skyinfra.cli import tables
+from skyinfra.deploy.cost import HOURS, Cost, PoolCost
+from skyinfra.deploy.reporting import short
+from skyinfra.offers import usd
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.project import Project, SynthesizedStack
+
+if TYPE_CHECKING:
+    from skyinfra.preflight import Report, Result
+
+_SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
+_COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
+
+
+def synthesize(name: str | None) -> SynthesizedStack:
+    """Synthesizes the project and returns the stack, after a table of its pools on stderr."""
+    project = Project.find()
+    stack = project.stack(name, stacks=project.synth())
+    show_choices((stack,), to_stderr=True)
+    return stack
+
+
+def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:
+    """Prints the chosen machine and price of every pool."""
+    stacks = list(stacks)
+    if as_json:
+        tables.print_json(
+            {"stacks": [{"name": s.name, "folder": str(s.folder), "pools": list(s.pools)} for s in stacks]}
+        )
+        return
+    made = tables.table("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE")
+    for stack in stacks:
+        for pool in stack.pools:
+            accelerator = pool.get("accelerator") or "none (CPU)"
+            made.add_row(
+                stack.name,
+                pool["name"],
+                pool["provider"],
+                str(pool["nodes"]),
+                ", ".join(pool["machine_types"]),
+                escape(f"{accelerator}{tables.simulated_mark(pool['simulated'])}"),
+                str(pool["slots_per_node"]),
+                _price(pool),
+            )
+    tables.console(to_stderr=to_stderr).print(made)
+
+
+def _price(pool: dict[str, Any]) -> str:
+    """Returns the price per hour of all nodes and a separate head, with region and date."""
+    if pool.get("hourly_cost") is None:
+        return str(pool["price_note"])
+    head = pool.get("head_price")
+    amount = pool["hourly_cost"] * pool["nodes"] + (head["usd_per_hour"] if head else 0.0)
+    about = f"; with{'' if head else 'out'} its head" if pool.get("head") else ""
+    return f"${amount:.2f}/h ({pool['price_note']}{about})"
+
+
+def show_plan(
+    name: str, plan: Plan, *, as_json: bool = False, to_stderr: bool = False, cost: Cost | None = None
+) -> None:
+    """Prints the changes of *plan*, then the *cost*; as JSON, both in one document."""
+    if as_json:
+        document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
+        if plan.run is not None:
+            document["run"] = plan.run
+        tables.print_json(document if cost is None else {**document, "cost": cost.to_json()})
+        return
+    out = tables.console(to_stderr=to_stderr)
+    if plan.empty:
+        out.print(f"{name}: no changes, everything is as declared")
+    else:
+        for action, address in plan.changes:
+            out.print(f"  {_SIGNS.get(action, escape(action))} {escape(short(address))}")
+        actions = [action for action, _ in plan.changes]
+        counts = {action: actions.count(action) for action in ("create", "update", "replace", "delete")}
+        text = ", ".join(f"{count} to {action}" for action, count in counts.items() if count)
+        out.print(f"{name}: {text or 'outputs change'}")
+        if plan.run is not None:
+            out.print(f"{name}: planned by HCP Terraform: {plan.run}", soft_wrap=True)
+    if cost is not None:
+        show_cost(name, cost, to_stderr=to_stderr)
+
+
+def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
+    """Prints the cost of each pool and of all pools, with the dates of the prices and the extra costs."""
+    out = tables.console(to_stderr=to_stderr)
+    if all(pool.free for pool in cost.pools):
+        if cost.pools:
+            out.print(f"{name} costs nothing: it runs on this machine")
+        return
+    made = tables.table("POOL", "NODES", "MACHINE", "PER HOUR", "PER 30 DAYS", "PRICE")
+    for pool in cost.pools:
+        others = f" or {pool.others} more" if pool.others else ""
+        made.add_row(
+            pool.pool,
+            str(pool.nodes),
+            escape(f"{pool.machine}{others}"),
+            _amount(pool, 1),
+            _amount(pool, HOURS),
+            escape(pool.note),
+        )
+    if len(cost.pools) > 1:
+        about = "~" if any(pool.estimated for pool in cost.pools) else ""
+        made.add_row("all", "", "", f"{about}{usd(cost.usd_per_hour)}", f"{about}{usd(cost.usd_per_30_days)}", "")
+    out.print(made)
+    for line in _cost_remarks(cost):
+        out.print(escape(line), soft_wrap=True)
+
+
+def _amount(pool: PoolCost, hours: int) -> str:
+    amount = pool.usd_per_hour
+    if pool.free:
+        return "free"
+    return "unknown" if amount is None else f"{'~' if pool.estimated else ''}{usd(amount * hours)}"
+
+
+def _head(pool: PoolCost) -> str:
+    what = f"its head, {pool.head} on demand, a machine besides the nodes,"
+    if pool.head_price is None:
+        return f"{what} is not in the sum, for its price is not known."
+    if pool.price is None:
+        return f"{what} costs {pool.head_price}."
+    return f"{what} is in the sum at {pool.head_price}."
+
+
+def _cost_remarks(cost: Cost) -> list[str]:
+    lines = []
+    for pool in cost.pools:
+        if pool.elsewhere is not None:
+            lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
+        if pool.dearest is not None:
+            machine, price = pool.dearest
+            lines.append(f"{pool.pool}: up to {usd(pool.of_nodes(price))}/h if all nodes are {machine}.")
+        if pool.head is not None:
+            lines.append(f"{pool.pool}: {_head(pool)}")
+    if cost.unknown:
+        which = "all" if len(cost.unknown) == len(cost.pools) else ", ".join(cost.unknown)
+        lines.append(f"Not in the sum, for its price is not known: {which}.")
+    if any(pool.estimated for pool in cost.pools):
+        lines.append("~ is an estimate, not a quote.")
+    lines.append("These are the machines at the prices of their date; disks, public addresses and traffic cost extra.")
+    return lines
+
+
+@dataclass(frozen=True)
+class Approval:
+    """Shows a plan and its cost, and asks whether to apply it."""
+
+    name: str
+    verb: str
+    auto_approve: bool
+    cost: Cost | None = None
+
+    def __call__(self, plan: Plan) -> bool:
+        show_plan(self.name, plan, to_stderr=True, cost=self.cost)
+        if self.auto_approve:
+            return True
+        if not sys.stdin.isatty():
+            typer.echo(f"error: nobody can be asked here; give --auto-approve to {self.verb}", err=True)
+            raise typer.Exit(2)
+        return typer.confirm(f"{self.verb.capitalize()} {self.name}?", err=True)
+
+
+def show_fleets(stack: SynthesizedStack) -> None:
+    """Prints a line for each deployed fleet."""
+    out = tables.console()
+    for manifest in stack.fleets().values():
+        nodes = tables.counted(manifest.node_count, "node")
+        slots = tables.counted(len(manifest.slots) * manifest.node_count, "slot")
+        mark = tables.simulated_mark(manifest.simulated)
+        out.print(f"{manifest.fleet}: {nodes}, {slots}{mark}, head {manifest.head}")
+
+
+def wait_for_nodes(stack: SynthesizedStack, patience: float) -> None:
+    """Waits until the fleets of cloud nodes are ready, and prints their progress on stderr.
+
+    Local nodes are ready when Terraform is. Raises the errors of `wait_until_ready`.
+    """
+    from skyinfra.client.arrival import wait_until_ready
+
+    for name, manifest in stack.fleets().items():
+        if manifest.provider == "local":
+            continue
+
+        def say(text: str, name: str = name) -> None:
+            sys.stderr.write(f"{name}: {text}\n")
+            sys.stderr.flush()
+
+        wait_until_ready(manifest, patience=patience, on_change=say)
+
+
+def check(stack: SynthesizedStack, *, as_json: bool) -> Report:
+    """Runs the preflight checks of *stack* and prints their results."""
+    from skyinfra.preflight import preflight
+
+    with tables.console(to_stderr=True).status(f"preflight {stack.name}: asking the providers ..."):
+        report = preflight(stack)
+    if as_json:
+        tables.print_json(report.to_json())
+    else:
+        show_report(report)
+    return report
+
+
+def show_report(report: Report) -> None:
+    """Prints a line for each check, then what to do about those that did not pass."""
+    out = tables.console()
+    made = tables.table("POOL", "CHECK", "RESULT", "FOUND")
+    for line in report.lines:
+        made.add_row(line.pool, line.check, f"[{_COLOURS[line.result]}]{line.result}[/]", escape(line.found))
+    out.print(made)
+    # Below the table and not folded, so that commands can be copied.
+    for line in report.lines:
+        if line.to_do:
+            out.print(f"{line.pool}, {line.check}: {escape(line.to_do)}", soft_wrap=True)
+    counts = {result: report.count(result) for result in _COLOURS}
+    text = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    out.print(f"{report.stack}: {text or 'no pools'}")
