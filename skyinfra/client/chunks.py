@@ -1,4 +1,4 @@
-"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.worker.chunks`.
+"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.worker.execute`.
 
 What ends otherwise than by its outcome being told, for whatever reason, is sent again on its own.
 """
@@ -12,16 +12,14 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import distributed
-from distributed.client import FutureCancelledError
-
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
+from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import Outcome
 from skyinfra.tasks.pickling import Shipment
-from skyinfra.worker import chunks
+from skyinfra.worker import execute
 
 # Calls of more bytes are sent alone.
 _SMALL_CALL = 8192
@@ -91,24 +89,20 @@ class Chunk:
                 await self._run()
 
     async def _run(self) -> None:
-        call = chunks.dumps([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
-        connection = self._dispatcher.connection
-        await connection.ready()
-        future = connection.submit(self._key, self._header, call, self._target.resources)
+        call = execute.dump_chunk([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
         try:
-            if not await self._dispatcher.told_or_ended(future, self._take):
-                await self._take_large(await future)
-        except asyncio.CancelledError:
-            self._dispatcher.take_back(future)
-            raise
-        except (distributed.KilledWorker, FutureCancelledError, OSError):
+            ended = await self._dispatcher.executor.attempt(
+                self._name, self._key, self._header, call, self._target.resources, self._take
+            )
+        except TaskAttemptsExceeded:
             return
-        self._dispatcher.release(future)
+        if isinstance(ended, list | tuple):
+            await self._take_large(ended)
 
     async def _take_large(self, ended: Iterable[tuple[str, Outcome]]) -> None:
         for key, outcome in ended:
             fetched = await self._dispatcher.fetched(outcome)
-            if key in self._waiting and not fetched.missing:
+            if key in self._waiting and fetched is not None and not fetched.missing:
                 self._settle(key, fetched)
 
     def _take(self, ended: Iterable[tuple[str, bytes]]) -> bool | None:

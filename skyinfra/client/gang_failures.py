@@ -7,6 +7,7 @@ import pickle
 import signal
 from typing import cast
 
+from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import RankEnd
@@ -31,7 +32,7 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tu
     error = cast(BaseException, pickling.exception(outcome, name))
     error.add_note(f"Raised by {where}.")
     if end.code is None:
-        return error, pickling.may_pass(outcome)
+        return error, may_pass(outcome)
     failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, None)
     failed.__cause__ = error
     return failed, True

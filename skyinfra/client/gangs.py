@@ -19,6 +19,7 @@ from skyinfra.client import choice, gang_failures
 from skyinfra.client.choice import Size
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NodeError, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
 from skyinfra.protocol import gang
@@ -123,15 +124,15 @@ class Gangs:
                 ended = await self._once(launch, before)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
-                error, may_pass = gang_failures.explain(
+                error, again = gang_failures.explain(
                     launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
                 )
             except _ForgottenError:
                 before.starts += 1
                 continue
             except SlotLost as lost:
-                error, may_pass = lost, True
-            if failures >= launch.max_restarts or not may_pass:
+                error, again = lost, True
+            if failures >= launch.max_restarts or not again:
                 raise error
             failures += 1
             before.starts += 1
@@ -155,7 +156,7 @@ class Gangs:
                 continue
             attempts += 1
             outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
-            if attempts > retries or not pickling.may_pass(outcome):
+            if attempts > retries or not may_pass(outcome):
                 return outcome
         raise AssertionError  # it counts for ever
 

@@ -30,7 +30,7 @@ from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Compute, Gather, Task
-from skyinfra.worker.chunks import ENDED
+from skyinfra.worker.execute import ENDED
 
 T = TypeVar("T")
 
@@ -350,11 +350,11 @@ class Pool(WithFleet, Launcher, WithFiles):
         kind, name, content = message
         if kind == "outcome":
             self._watcher.ended(name)
-            self._dispatcher.arrived(name, content)
+            self._dispatcher.executor.arrived(name, content)
         elif kind == ENDED:
             for key, _ in content:
                 self._watcher.ended(key)
-            self._dispatcher.arrived(name, content)
+            self._dispatcher.executor.arrived(name, content)
         elif kind == "lines":
             if name in self._line_sinks:
                 self._line_sinks[name](content)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from skyinfra.engine.executor import may_pass, overdue
 from skyinfra.engine.waiting import within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
@@ -27,15 +28,10 @@ logger = logging.getLogger("skyinfra.runner")
 
 # How often slots that came or went are noticed, and tasks that are over their time, while jobs wait or run.
 _LOOK_S = 1.0
-# A task that is over its time is ended on its node within that long.
-_OVERTIME_S = 10.0
 # A full disk may have room again.
 _RETRY_S = 5.0
 # What is being written when the scheduler ends is waited for.
 _END_S = 5.0
-# What another attempt meets again.
-_LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
-
 # Where the tasks that run do so, and for how many seconds, by their keys.
 Running = dict[str, tuple[str, float]]
 
@@ -124,6 +120,7 @@ class Queue:
         self._loop = None
         if settling := [job.running for job in self._jobs.values() if job.running and job.settling]:
             await asyncio.wait(settling, timeout=_END_S)
+        self._execution.leave()
         await _cancelled([job.running for job in self._jobs.values() if job.running])
         for job in self._jobs.values():
             job.settling, job.key = False, ""
@@ -192,8 +189,9 @@ class Queue:
             if job.info.slot != slot:
                 job.note(slot=slot, started=time.time() - seconds)
             header = Header.loads(job.record.header.encode())
-            if header.timeout is not None and seconds > header.timeout + _OVERTIME_S:
-                outcome = Outcome(failure=failures.of(failures.late(header.name, header.timeout), below=__file__))
+            late = overdue(header.name, header.timeout, seconds)
+            if late is not None:
+                outcome = Outcome(failure=failures.of(late, below=__file__))
                 with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
                     await self.take_back(job, settled(job.record, outcome, now=time.time()), outcome)
 
@@ -206,7 +204,7 @@ class Queue:
                 outcome = await self._attempt(job)
                 if outcome is None or job.settling or job.info.over:
                     continue
-                if not _again(job.record, outcome):
+                if job.record.failures >= job.record.retries or not may_pass(outcome):
                     await self._settle(job, outcome)
                     return
                 job.record = replace(job.record, failures=job.record.failures + 1)
@@ -262,11 +260,11 @@ class Queue:
         except StateDirectoryError:
             job.settling = False
             raise
-        running, key, execution = job.running, job.key, self._execution
+        running = job.running
         await self._over(job, record)
-        if running is not None and execution is not None:
-            await execution.stop(key)
+        if running is not None and self._execution is not None:
             await _cancelled([running])
+            await self._execution.stopped()
         return True
 
     async def _over(self, job: Job, record: Record) -> None:
@@ -308,12 +306,6 @@ async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-
-
-def _again(record: Record, outcome: Outcome) -> bool:
-    """Whether the job is to start again after an attempt that ended with *outcome*."""
-    failure = outcome.failure
-    return failure is not None and record.failures < record.retries and failure.kind not in _LASTING
 
 
 def _places(slots: list[dict[str, float]], resources: dict[str, int]) -> int:

@@ -19,6 +19,7 @@ from distributed.spans import SpansSchedulerExtension
 
 from skyinfra.engine.waiting import within
 from skyinfra.head.blobs import HeadBlobs
+from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.leases import Leases
 from skyinfra.head.relay import Desk
@@ -115,16 +116,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return True
 
     def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
-        """The tasks that run on each slot, by its name: key, name, and for how many seconds, as the worker reported
-        last, which it does every second or so."""
-        return {
-            str(worker.name): [
-                (key := _key(task), key.rpartition("-")[0], float(seconds))
-                for task, seconds in worker.executing.items()
-                if task in worker.processing
-            ]
-            for worker in self.workers.values()
-        }
+        """See `execution.tasks_on_slots`."""
+        return tasks_on_slots(self)
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """What Dask says about itself and its workers, with the `FleetState`."""
