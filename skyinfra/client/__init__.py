@@ -9,17 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyinfra.client.async_jobs import AsyncJob
-    from skyinfra.client.asynchronous import AsyncPool, connect_async
+    from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
     from skyinfra.client.futures import Future
     from skyinfra.client.jobs import Job, detach_script
-    from skyinfra.client.launching import GangWarning
+    from skyinfra.client.launching import GangWarning, run_script
     from skyinfra.client.lookup import connect
     from skyinfra.client.pool import Pool, open_pool
-    from skyinfra.client.script import run_script
 
 _LAZY = {
-    "AsyncJob": "skyinfra.client.async_jobs",
+    "AsyncJob": "skyinfra.client.asynchronous",
     "AsyncPool": "skyinfra.client.asynchronous",
     "connect_async": "skyinfra.client.asynchronous",
     "Future": "skyinfra.client.futures",
@@ -29,7 +27,7 @@ _LAZY = {
     "connect": "skyinfra.client.lookup",
     "detach_script": "skyinfra.client.jobs",
     "open_pool": "skyinfra.client.pool",
-    "run_script": "skyinfra.client.script",
+    "run_script": "skyinfra.client.launching",
 }
 
 __all__ = [

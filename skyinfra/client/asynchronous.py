@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
-from skyinfra.client.async_jobs import AsyncJob
 from skyinfra.client.fleet import RunningTask
 from skyinfra.client.flow import check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
+from skyinfra.client.jobs import Job
 from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
+from skyinfra.client.ranks import Size
 from skyinfra.client.watching import OnOutput
+from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.jobs import JobInfo, State
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Task
 
 T = TypeVar("T")
 # A task that is on its way to the head, as a job.
-Leaving: TypeAlias = Coroutine[Any, Any, AsyncJob[T]]
+Leaving: TypeAlias = "Coroutine[Any, Any, AsyncJob[T]]"
 
 
 def connect_async(
@@ -192,16 +204,7 @@ class AsyncPool:
     ) -> list[Any]:
         """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
         made = self.pool.gang_of(
-            target,
-            *args,
-            nodes=nodes,
-            per_node=per_node,
-            framework=framework,
-            max_restarts=max_restarts,
-            env=env,
-            timeout=timeout,
-            watched=on_line is not None,
-            **kwargs,
+            (target, args, kwargs), Size(nodes, per_node), framework, max_restarts, env, timeout, on_line is not None
         )
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[Received] = asyncio.Queue()
@@ -285,6 +288,69 @@ class AsyncPool:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.pool)[1:]}"
+
+
+class AsyncJob(Generic[T]):
+    """A task that was left with the head: `Job`, whose words have the same meaning here. ``await job`` is its result.
+
+    Cancelling a coroutine that waits for a job ends the waiting alone: the job goes on.
+    """
+
+    def __init__(self, pool: Pool, job: Job[T]) -> None:
+        self._pool = pool
+        self._job = job
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among the jobs that the head keeps."""
+        return self._job.name
+
+    @property
+    def id(self) -> str:
+        """Unique for ever."""
+        return self._job.id
+
+    async def info(self) -> JobInfo:
+        """See `Job.info`."""
+        return await asyncio.to_thread(self._job.info)
+
+    async def state(self) -> State:
+        """See `Job.state`."""
+        return (await self.info()).state
+
+    async def done(self) -> bool:
+        """See `Job.done`."""
+        return (await self.info()).over
+
+    async def result(self, timeout: float | None = None) -> T:
+        """See `Job.result`."""
+        return self._job.result_of(await self.outcome(timeout))
+
+    async def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `Job.exception`."""
+        return self._job.exception_of(await self.outcome(timeout))
+
+    async def outcome(self, timeout: float | None = None) -> Outcome:
+        """See `Job.outcome`."""
+        return await asyncio.wrap_future(self._pool.in_loop_soon(self._job.ended(timeout)))
+
+    async def cancel(self) -> bool:
+        """See `Job.cancel`."""
+        return await asyncio.to_thread(self._job.cancel)
+
+    async def logs(self, lines: int = 1000) -> str:
+        """See `Job.logs`."""
+        return await asyncio.to_thread(self._job.logs, lines)
+
+    async def forget(self) -> None:
+        """See `Job.forget`."""
+        await asyncio.to_thread(self._job.forget)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._job)[1:]}"
 
 
 async def _all(results: AsyncIterator[T]) -> tuple[T, ...]:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyinfra.client import choice, gang_failures
-from skyinfra.client.choice import Size
+from skyinfra.client import ranks
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.ranks import Size
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
@@ -29,8 +29,8 @@ from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.tasks import pickling
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Included, Task
-from skyinfra.worker import ranks
 from skyinfra.worker.attempts import ATTEMPTS
+from skyinfra.worker.ranks import run as run_rank
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -124,7 +124,7 @@ class Gangs:
                 ended = await self._once(launch, before)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
-                error, again = gang_failures.explain(
+                error, again = ranks.explain(
                     launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
                 )
             except _ForgottenError:
@@ -221,14 +221,14 @@ class Gangs:
 
     def _may_come(self, launch: Launch, now: Snapshot, size: int) -> bool:
         """A gang that had its slots once may have them again; a new one is told at once what there will never be."""
-        return size > 0 or choice.may_come(now, self._connection.manifest, launch.target, launch.size)
+        return size > 0 or ranks.may_come(now, self._connection.manifest, launch.target, launch.size)
 
     def _wish(self, identity: str, launch: Launch, now: Snapshot) -> Wish | InvalidField | SlotLost:
         """What to ask the head for, or why there is nothing to ask for."""
         if launch.framework is None:
             now = _without_partitions(now, launch)
         try:
-            nodes, found = choice.candidates(now, launch.target, launch.size)
+            nodes, found = ranks.candidates(now, launch.target, launch.size)
         except (InvalidField, SlotLost) as error:
             if launch.framework is None and isinstance(error, InvalidField):
                 error.field = "slots"
@@ -238,7 +238,7 @@ class Gangs:
     async def _rank(self, launch: Launch, place: Rank) -> RankEnd:
         title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
-        task = _RankTask(ranks.run, (place, work), title=title)
+        task = _RankTask(run_rank, (place, work), title=title)
         key = None if place.rank else launch.key
         shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=key, included=launch.included)
         outcome = await self._dispatcher.execute(shipment, Target(slot=place.slots[place.rank]), windowed=False)
@@ -331,7 +331,7 @@ def _places(launch: Launch, wish: Wish, slots: list[InstanceInfo], start: int) -
             run_id=f"{wish.gang}.{place.rank}",
             timeout=launch.timeout,
         )
-        for place in choice.ranks(wish, slots, launch.framework)
+        for place in ranks.ranks(wish, slots, launch.framework)
     ]
 
 

@@ -1,28 +1,32 @@
-"""``pool.launch``: a function or a script as the ranks of one program; and tasks that take several slots."""
+"""Scripts on a slot, and ``pool.launch``: a function or a script as the ranks of one program."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import pickle
 import queue
+import uuid
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from skyinfra.client import choice
-from skyinfra.client.choice import Size
+from skyinfra.client import ranks
 from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs, Launch, Lines
 from skyinfra.client.loop import LoopThread
+from skyinfra.client.ranks import Size
 from skyinfra.client.snapshot import Target
 from skyinfra.client.watching import Watcher
-from skyinfra.errors import InvalidField, NotSupported, did_you_mean
+from skyinfra.errors import InvalidField, NotSupported, SlotLost, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest
 from skyinfra.sync.sync import Included
 from skyinfra.tasks import pickling
+from skyinfra.tasks.task import Task
+from skyinfra.worker import scripts
 
 OnLine = Callable[[int, str, str], object]
 # While a gang runs: the slots that it has, lines of a rank; None is its end.
@@ -39,27 +43,8 @@ class GangWarning(UserWarning):
     """
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Of a launch."""
-
-    framework: Framework
-    max_restarts: int
-    timeout: float | None
-
-    def __post_init__(self) -> None:
-        known = get_args(Framework)
-        if self.framework not in known:
-            hint = did_you_mean(str(self.framework), known) or f"One of: {', '.join(known)}."
-            raise InvalidField("no such framework", field="framework", given=self.framework, hint=hint)
-        if self.max_restarts < 0:
-            raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
-
-
 def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
-    """What the ranks run. Raises `InvalidField`, `TaskNotPicklable`, and OSError for a script that cannot be read."""
+    """Returns what the ranks run. Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script."""
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
         return Work(task.name, pickling.dump_call(task, included))
@@ -75,6 +60,7 @@ class Launcher:
 
     topic: str
     target: Target
+    manifest: Manifest
     _loop: LoopThread
     _gangs: Gangs
     _watcher: Watcher
@@ -82,6 +68,8 @@ class Launcher:
     if TYPE_CHECKING:  # what the rest of the pool has
 
         def listen(self, run_id: str, sink: Callable[[Lines], object] | None) -> None: ...
+        def send(self, task: Task[Any], target: Target) -> Future[Any]: ...
+        def node_names(self) -> list[str]: ...
         def _check_open(self) -> None: ...
         @property
         def included(self) -> Included | None: ...
@@ -120,16 +108,7 @@ class Launcher:
         `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
         """
         made = self.gang_of(
-            target,
-            *args,
-            nodes=nodes,
-            per_node=per_node,
-            framework=framework,
-            max_restarts=max_restarts,
-            env=env,
-            timeout=timeout,
-            watched=on_line is not None,
-            **kwargs,
+            (target, args, kwargs), Size(nodes, per_node), framework, max_restarts, env, timeout, on_line is not None
         )
         received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         future = self.start_gang(made, received.put)
@@ -142,27 +121,31 @@ class Launcher:
 
     def gang_of(
         self,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None,
-        per_node: int | None,
+        call: tuple[Callable[..., Any] | Path, tuple[Any, ...], dict[str, Any]],
+        size: Size,
         framework: Framework,
         max_restarts: int,
         env: Mapping[str, str] | None,
         timeout: float | None,
         watched: bool,
-        **kwargs: Any,
     ) -> Launch:
-        """What `launch` starts. watched: its lines are asked for."""
-        options = _Options(framework, max_restarts, timeout)
+        """Returns what `launch` starts. watched: its lines are wanted."""
+        known = get_args(Framework)
+        if framework not in known:
+            hint = did_you_mean(str(framework), known) or f"One of: {', '.join(known)}."
+            raise InvalidField("no such framework", field="framework", given=framework, hint=hint)
+        if max_restarts < 0:
+            raise InvalidField("a number from 0", field="max_restarts", given=max_restarts)
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise InvalidField("seconds, more than 0", field="timeout", given=timeout)
         return Launch(
-            _work(target, args, kwargs, self.included),
+            _work(*call, self.included),
             framework,
-            Size(nodes, per_node),
+            size,
             target=self.target,
             env=dict(env or {}),
-            max_restarts=options.max_restarts,
-            start_within=options.timeout,
+            max_restarts=max_restarts,
+            start_within=timeout,
             topic=self.topic if watched else "",
             echo=self._watcher.echoes,
             included=self.included,
@@ -225,7 +208,7 @@ def _result(end: RankEnd, work: Work) -> Any:
 
 
 def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
-    shared = choice.shared_gpus(slots)
+    shared = ranks.shared_gpus(slots)
     if shared and framework != "none":
         warnings.warn(
             f"ranks share a GPU on MIG partitions: {'; '.join(shared)}. NCCL before 2.30 refuses that (Duplicate GPU "
@@ -235,3 +218,51 @@ def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
             # The caller of Pool.launch.
             stacklevel=4,
         )
+
+
+# A script on one slot ------------------------------------------------------------------------------------------------
+
+
+def run_script(
+    pool: Launcher,
+    path: Path | str,
+    args: Sequence[str] = (),
+    *,
+    node: str | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str, str], object],
+) -> int:
+    """Runs ``python -u FILE ARGS`` on a slot and waits for it; returns its exit code, negative for a signal.
+
+    The file's text travels; it runs in a new, empty folder with the slot's environment and *env*. node: on a slot of
+    that node. on_line: called in this thread, while the program runs, with ``stdout`` or ``stderr`` and the text of
+    each line, and with every line before this returns. Ctrl-C, or an exception of *on_line*, ends the program. Like
+    any task it starts again when its slot dies. Raises OSError where the file cannot be read.
+    """
+    path = Path(path)
+    run_id = uuid.uuid4().hex
+    task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool.topic, run_id))
+    received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
+    pool.listen(run_id, received.put)
+    try:
+        future: Future[int] = pool.send(task, _target_on(pool, node))
+        future.when_done(lambda _: received.put(None))
+        try:
+            while (lines := received.get()) is not None:
+                for stream, text in lines:
+                    on_line(stream, text)
+            return future.result()
+        finally:
+            future.cancel()
+    finally:
+        pool.listen(run_id, None)
+
+
+def _target_on(pool: Launcher, node: str | None) -> Target:
+    if node is None:
+        return pool.target
+    names = pool.node_names()
+    if node not in names:
+        hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
+        raise SlotLost(f"{pool.manifest.fleet} has no node of that name", given=node, hint=hint)
+    return Target(node=node, profile=pool.target.profile)
