@@ -1,6 +1,6 @@
-"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.worker.execute`.
+"""Sends short tasks of one `Pool.map` in one message; see `skyinfra.worker.execute`.
 
-What ends otherwise than by its outcome being told, for whatever reason, is sent again on its own.
+A task without an outcome from the chunk, for whatever reason, is sent again alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def suits(shipment: Shipment) -> bool:
 
 
 class Chunk:
-    """*shipments* on their way to *target* in one message. windowed: as in `Dispatcher.execute`, of the chunk and of
-    each that is sent alone after all."""
+    """Sends *shipments* to *target* in one message. windowed: as in `Dispatcher.execute`, also for those sent alone."""
 
     def __init__(
         self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher, *, windowed: bool
@@ -44,14 +43,14 @@ class Chunk:
         self._windowed = windowed
         self._key, self._name, self._header = shipments[0].chunk()
         self._shipments = {shipment.key: shipment for shipment in shipments}
-        self._waiting = set(self._shipments)  # for the chunk to tell of them
+        self._waiting = set(self._shipments)
         self._inner: dict[str, concurrent.futures.Future[Outcome]] = {
             key: concurrent.futures.Future() for key in self._shipments
         }
         self._alone: set[asyncio.Task[None]] = set()
 
     def send(self, loop: LoopThread) -> list[Future[Any]]:
-        """Ships them in *loop*. One future for each; cancelling one takes all of them back."""
+        """Sends them in *loop*. Returns a future for each; cancelling one cancels all of them."""
         whole = loop.start(self._execute())
 
         def ended(inner: concurrent.futures.Future[Outcome]) -> None:
@@ -63,7 +62,7 @@ class Chunk:
         return [Future(self._shipments[key].name, inner, key=key) for key, inner in self._inner.items()]
 
     async def _execute(self) -> None:
-        """Raises nothing but CancelledError: what else happens is in the futures."""
+        """Sets the futures. Raises CancelledError only."""
         try:
             await self._together()
             for key in list(self._waiting):
@@ -79,7 +78,7 @@ class Chunk:
             for key in list(self._waiting):
                 self._settle(key, error)
         finally:
-            # Also where those that were sent alone were taken back: a pool that is closed ends them by themselves.
+            # Those sent alone too: a pool that closes cancels them one by one.
             for inner in self._inner.values():
                 inner.cancel()
 
@@ -106,7 +105,7 @@ class Chunk:
                 self._settle(key, fetched)
 
     def _take(self, ended: Iterable[tuple[str, bytes]]) -> bool | None:
-        """Takes what the chunk tells; True when nothing is left that it could tell."""
+        """Takes outcomes of the chunk. Returns True once all have come."""
         for key, data in ended:
             if key not in self._waiting:
                 continue

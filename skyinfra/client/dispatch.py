@@ -65,7 +65,7 @@ class Window:
                 self._changed.notify()
 
     async def resize(self, limit: int) -> None:
-        """At least one place is always there."""
+        """Sets the limit, to 1 at least."""
         async with self._changed:
             self.limit = max(1, limit)
             self._changed.notify_all()
@@ -97,11 +97,11 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.executor.stopped()
+        await self.executor.all_stopped()
 
     @contextlib.contextmanager
     def waiting_for(self, key: str, name: str, target: Target, timeout: float | None = None) -> Iterator[Waiting]:
-        """While the present task of asyncio waits for a task of the fleet. Raises what it was woken with."""
+        """Watches the target of a task while the present coroutine waits for it. Raises `Waiting.failure`."""
         waiter = asyncio.current_task()
         assert waiter is not None  # noqa: S101 - a coroutine runs in a task
         waiting = self._waiting[key] = Waiting(name, target, waiter, timeout)
@@ -128,12 +128,11 @@ class Dispatcher:
         raise AssertionError  # it counts for ever
 
     def place(self, target: Target, *, windowed: bool) -> contextlib.AbstractAsyncContextManager[None]:
-        """A place in the window of *target*; nothing where the task is not *windowed*."""
+        """Holds a place in the window of *target*; does nothing for a task that is not *windowed*."""
         return self.window(target).place() if windowed else contextlib.nullcontext()
 
     async def _one_attempt(self, shipment: Shipment, numbers: Iterator[int], waiting: Waiting) -> Outcome:
-        """Sends the task, again after every loss of the head: it knows nothing about the tasks of its previous life,
-        and may lose what the task needs, or its result."""
+        """Sends the task, again where the head restarts, or loses the task's inputs or result."""
         losses = 0
         number = next(numbers)
         while True:
@@ -152,7 +151,7 @@ class Dispatcher:
                     hint="What is in flight at once is more than the head can keep: send less, or give it a larger "
                     "disk.",
                 )
-            # Under its old key, the head would give what it has: that the task could not run.
+            # Under its old key, the head would return the old outcome: that the task could not run.
             number = next(numbers)
             await self.bring(shipment, files=True)
 
@@ -180,7 +179,7 @@ class Dispatcher:
             return None
 
     async def _watch(self) -> None:
-        """Wakes those who wait for a slot or a head that is gone."""
+        """Ends the waiting for a slot or a head that is gone, and for tasks that are over their time."""
         while True:
             await asyncio.sleep(min(_LOOK_S, self.connection.patience / 2))
             if not self._waiting:
@@ -199,13 +198,13 @@ class Dispatcher:
                 await self._look_for_overtime()
 
     async def saw(self, now: Snapshot) -> None:
-        """Lets as many tasks to the fleet as it has slots *now*."""
+        """Sets the windows to the number of slots *now*."""
         self._snapshot = now
         for target, window in self._windows.items():
             await window.resize(self._places(target))
 
     def window(self, target: Target) -> Window:
-        """The window of the tasks for *target*."""
+        """Returns the window of the tasks for *target*."""
         if target not in self._windows:
             self._windows[target] = Window(max(1, self._places(target)))
         return self._windows[target]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import distributed
@@ -82,10 +82,7 @@ class Executor:
             del call  # the scheduler keeps it while it needs it
             result = await self._end_of(future, take)
         except asyncio.CancelledError:
-            # In a task of its own: a second cancellation (Ctrl-C, then the end of the `with` block) spares that.
-            task = asyncio.create_task(self._stop(future))
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+            self.detach(self._stop(future))
             raise
         except distributed.KilledWorker:
             raise TaskAttemptsExceeded(
@@ -106,8 +103,15 @@ class Executor:
         if take is not None:
             take(content)
 
-    async def stopped(self) -> None:
-        """Waits until every call that was cancelled has been stopped."""
+    def detach(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs *work* as a task of its own, which a second Ctrl-C, or the end of the `with` block, spares."""
+        task = asyncio.create_task(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+        return task
+
+    async def all_stopped(self) -> None:
+        """Waits until every call that was cancelled has been stopped, and for other detached work."""
         await asyncio.gather(*self._stopping)
 
     async def _end_of(self, future: Any, take: Callable[[Any], Any]) -> Any:

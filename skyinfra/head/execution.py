@@ -41,7 +41,7 @@ class Execution:
         self._executor = Executor(self, cancellation.stop)
         self.client: Any = None
         self.ask = desk.ask
-        self.stopped = self._executor.stopped
+        self.all_stopped = self._executor.all_stopped
 
     def slots(self) -> list[dict[str, float]]:
         """What each slot that takes tasks has."""
