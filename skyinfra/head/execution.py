@@ -44,13 +44,13 @@ class Execution:
         self.all_stopped = self._executor.all_stopped
 
     def slots(self) -> list[dict[str, float]]:
-        """What each slot that takes tasks has."""
+        """Returns the resources of each slot that takes tasks."""
         return [
             dict(worker.resources) for worker in self._scheduler.workers.values() if worker.status == Status.running
         ]
 
     def running(self) -> dict[str, tuple[str, float]]:
-        """Slot and seconds of the tasks that run, by their keys, as the workers reported last."""
+        """Returns slot and seconds of the running tasks, by their keys, as the workers reported last."""
         return {
             key: (slot, seconds) for slot, tasks in tasks_on_slots(self._scheduler).items() for key, _, seconds in tasks
         }
@@ -58,13 +58,13 @@ class Execution:
     async def run(self, header: Header, call: bytes, resources: Resources) -> tuple[Outcome, str | None] | None:
         """Runs *call* on a slot; returns its outcome, and the slot's name. None: the scheduler lost it.
 
-        Worker processes that die do not end it; it starts again elsewhere. Being cancelled ends it on its slot.
+        A call whose worker process dies starts again elsewhere. Being cancelled ends the call on its slot.
         """
         attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources)
         del call  # it may be large
         try:
             outcome: Outcome | None = await attempt
-        except Exception as error:  # noqa: BLE001 - whatever Dask says of a call is how it ended
+        except Exception as error:  # noqa: BLE001 - errors of Dask about a call end its job
             killed, error.__context__ = error.__context__, None
             slot = str(killed.last_worker.name) if isinstance(killed, distributed.KilledWorker) else None
             return Outcome(failure=failures.of(error.with_traceback(None), below=__file__)), slot

@@ -93,7 +93,7 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
 
 
 def forget(topic: str, dask_scheduler: Scheduler) -> None:
-    """Runs on the head: drops the last events of a *topic* that nobody listens to any more."""
+    """Runs on the head: drops the last events of a *topic* without listeners."""
     dask_scheduler._broker.truncate(topic)
 
 
