@@ -111,7 +111,8 @@ class Executor:
         return task
 
     async def all_stopped(self) -> None:
-        """Waits until every call that was cancelled has been stopped, and for other detached work."""
+        """Waits until every cancelled call has been stopped, and for other detached work; releases all results."""
+        self._done.clear()
         await asyncio.gather(*self._stopping)
 
     async def _end_of(self, future: Any, take: Callable[[Any], Any]) -> Any:

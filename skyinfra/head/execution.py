@@ -75,9 +75,11 @@ class Execution:
         self._leaving = True
 
     async def close(self) -> None:
-        """Leaves the scheduler; what still runs is forgotten."""
+        """Leaves the scheduler; calls that still run are forgotten."""
         client, self.client = self.client, None
         if client is not None:
+            with contextlib.suppress(OSError):
+                await within(self.all_stopped(), _CLOSE_S)
             with contextlib.suppress(OSError):
                 await within(client.close(), _CLOSE_S)
 
