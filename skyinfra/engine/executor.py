@@ -144,11 +144,10 @@ class Executor:
             where = await client.processing()
             await client.cancel([future], force=True)
             for worker in [worker for worker, keys in where.items() if key in keys]:
-                await self._stop_on(worker, key)
+                await self._stop_on(client, worker, key)
 
-    async def _stop_on(self, worker: str, key: str) -> None:
+    async def _stop_on(self, client: Any, worker: str, key: str) -> None:
         """Ends the call on *worker*: by itself, or with its process where that does not even listen."""
-        client = self._fleet.client
         try:
             await within(client.run(self._stop_task, key, workers=[worker], on_error="ignore"), _LISTENS_S)
         except TimeoutError:
