@@ -259,11 +259,11 @@ class Queue:
         except StateDirectoryError:
             job.settling = False
             raise
-        running = job.running
+        running, execution = job.running, self._execution
         await self._over(job, record)
-        if running is not None and self._execution is not None:
+        if running is not None and execution is not None:
             await _cancelled([running])
-            await self._execution.all_stopped()
+            await execution.all_stopped()
         return True
 
     async def _over(self, job: Job, record: Record) -> None:
