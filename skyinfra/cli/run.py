@@ -54,7 +54,7 @@ def run_gang(
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import GangWarning, connect
-    from skyinfra.client.gang_failures import exit_code as gang_exit_code
+    from skyinfra.client.ranks import exit_code as gang_exit_code
 
     def show(rank: int, stream: str, line: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout

@@ -188,7 +188,7 @@ def wait_for_nodes(stack: SynthesizedStack, patience: float) -> None:
 
     Local nodes are ready when Terraform is. Raises the errors of `wait_until_ready`.
     """
-    from skyinfra.client.arrival import wait_until_ready
+    from skyinfra.client.lookup import wait_until_ready
 
     for name, manifest in stack.fleets().items():
         if manifest.provider == "local":

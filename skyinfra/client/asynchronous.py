@@ -25,6 +25,7 @@ from skyinfra.client.jobs import Job
 from skyinfra.client.launching import OnLine, Received, results, tell
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
+from skyinfra.client.ranks import Size
 from skyinfra.client.watching import OnOutput
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.gang import Framework
@@ -210,16 +211,13 @@ class AsyncPool:
         """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
         made = self.pool._gangs.gang_of(
             self.pool.target,
-            target,
-            *args,
-            nodes=nodes,
-            per_node=per_node,
-            framework=framework,
-            max_restarts=max_restarts,
-            env=env,
-            timeout=timeout,
+            (target, args, kwargs),
+            Size(nodes, per_node),
+            framework,
+            max_restarts,
+            env,
+            timeout,
             watched=on_line is not None,
-            **kwargs,
         )
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[Received] = asyncio.Queue()

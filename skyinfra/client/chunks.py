@@ -1,6 +1,6 @@
-"""Short tasks of one `Pool.map` that travel in one message; see `skyinfra.worker.chunks`.
+"""Sends short tasks of one `Pool.map` in one message; see `skyinfra.worker.execute`.
 
-What ends otherwise than by its outcome being told, for whatever reason, is sent again on its own.
+A task without an outcome from the chunk, for whatever reason, is sent again alone.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import distributed
-from distributed.client import FutureCancelledError
-
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
 from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
+from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import Outcome
 from skyinfra.tasks.pickling import Shipment
-from skyinfra.worker import chunks
+from skyinfra.worker import execute
 
 # Calls of more bytes are sent alone.
 _SMALL_CALL = 8192
@@ -35,8 +33,7 @@ def suits(shipment: Shipment) -> bool:
 
 
 class Chunk:
-    """*shipments* on their way to *target* in one message. windowed: as in `Dispatcher.execute`, of the chunk and of
-    each that is sent alone after all."""
+    """Sends *shipments* to *target* in one message. windowed: as in `Dispatcher.execute`, also for those sent alone."""
 
     def __init__(
         self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher, *, windowed: bool
@@ -46,14 +43,14 @@ class Chunk:
         self._windowed = windowed
         self._key, self._name, self._header = shipments[0].chunk()
         self._shipments = {shipment.key: shipment for shipment in shipments}
-        self._waiting = set(self._shipments)  # for the chunk to tell of them
+        self._waiting = set(self._shipments)
         self._inner: dict[str, concurrent.futures.Future[Outcome]] = {
             key: concurrent.futures.Future() for key in self._shipments
         }
         self._alone: set[asyncio.Task[None]] = set()
 
     def send(self, loop: LoopThread) -> list[Future[Any]]:
-        """Ships them in *loop*. One future for each; cancelling one takes all of them back."""
+        """Sends them in *loop*. Returns a future for each; cancelling one cancels all of them."""
         whole = loop.start(self._execute())
 
         def ended(inner: concurrent.futures.Future[Outcome]) -> None:
@@ -65,7 +62,7 @@ class Chunk:
         return [Future(self._shipments[key].name, inner, key=key) for key, inner in self._inner.items()]
 
     async def _execute(self) -> None:
-        """Raises nothing but CancelledError: what else happens is in the futures."""
+        """Sets the futures. Raises CancelledError only."""
         try:
             await self._together()
             for key in list(self._waiting):
@@ -81,7 +78,7 @@ class Chunk:
             for key in list(self._waiting):
                 self._settle(key, error)
         finally:
-            # Also where those that were sent alone were taken back: a pool that is closed ends them by themselves.
+            # Those sent alone too: a pool that closes cancels them one by one.
             for inner in self._inner.values():
                 inner.cancel()
 
@@ -91,28 +88,24 @@ class Chunk:
                 await self._run()
 
     async def _run(self) -> None:
-        call = chunks.dumps([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
-        connection = self._dispatcher.connection
-        await connection.ready()
-        future = connection.submit(self._key, self._header, call, self._target.resources)
+        call = execute.dump_chunk([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
         try:
-            if not await self._dispatcher.told_or_ended(future, self._take):
-                await self._take_large(await future)
-        except asyncio.CancelledError:
-            self._dispatcher.take_back(future)
-            raise
-        except (distributed.KilledWorker, FutureCancelledError, OSError):
+            ended = await self._dispatcher.executor.attempt(
+                self._name, self._key, self._header, call, self._target.resources, self._take
+            )
+        except TaskAttemptsExceeded:
             return
-        self._dispatcher.release(future)
+        if isinstance(ended, list | tuple):
+            await self._take_large(ended)
 
     async def _take_large(self, ended: Iterable[tuple[str, Outcome]]) -> None:
         for key, outcome in ended:
             fetched = await self._dispatcher.fetched(outcome)
-            if key in self._waiting and not fetched.missing:
+            if key in self._waiting and fetched is not None and not fetched.missing:
                 self._settle(key, fetched)
 
     def _take(self, ended: Iterable[tuple[str, bytes]]) -> bool | None:
-        """Takes what the chunk tells; True when nothing is left that it could tell."""
+        """Takes outcomes of the chunk. Returns True once all have come."""
         for key, data in ended:
             if key not in self._waiting:
                 continue

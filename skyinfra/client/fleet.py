@@ -18,7 +18,7 @@ from skyinfra.client.watching import Watcher
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
-from skyinfra.worker.chunks import ENDED
+from skyinfra.worker.execute import ENDED
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class Fleet:
         if kind in ("outcome", ENDED):
             for key in [name] if kind == "outcome" else [key for key, _ in content]:
                 self.watcher.ended(key)
-            self.dispatcher.arrived(name, content)
+            self.dispatcher.executor.arrived(name, content)
         elif kind != "lines":
             self.watcher.told(kind, name, content)
         elif name in self._line_sinks:

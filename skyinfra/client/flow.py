@@ -1,4 +1,4 @@
-"""The order in which many tasks are sent and their results given out, without any waiting of its own."""
+"""The order in which many tasks are sent and their results are returned. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from skyinfra.tasks.task import Task
 T = TypeVar("T")
 
 
-# What travels together is to take about that long on its slot: much longer than a message does, and nothing that a
-# person or another client would notice.
+# Tasks of one message take about that long on their slot: much longer than the message itself, and not noticeable.
 _WORTH_S = 0.02
 _MOST = 64
-# So many of the latest tasks say how long the next ones will take: the longest of them.
+# The longest of so many latest tasks is the estimate for the next ones.
 _LATEST = 32
 
 
 class Pace:
-    """How many of many tasks travel in one message, as those that have ended let expect."""
+    """Computes how many tasks travel in one message, from the run times of the latest ones."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_LATEST)
@@ -39,32 +38,30 @@ class Pace:
         return self._size
 
     def saw(self, outcome: Outcome | None) -> None:
-        """One has ended. What failed, or gave much, is no short task."""
+        """Takes the outcome of a task. One that failed, or has a large result, does not count as short."""
         short = outcome is not None and outcome.result is not None and len(outcome.result) < SMALL_OUTCOME
         seconds = outcome.seconds if outcome is not None and short else None
         self._latest.append(float("inf") if seconds is None else seconds)
         longest = max(self._latest)
         fitting = _MOST if longest * _MOST <= _WORTH_S else int(_WORTH_S / longest)
-        # What few have shown may not hold for many.
         self._size = max(1, min(fitting, 2 * len(self._latest)))
 
 
 @dataclass
 class _Message:
-    """Tasks that travel together. left: how many of them have not ended."""
+    """left: number of its tasks that have not ended."""
 
     left: int
 
 
 class Flow(Generic[T]):
-    """Sends *tasks*, and keeps as many results as may be in flight until they are taken. A context manager.
+    """Sends *tasks* and keeps their results until they are taken. Leaving its `with` block cancels the others.
 
-    send: ships tasks, together if there are several. slots: how many there are to run them. window: how many tasks may
-    be in flight; None is one for each slot, or two messages where tasks are short enough to travel together, of which
-    *send* keeps one back. They travel together only where *total* says how many there are: to take one more may take
-    any time. when_done: hears of each future that has ended, in any thread; whoever waits for that hands it to `take`.
-    ordered: results in the order of the tasks, else in that in which they end. counting: gives what is called for each
-    that has ended. Leaving the block cancels what was not given out.
+    send: sends tasks, together if there are several. slots: returns the number of slots. window: tasks in flight at
+    most; None is one for each slot, or two messages of short tasks, of which *send* keeps one back. Tasks travel
+    together only where *total* is known: the iterator may take any time for the next one. when_done: called in any
+    thread with each future that has ended; the caller passes it to `take`. ordered: results in the order of the tasks,
+    else as they end. counting: its value is called once per task that has ended.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class Flow(Generic[T]):
         self._when_done = when_done
         self._counting = counting
         self._pace = Pace()
-        self._kept: dict[Future[T], None] = {}  # sent and not given out, in the order of sending
+        self._kept: dict[Future[T], None] = {}  # sent and not returned, in the order of sending
         self._ready: deque[Future[T]] = deque()
         self._counted: set[Future[T]] = set()
         self._running: dict[Future[T], _Message] = {}
@@ -97,11 +94,11 @@ class Flow(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether everything was given out."""
+        """Whether all results were returned."""
         return self._exhausted and not self._kept
 
     def advance(self) -> Future[T] | None:
-        """Sends what may be sent. The next future whose result is to be given out, which has ended, or None."""
+        """Sends tasks. Returns the next future that has ended, or None."""
         self._fill()
         first = next(iter(self._kept), None) if self._ordered else next(iter(self._ready), None)
         if first is None or not first.done():
@@ -131,7 +128,7 @@ class Flow(Generic[T]):
                 future.when_done(self._when_done)
 
     def _size(self) -> int:
-        """How many tasks go together now; in the end every slot has some."""
+        """Number of tasks for the next message; smaller at the end, so that every slot has some."""
         if self._left is None:
             return 1
         slots = self._slots()
@@ -147,7 +144,7 @@ class Flow(Generic[T]):
         return self._messages < messages and len(self._kept) + size <= 2 * messages * size
 
     def take(self, ended: Future[T]) -> None:
-        """*ended* has ended."""
+        """Takes a future that has ended."""
         message = self._running.pop(ended)
         message.left -= 1
         if message.left == 0:
@@ -158,7 +155,7 @@ class Flow(Generic[T]):
             self._ready.append(ended)
 
     def _count(self, ended: Future[T]) -> None:
-        """Once each: what is given out may have ended without anybody having taken it, or may be taken later."""
+        """Counts each task once: `advance` may return it before or after `take`."""
         if ended in self._counted:
             self._counted.remove(ended)
         else:
@@ -178,7 +175,7 @@ class Flow(Generic[T]):
 
 
 def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
-    """Raises what `Pool.map` raises at once."""
+    """Checks the arguments of `Pool.map`."""
     if window is not None and window < 1:
         raise ValueError(f"window is at least 1, not {window}")
     if not iterables:
@@ -191,7 +188,7 @@ def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task
 
 
 def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
-    """How many rows *iterables* give, where all of them say so."""
+    """Returns the number of rows of *iterables*, None where one has no length."""
     if all(isinstance(each, Sized) for each in iterables):
         return min(len(each) for each in iterables if isinstance(each, Sized))
     return None

@@ -1,4 +1,4 @@
-"""A task that is on its way."""
+"""The future of a submitted task."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Future(Generic[T]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the end of the task; the exception that `result` would raise, or None."""
+        """Waits for the end of the task; returns the exception that `result` would raise, or None."""
         try:
             outcome = self._wait(timeout)
         except (concurrent.futures.CancelledError, TimeoutError):
             raise
-        except Exception as error:  # noqa: BLE001 - to hand it over is what this method does
+        except Exception as error:  # noqa: BLE001 - it is returned
             return error
         return pickling.exception(outcome, self._name)
 
     def traceback(self, timeout: float | None = None) -> types.TracebackType | None:
-        """Waits for the end of the task; the traceback of its exception, from the task's first frame, or None."""
+        """Waits for the end of the task; returns the traceback of its exception, which begins in the task, or None."""
         error = self.exception(timeout)
         return error.__traceback__ if error is not None else None
 
@@ -57,14 +57,14 @@ class Future(Generic[T]):
         return self._inner.cancelled()
 
     def cancel(self) -> bool:
-        """Takes the task back; False where it has ended already.
+        """Cancels the task; False where it has ended already.
 
         A task that runs gets KeyboardInterrupt on its slot; if it has not ended 5 s later, its process is killed.
         """
         return self._inner.cancel()
 
     def outcome(self) -> Outcome | None:
-        """How the task has ended; None where it was cancelled, or its slot, its node or the head was lost for good."""
+        """Returns the outcome; None where there is none yet, or the task was cancelled or its slot was lost."""
         ended = self._inner.done() and not self._inner.cancelled() and self._inner.exception() is None
         return self._inner.result() if ended else None
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from skyinfra.client import choice, gang_failures
-from skyinfra.client.choice import Size
+from skyinfra.client import ranks
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.ranks import Size
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
 from skyinfra.protocol import services
@@ -28,8 +29,8 @@ from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.tasks import pickling
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Included, Task
-from skyinfra.worker import ranks
 from skyinfra.worker.attempts import ATTEMPTS
+from skyinfra.worker.ranks import run as run_rank
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -45,12 +46,12 @@ Lines = list[list[str]]
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started.
+    """A gang to start.
 
     framework: None for one task that takes several slots. start_within: seconds until all ranks must have their slots.
-    timeout: seconds for which each rank may run. topic: of the lines; empty where nobody listens: they are in the
-    output of the tasks then, which *echo* wants here. on_slots: is told which slots the gang got. included: what the
-    client has synced, which the ranks are to see.
+    timeout: seconds for which each rank may run. topic: of the lines of the ranks; empty: the lines stay in the output
+    of the tasks, which the client prints with *echo*. on_slots: called with the slots of the gang. included: the synced
+    files of the client.
     """
 
     work: Work
@@ -81,14 +82,14 @@ class _Ended:
 
 @dataclass
 class _Before:
-    """What was before a start of a gang. starts: how many there were. size: how many slots the first one had, or 0."""
+    """The earlier starts of a gang, and the number of slots of the first one (0: there was none)."""
 
     starts: int = 0
     size: int = 0
 
 
 class _ForgottenError(Exception):
-    """The head knows nothing of the gang any more: it, or the connection to it, began anew."""
+    """The head does not know the gang any more: it, or the connection to it, was restarted."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +102,17 @@ class _RankTask(Task[RankEnd]):
 
 
 class Gangs:
-    """Starts gangs on the fleet of *dispatcher*. *topic*: of the scheduler, to which this client listens."""
+    """Starts gangs on the fleet of *dispatcher*. *topic*: of the events that this client receives."""
 
     def __init__(self, dispatcher: Dispatcher, topic: str) -> None:
         self._dispatcher = dispatcher
         self._topic = topic
         self._connection = dispatcher.connection
-        self._releasing: set[asyncio.Task[None]] = set()
 
     async def run(self, launch: Launch) -> list[RankEnd]:
-        """Runs a gang until each of its ranks has done what it was to do, again as often as it may start.
+        """Runs a gang until all of its ranks have ended well; starts it again up to ``max_restarts`` times.
 
-        Raises what the first rank that failed raised, `GangFailed` where that was no exception, `InvalidField`,
+        Raises the exception of the first rank that failed, `GangFailed` where it raised none, `InvalidField`,
         `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
         """
         before = _Before()
@@ -123,21 +123,21 @@ class Gangs:
                 ended = await self._once(launch, before)
                 if ended.first is None:
                     return cast(list[RankEnd], ended.ends)
-                error, may_pass = gang_failures.explain(
+                error, again = ranks.explain(
                     launch.work.name, ended.first, ended.ends[ended.first], ended.slots[ended.first]
                 )
             except _ForgottenError:
                 before.starts += 1
                 continue
             except SlotLost as lost:
-                error, may_pass = lost, True
-            if failures >= launch.max_restarts or not may_pass:
+                error, again = lost, True
+            if failures >= launch.max_restarts or not again:
                 raise error
             failures += 1
             before.starts += 1
 
     async def several(self, launch: Launch, retries: int) -> Outcome:
-        """Runs a task that takes several slots; like any task it starts again where a process of it is lost."""
+        """Runs a task that takes several slots; it starts again where a process of it is lost."""
         attempts = deaths = 0
         for start in itertools.count():
             try:
@@ -155,7 +155,7 @@ class Gangs:
                 continue
             attempts += 1
             outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
-            if attempts > retries or not pickling.may_pass(outcome):
+            if attempts > retries or not may_pass(outcome):
                 return outcome
         raise AssertionError  # it counts for ever
 
@@ -183,8 +183,8 @@ class Gangs:
                 raise
             raise TimeoutError(await self._why_not(identity, launch)) from None
         finally:
-            # Ranks that still run are asked to end by that; those that do not wait for the head are stopped.
-            await self._release(identity)
+            # It asks the ranks to end; those that do not listen to the head are stopped.
+            await asyncio.shield(self._dispatcher.executor.detach(self._release(identity)))
             if tasks:
                 await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
             for task in tasks:
@@ -192,7 +192,7 @@ class Gangs:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _granted(self, identity: str, launch: Launch, size: int) -> tuple[Wish, list[InstanceInfo]]:
-        """Waits until the gang has its slots: as many as *size* where they come in time."""
+        """Waits until the gang has its slots, *size* of them if they come in time."""
         clock = asyncio.get_running_loop().time
         lacking_since: float | None = None
         known: dict[str, InstanceInfo] = {}
@@ -227,15 +227,15 @@ class Gangs:
             await asyncio.sleep(0.1)
 
     def _may_come(self, launch: Launch, now: Snapshot, size: int) -> bool:
-        """A gang that had its slots once may have them again; a new one is told at once what there will never be."""
-        return size > 0 or choice.may_come(now, self._connection.manifest, launch.target, launch.size)
+        """Whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
+        return size > 0 or ranks.may_come(now, self._connection.manifest, launch.target, launch.size)
 
     def _wish(self, identity: str, launch: Launch, now: Snapshot) -> Wish | InvalidField | SlotLost:
-        """What to ask the head for, or why there is nothing to ask for."""
+        """Returns the request for the head, or the error that makes one impossible."""
         if launch.framework is None:
             now = _without_partitions(now, launch)
         try:
-            nodes, found = choice.candidates(now, launch.target, launch.size)
+            nodes, found = ranks.candidates(now, launch.target, launch.size)
         except (InvalidField, SlotLost) as error:
             if launch.framework is None and isinstance(error, InvalidField):
                 error.field = "slots"
@@ -245,7 +245,7 @@ class Gangs:
     async def _rank(self, launch: Launch, place: Rank) -> RankEnd:
         title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
-        task = _RankTask(ranks.run, (place, work), title=title)
+        task = _RankTask(run_rank, (place, work), title=title)
         key = None if place.rank else launch.key
         shipment = Shipment(task, topic=self._topic, echo=launch.echo, key=key, included=launch.included)
         outcome = await self._dispatcher.execute(shipment, Target(slot=place.slots[place.rank]), windowed=False)
@@ -258,7 +258,7 @@ class Gangs:
         working: Sequence[asyncio.Task[RankEnd]],
         limit: asyncio.Timeout,
     ) -> int | None:
-        """Waits until the ranks that work have ended well, or the gang is over: the rank that failed first then."""
+        """Waits until the working ranks have ended well (returns None), or the gang is over (the first failed rank)."""
         watching = asyncio.create_task(self._watch(identity, limit))
         try:
             pending = set(working)
@@ -278,7 +278,7 @@ class Gangs:
             watching.cancel()
 
     async def _watch(self, identity: str, limit: asyncio.Timeout) -> tuple[int, bool]:
-        """Waits until the gang is over; the rank that failed first, and whether its process lives to tell why."""
+        """Waits until the gang is over. Returns the first failed rank, and whether its process still runs."""
         seen = "granted"
         while True:
             try:
@@ -305,13 +305,6 @@ class Gangs:
         return text
 
     async def _release(self, identity: str) -> None:
-        """In a task of its own, so that a second cancellation spares it."""
-        task = asyncio.create_task(self._let_go(identity))
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
-        await asyncio.shield(task)
-
-    async def _let_go(self, identity: str) -> None:
         # A head that is gone has no gangs.
         with contextlib.suppress(OSError):
             if self._connection.alive:
@@ -334,12 +327,12 @@ def _places(launch: Launch, wish: Wish, slots: list[InstanceInfo], start: int) -
             run_id=f"{wish.gang}.{place.rank}",
             timeout=launch.timeout,
         )
-        for place in choice.ranks(wish, slots, launch.framework)
+        for place in ranks.ranks(wish, slots, launch.framework)
     ]
 
 
 def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:
-    """*now* with the slots of which a process can use several. Raises `NotSupported` where there is none."""
+    """Returns *now* without partitions: a process uses one of them. Raises `NotSupported` where nothing is left."""
     slots = tuple(slot for slot in now.slots if slot.kind != "partition")
     partition = next((slot for slot in now.slots if slot.kind == "partition" and launch.target.takes(slot)), None)
     if partition is not None and not any(map(launch.target.takes, slots)):
@@ -354,7 +347,7 @@ def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:
 
 @contextlib.contextmanager
 def _listening(launch: Launch, places: Sequence[Rank]) -> Iterator[None]:
-    """Hands the lines of the ranks on."""
+    """Forwards the lines of the ranks to `Launch.on_lines`."""
     if launch.listen is None or launch.on_lines is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""``pool.launch``: a function or a script as the ranks of one program; and tasks that take several slots."""
+"""Scripts on a slot, and ``pool.launch``: a function or a script as the ranks of one program."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import concurrent.futures
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from skyinfra.client import choice
-from skyinfra.client.choice import Size
+from skyinfra.client import ranks
 from skyinfra.client.files import Files
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.futures import Future
 from skyinfra.client.gangs import Gangs, Launch, Lines
+from skyinfra.client.ranks import Size
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import InvalidField, NotSupported, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
@@ -38,27 +38,8 @@ class GangWarning(UserWarning):
     """
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Of a launch."""
-
-    framework: Framework
-    max_restarts: int
-    timeout: float | None
-
-    def __post_init__(self) -> None:
-        known = get_args(Framework)
-        if self.framework not in known:
-            hint = did_you_mean(str(self.framework), known) or f"One of: {', '.join(known)}."
-            raise InvalidField("no such framework", field="framework", given=self.framework, hint=hint)
-        if self.max_restarts < 0:
-            raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
-
-
 def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
-    """What the ranks run. Raises `InvalidField`, `TaskNotPicklable`, and OSError for a script that cannot be read."""
+    """Returns what the ranks run. Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script."""
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
         return Work(task.name, pickling.dump_call(task, included))
@@ -80,27 +61,31 @@ class Launcher:
     def gang_of(
         self,
         where: Target,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None,
-        per_node: int | None,
+        call: tuple[Callable[..., Any] | Path, tuple[Any, ...], dict[str, Any]],
+        size: Size,
         framework: Framework,
         max_restarts: int,
         env: Mapping[str, str] | None,
         timeout: float | None,
         watched: bool,
-        **kwargs: Any,
     ) -> Launch:
-        """Returns the gang of `Pool.launch` on the slots *where*. watched: its lines are asked for."""
-        options = _Options(framework, max_restarts, timeout)
+        """Returns the gang of `Pool.launch` on the slots *where*. watched: its lines are wanted."""
+        known = get_args(Framework)
+        if framework not in known:
+            hint = did_you_mean(str(framework), known) or f"One of: {', '.join(known)}."
+            raise InvalidField("no such framework", field="framework", given=framework, hint=hint)
+        if max_restarts < 0:
+            raise InvalidField("a number from 0", field="max_restarts", given=max_restarts)
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise InvalidField("seconds, more than 0", field="timeout", given=timeout)
         return Launch(
-            _work(target, args, kwargs, self._files.included),
+            _work(*call, self._files.included),
             framework,
-            Size(nodes, per_node),
+            size,
             target=where,
             env=dict(env or {}),
-            max_restarts=options.max_restarts,
-            start_within=options.timeout,
+            max_restarts=max_restarts,
+            start_within=timeout,
             topic=self._fleet.topic if watched else "",
             echo=self._fleet.watcher.echoes,
             included=self._files.included,
@@ -163,7 +148,7 @@ def _result(end: RankEnd, work: Work) -> Any:
 
 
 def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
-    shared = choice.shared_gpus(slots)
+    shared = ranks.shared_gpus(slots)
     if shared and framework != "none":
         warnings.warn(
             f"ranks share a GPU on MIG partitions: {'; '.join(shared)}. NCCL before 2.30 refuses that (Duplicate GPU "
@@ -173,3 +158,6 @@ def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
             # The caller of Pool.launch.
             stacklevel=4,
         )
+
+
+# A script on one slot ------------------------------------------------------------------------------------------------

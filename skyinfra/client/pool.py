@@ -16,6 +16,7 @@ from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Launcher, Received, results, tell
+from skyinfra.client.ranks import Size
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
@@ -387,16 +388,13 @@ class Pool:
         """
         made = self._gangs.gang_of(
             self.target,
-            target,
-            *args,
-            nodes=nodes,
-            per_node=per_node,
-            framework=framework,
-            max_restarts=max_restarts,
-            env=env,
-            timeout=timeout,
+            (target, args, kwargs),
+            Size(nodes, per_node),
+            framework,
+            max_restarts,
+            env,
+            timeout,
             watched=on_line is not None,
-            **kwargs,
         )
         received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         future = self._gangs.start_gang(made, received.put)

@@ -20,12 +20,12 @@ class Turns:
     """Chooses by priority; within one, submitters take turns; of each submitter, the job that was submitted first."""
 
     def __init__(self) -> None:
-        # When each submitter had its last turn, counted in turns.
+        # The number of the last turn of each submitter.
         self._last: dict[str, int] = {}
         self._turn = 0
 
     def choose(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """The job whose turn it is; None where there is none. Who never had a turn comes before who had one."""
+        """Returns the job whose turn it is, or None. Submitters without a turn so far come first."""
         chosen = min(candidates, key=self._rank, default=None)
         if chosen is not None:
             self._turn += 1
@@ -33,7 +33,7 @@ class Turns:
         return chosen
 
     def forget(self) -> None:
-        """Nobody waits: all begin anew."""
+        """Resets the turns, when no job waits."""
         self._last.clear()
 
     def _rank(self, job: Candidate) -> tuple[int, int, int]:

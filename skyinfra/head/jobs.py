@@ -21,16 +21,16 @@ from skyinfra.protocol.jobs import JobInfo, Submission
 
 logger = logging.getLogger("skyinfra.runner")
 
-# What is kept of jobs that have ended: the last ones.
+# Of the jobs that have ended, so many of the last ones are kept.
 KEPT_JOBS = 1000
 KEPT_BYTES = 2 * 2**30
-# Jobs that have not ended; what is submitted beyond that is refused.
+# Jobs that have not ended; more are refused.
 _MOST = 10_000
 # A client that waits is answered after that long at the latest.
 _LONGEST_WAIT_S = 60.0
 # The end of a job is written within that long, unless the disk is full.
 _WRITTEN_S = 5.0
-# How many characters of an id are enough.
+# So many characters of an id are enough.
 _PREFIX = 6
 
 
@@ -70,20 +70,17 @@ class Jobs:
             logger.info("jobs that had not ended and run again: %d", unfinished)
 
     def start(self, execution: Execution) -> None:
-        """Runs jobs by *execution* from now on."""
+        """See `Queue.start`."""
         self._leaving.clear()
         self._queue.start(execution)
 
     async def stop(self) -> None:
-        """Runs none any more. Those that ran have not ended, unless that is being written already.
-
-        Clients that wait are answered: their scheduler is about to close.
-        """
+        """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
         self._leaving.set()
 
     def check(self) -> None:
-        """Raises what ended the running of jobs, which only an error of the runner itself does."""
+        """See `Queue.check`."""
         self._queue.check()
 
     # What clients ask -----------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ class Jobs:
         )
 
     def _named(self, name: str) -> Job | None:
-        """The one of that name; the last one, where the head ended while it replaced one."""
+        """Returns the job of that name; the last one, where the head ended while it replaced one."""
         return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
 
     def _info(self, job: Job, view: View | None = None) -> JobInfo:
@@ -190,7 +187,7 @@ class Jobs:
         return job
 
     async def _prune(self, ended: Job) -> None:
-        """Forgets those that ended first, where more is kept than may be, never the last one; and what none needs."""
+        """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
         over = sorted((job for job in self._jobs.values() if job.info.over), key=_when, reverse=True)
         most, room = self._kept
         for number, job in enumerate(over):

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from skyinfra.engine.executor import may_pass, overdue
 from skyinfra.engine.waiting import within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
@@ -27,16 +28,11 @@ logger = logging.getLogger("skyinfra.runner")
 
 # How often slots that came or went are noticed, and tasks that are over their time, while jobs wait or run.
 _LOOK_S = 1.0
-# A task that is over its time is ended on its node within that long.
-_OVERTIME_S = 10.0
-# A full disk may have room again.
+# Between two writes to a full disk.
 _RETRY_S = 5.0
-# What is being written when the scheduler ends is waited for.
+# A write that has begun when the scheduler ends may take so long.
 _END_S = 5.0
-# What another attempt meets again.
-_LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
-
-# Where the tasks that run do so, and for how many seconds, by their keys.
+# Slot and seconds of the running tasks, by their keys.
 Running = dict[str, tuple[str, float]]
 
 
@@ -44,8 +40,8 @@ Running = dict[str, tuple[str, float]]
 class Job:
     """A job in memory. number: its place in the order of submission. size: its bytes on the disk, once it has ended.
 
-    running: what runs it, while it does. key: of its last attempt. settling: its end is being written. writing: is held
-    by who writes it.
+    running: the task of asyncio that runs it. key: of its last attempt. settling: its end is being written. writing:
+    held while its record is written.
     """
 
     record: Record
@@ -63,20 +59,20 @@ class Job:
 
     @property
     def info(self) -> JobInfo:
-        """As it was written."""
+        """The information in its record."""
         return self.record.info
 
     @property
     def waits(self) -> bool:
-        """Whether it could be started."""
+        """Whether it may be started."""
         return not (self.info.over or self.settling or self.running)
 
     def candidate(self) -> Candidate:
-        """For its turn."""
+        """The job as `Turns` sees it."""
         return Candidate(self.info.id, self.info.submitter, self.info.priority, self.number)
 
     def note(self, **changes: object) -> None:
-        """Changes what is known of the job; the journal hears of it with the next thing that is written."""
+        """Changes the information about the job; it is in the journal after the next write."""
         self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
 
 
@@ -112,18 +108,19 @@ class Queue:
         self._unwritten = ""
 
     def start(self, execution: Execution) -> None:
-        """Runs jobs by *execution* from now on."""
+        """Runs jobs with *execution* from now on."""
         self._execution = execution
         self._loop = asyncio.create_task(self._run_all(), name="jobs")
 
     async def stop(self) -> None:
-        """Runs none any more. Those that ran have not ended, unless that is being written already."""
+        """Stops running jobs. Those that ran start again later, except where their end is being written already."""
         if self._loop is None or self._execution is None:
             return
         await _cancelled([self._loop])
         self._loop = None
         if settling := [job.running for job in self._jobs.values() if job.running and job.settling]:
             await asyncio.wait(settling, timeout=_END_S)
+        self._execution.leave()
         await _cancelled([job.running for job in self._jobs.values() if job.running])
         for job in self._jobs.values():
             job.settling, job.key = False, ""
@@ -131,18 +128,18 @@ class Queue:
         self._execution = None
 
     def check(self) -> None:
-        """Raises what ended the running of jobs, which only an error of the runner itself does."""
+        """Raises the error of the runner itself, if one ended the queue."""
         if self._loop is not None and self._loop.done():
             self._loop.result()
         if self._broken is not None:
             raise self._broken
 
     def wake(self) -> None:
-        """A job was added."""
+        """Starts the jobs that can be started; called after one was added."""
         self._woken.set()
 
     def view(self) -> View:
-        """The fleet as it is now."""
+        """Returns the fleet as it is now."""
         if self._execution is None:
             return View({}, None)
         return View(self._execution.running(), self._execution.slots())
@@ -161,7 +158,7 @@ class Queue:
             await self._look()
 
     def _next(self) -> Iterator[Job]:
-        """The jobs that are to start now; each is taken to run once the next one is asked for."""
+        """Yields the jobs to start now; the caller starts each one before it asks for the next."""
         while (execution := self._execution) is not None:
             waiting = [job for job in self._jobs.values() if job.waits]
             if not waiting:
@@ -182,8 +179,7 @@ class Queue:
             self._broken = task.exception()
 
     async def _look(self) -> None:
-        """Learns where jobs run, and ends those that are over their time: a task does that itself, but one whose
-        process did not live to see it starts again; not for ever."""
+        """Notes where jobs run, and ends those that are over their time."""
         if not any(job.running for job in self._jobs.values()):
             return
         running = self._execution.running() if self._execution is not None else {}
@@ -192,21 +188,22 @@ class Queue:
             if job.info.slot != slot:
                 job.note(slot=slot, started=time.time() - seconds)
             header = Header.loads(job.record.header.encode())
-            if header.timeout is not None and seconds > header.timeout + _OVERTIME_S:
-                outcome = Outcome(failure=failures.of(failures.late(header.name, header.timeout), below=__file__))
+            late = overdue(header.name, header.timeout, seconds)
+            if late is not None:
+                outcome = Outcome(failure=failures.of(late, below=__file__))
                 with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
                     await self.take_back(job, settled(job.record, outcome, now=time.time()), outcome)
 
     # One of them ----------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job) -> None:
-        """Runs the job to its end, again as often as its exceptions may pass."""
+        """Runs the job to its end, with its retries."""
         try:
             while not (job.settling or job.info.over):
                 outcome = await self._attempt(job)
                 if outcome is None or job.settling or job.info.over:
                     continue
-                if not _again(job.record, outcome):
+                if job.record.failures >= job.record.retries or not may_pass(outcome):
                     await self._settle(job, outcome)
                     return
                 job.record = replace(job.record, failures=job.record.failures + 1)
@@ -215,7 +212,7 @@ class Queue:
             self.wake()
 
     async def _attempt(self, job: Job) -> Outcome | None:
-        """How one attempt ended; None where that was lost, or it was taken back."""
+        """Returns the outcome of one attempt; None where it was lost or cancelled."""
         execution = self._execution
         if execution is None:
             return None
@@ -238,7 +235,7 @@ class Queue:
         return outcome
 
     async def _settle(self, job: Job, outcome: Outcome) -> None:
-        """Writes how the job ended by itself."""
+        """Writes the end of a job that ended by itself."""
         job.settling = True
         data = await asyncio.to_thread(pickle.dumps, outcome)
         if len(data) > jobs.LARGEST:
@@ -262,11 +259,11 @@ class Queue:
         except StateDirectoryError:
             job.settling = False
             raise
-        running, key, execution = job.running, job.key, self._execution
+        running, execution = job.running, self._execution
         await self._over(job, record)
         if running is not None and execution is not None:
-            await execution.stop(key)
             await _cancelled([running])
+            await execution.all_stopped()
         return True
 
     async def _over(self, job: Job, record: Record) -> None:
@@ -291,7 +288,7 @@ class Queue:
 
     @staticmethod
     async def _write(job: Job, write: Callable[[], None]) -> None:
-        """One after the other, so that the last one is what is on the disk; a thread cannot be cancelled."""
+        """Writes in a thread, one write of a job after the other, also when cancelled: a thread cannot be."""
         async with job.writing:
             done = asyncio.ensure_future(asyncio.to_thread(write))
             try:
@@ -310,12 +307,6 @@ async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks)
 
 
-def _again(record: Record, outcome: Outcome) -> bool:
-    """Whether the job is to start again after an attempt that ended with *outcome*."""
-    failure = outcome.failure
-    return failure is not None and record.failures < record.retries and failure.kind not in _LASTING
-
-
 def _places(slots: list[dict[str, float]], resources: dict[str, int]) -> int:
-    """How many of *slots* have what is asked for."""
+    """Returns the number of *slots* that have *resources*."""
     return sum(all(slot.get(name, 0) >= count for name, count in resources.items()) for slot in slots)

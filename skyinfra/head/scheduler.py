@@ -14,6 +14,7 @@ from distributed.core import Status
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
+from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
@@ -89,16 +90,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return True
 
     def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
-        """Key, name and seconds of the tasks that run on each slot, by its name, as of the last report of the worker,
-        which is about a second old."""
-        return {
-            str(worker.name): [
-                (key := _key(task), key.rpartition("-")[0], float(seconds))
-                for task, seconds in worker.executing.items()
-                if task in worker.processing
-            ]
-            for worker in self.workers.values()
-        }
+        """See `execution.tasks_on_slots`."""
+        return tasks_on_slots(self)
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """Dask's description of itself and its workers, with the `FleetState`."""

@@ -35,7 +35,7 @@ class Header:
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     whole: the result is a part of the outcome, however large it is. chunk: it stands for several short tasks, see
-    `skyinfra.worker.chunks`.
+    `skyinfra.worker.execute`.
     """
 
     key: str

@@ -24,7 +24,7 @@ import cloudpickle
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
-from skyinfra.errors import TaskAttemptsExceeded, TaskFailed, TaskNotPicklable, TaskTooLarge
+from skyinfra.errors import TaskFailed, TaskNotPicklable
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.failures import Failure
 from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Task
@@ -76,7 +76,7 @@ class Shipment:
         return header.key, header.dumps()
 
     def chunk(self) -> tuple[str, str, bytes]:
-        """Key, name and header of a chunk that begins with this task; see `skyinfra.worker.chunks`."""
+        """Key, name and header of a chunk that begins with this task; see `skyinfra.worker.execute`."""
         header = Header(_key(self.name), self.name, self._header.topic, echo=self._header.echo, chunk=True)
         return header.key, header.name, header.dumps()
 
@@ -272,13 +272,6 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
         failed.__cause__ = error
         return failed
     return error
-
-
-def may_pass(outcome: Outcome) -> bool:
-    """Whether the task failed with something that another attempt may not meet."""
-    if outcome.failure is None:
-        return False
-    return not isinstance(_load_error(outcome.failure), (TaskNotPicklable, TaskTooLarge, TaskAttemptsExceeded))
 
 
 def _error(failure: Failure, name: str) -> BaseException:

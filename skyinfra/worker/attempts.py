@@ -1,4 +1,4 @@
-"""How often a task was started on this node without having ended. Travels to nodes: standard library only."""
+"""Counts the starts of tasks that have not ended on this node. Travels to nodes: standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyinfra.errors import StateDirectoryError, TaskAttemptsExceeded
 from skyinfra.protocol import failures
 from skyinfra.protocol.instance import NODE_DIRECTORY
 
-# A task that was started that often and never ended is not started again on this node.
+# A task with so many starts and no end is not started again on this node.
 ATTEMPTS = 3
 
 _FOLDER = "attempts"
@@ -21,11 +21,11 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
-    """Counts the starts of a task that has not ended yet, one byte each, in a file of the node; gives their number.
+    """Counts the starts of a task that has not ended, one byte each, in a file of the node; yields their number.
 
-    A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit a
-    task that ends its process does so for ever, and takes down whatever else its next workers were given. One whose
-    last start was *timeout* seconds ago, or more, was ended for that.
+    A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit, a
+    task that ends its process would do so for ever, and with it the other tasks of its workers. A task whose last start
+    is *timeout* seconds ago, or more, is over its time.
     """
     # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
     path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
@@ -57,7 +57,7 @@ def begun(key: str, directory: Path) -> bool:
 
 
 def forgive(key: str, directory: Path | None = None) -> None:
-    """The task *key* is ended on purpose: its starts on the node in *directory*, or on this one, do not count."""
+    """Resets the starts of the task *key* on the node in *directory*, or on this one: it is ended on purpose."""
     _attempt_file(key, directory).unlink(missing_ok=True)
 
 
@@ -66,7 +66,7 @@ def _attempt_file(key: str, directory: Path | None = None) -> Path:
 
 
 def _count_start(path: str) -> tuple[int, float | None]:
-    """How often the task has been started now, and when it was started before, in Unix time."""
+    """Counts a start. Returns the number of starts, and the Unix time of the one before."""
     try:
         handle = os.open(path, _FLAGS, 0o644)
     except FileNotFoundError:

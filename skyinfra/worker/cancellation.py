@@ -1,4 +1,4 @@
-"""Ending a task that runs: because its client takes it back, or because its time is over.
+"""Ends running tasks: cancelled ones, and those that are over their time.
 
 Travels to nodes: standard library only.
 """
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from skyinfra.worker import attempts
 
-# A function that is asked to stop has that long to clean up: its slot is to be free in under a second.
+# A function has so long to clean up after KeyboardInterrupt: its slot is to be free in under a second.
 GRACE_S = 0.5
-# A program has that long between SIGTERM and SIGKILL.
+# Between SIGTERM and SIGKILL of a program.
 PROGRAM_GRACE_S = 5.0
-# What the process says last leaves it within that long.
+# The last message of the process is sent within that time.
 _SPEAK_S = 0.1
 # After the time of a task, and its grace.
 _WATCHDOG_S = PROGRAM_GRACE_S + 1.0
@@ -42,13 +42,13 @@ class _Running:
 
 _lock = threading.Lock()
 _running: dict[str, _Running] = {}
-# Asked to stop before they started: the engine may still start them.
+# Stopped before they started: Dask may still start them.
 _stopped: deque[str] = deque(maxlen=1000)
 
 
 @contextlib.contextmanager
 def stoppable(key: str) -> Iterator[None]:
-    """Around the task *key* in this thread: `stop` ends it. Raises KeyboardInterrupt where it was stopped before."""
+    """Lets `stop` end the task *key* of this thread. Raises KeyboardInterrupt where it was stopped before."""
     thread = threading.get_ident()
     with _lock:
         if key in _stopped:
@@ -65,10 +65,10 @@ def stoppable(key: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def limited(key: str, seconds: float | None, last_words: Callable[[], object]) -> Iterator[Callable[[], bool]]:
-    """Around the task *key*: stops it after *seconds*. Gives a function that says whether that was done.
+    """Stops the task *key* after *seconds*. Yields a function that returns whether that was done.
 
-    *last_words*: called in another thread before the process is killed, where the task does not end by itself. Native
-    code that holds the interpreter lets no thread of Python do that: a watchdog without one ends the process then, and
+    *last_words*: called in another thread before the process is killed, where the task does not end by itself. Where
+    native code holds the interpreter, no thread of Python runs: a watchdog of faulthandler ends the process then, and
     leaves the stacks of all threads in the output of the task.
     """
     if seconds is None:
@@ -94,17 +94,16 @@ def limited(key: str, seconds: float | None, last_words: Callable[[], object]) -
 def stop(key: str) -> None:
     """Stops the task *key* of this process: KeyboardInterrupt in its thread, or SIGTERM to the program it runs.
 
-    What still runs after `GRACE_S` or `PROGRAM_GRACE_S` is killed: this process, which its Nanny starts again, or the
-    program.
+    After `GRACE_S` or `PROGRAM_GRACE_S` this process, which its Nanny starts again, or the program is killed.
     """
     with _lock:
         _stopped.append(key)
-    # Its starts so far do not count: whoever stopped it may send it again.
+    # Its starts so far do not count: its client may send it again.
     _ask(key, lambda: attempts.forgive(key))
 
 
 def set_group(key: str, group: int | None) -> None:
-    """The task *key* runs a program in the process *group* now; None: it has ended."""
+    """Sets the process group of the program that the task *key* runs; None: it has ended."""
     with _lock:
         task = _running.get(key)
         if task is None:

@@ -1,21 +1,28 @@
-"""The node's part of a task: what a worker process executes for a client.
+"""Executes tasks in the process of a slot.
 
-A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. `run` executes it and gives
-an `Outcome` back: the result or the exception, pickled on the node, so that whatever a task does arrives as its own
-and not as a failure of the engine. A large call, and a large result, are blobs of the head instead, see
-`skyinfra.blobs.payload`; so is the tree that the task is to see.
+A client ships a task as two byte strings: a header (`Header`, JSON) and the pickled call. `run` executes it and returns
+an `Outcome`: the result or the exception, pickled on the node, so that Dask never handles an exception of a task.
+Large calls, large results and synced files are blobs of the head, see `skyinfra.blobs.payload`.
+
+A chunk stands for several short tasks of one message. They are executed one after the other, each with its own
+arguments, output and outcome. The chunk gives tasks back, and its client sends each of them alone: those that have not
+started when it takes longer than expected, and all of them where the process that had it first was lost, so that the
+starts of the task that ended the process are counted.
 
 Travels to nodes: standard library, ``distributed`` and ``cloudpickle`` only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import operator
 import os
 import pickle
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -32,14 +39,27 @@ if TYPE_CHECKING:
 
 F = TypeVar("F")
 
+# The event of a chunk: the keys of tasks with their pickled outcomes, or with `GIVEN_BACK`.
+ENDED = "outcomes"
+GIVEN_BACK = b""
+# A chunk is made to take less than half of that.
+_LONGEST_S = 0.05
+# A chunk sends its outcomes when they are so many bytes, and at its end.
+_MOST_BYTES = 64 * 1024
+
+# Header and pickled call of a task.
+Row = tuple[bytes, bytes]
+# Sends an event of the client's topic: its kind, the key that it is about, and its content.
+Tell = Callable[[str, str, object], object]
+
 
 def plain(function: F) -> F:
-    """The function itself: what a decorated function is on a node, where the client package is not installed."""
+    """Returns *function*: stands for a decorator on nodes, where the client package is not installed."""
     return function
 
 
 def named(module: str, name: str) -> object:
-    """What is called *name* in a module that was synced: how its functions and classes travel, by reference."""
+    """Returns *name* of a synced module: functions and classes of such modules are pickled as this call."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
@@ -47,9 +67,8 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
     """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
 
     A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
-    that the task has ended, and None is the result. A client that fetched it afterwards would make two more ways, and
-    would wait for a connection to this process in vain when the next task ends the process. Of a chunk, the outcomes
-    that are not small are the result.
+    that the task has ended, and None is the result: fetching it from this process would take two more messages, and
+    would fail where the next task ends the process. The result of a chunk is its large outcomes.
     """
     # Here, because the process of a rank needs the rest of this module alone.
     from distributed import get_worker
@@ -57,38 +76,33 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
     task = Header.loads(header)
     worker = get_worker()
 
-    def tell_of(kind: str, key: str, content: object) -> None:
+    def tell(kind: str, key: str, content: object) -> None:
         worker.log_event(task.topic, [kind, key, content])
 
-    def tell(kind: str, content: object) -> None:
-        tell_of(kind, task.key, content)
-
     def say(kind: str, content: object) -> None:
-        tell(kind, [worker.name, task.name, content])
+        tell(kind, task.key, [worker.name, task.name, content])
 
     if task.chunk:
-        from skyinfra.worker import chunks  # it is made of what is here
-
-        return chunks.run(task, call, tell_of, str(worker.name))
+        return _Chunk(task, call, tell, str(worker.name)).run()
     outcome = _execute(task, call, tell, say if task.echo else None)
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
         return outcome
-    tell("outcome", data)
+    tell("outcome", task.key, data)
     return None
 
 
 def forget(topic: str, dask_scheduler: Scheduler) -> None:
-    """Runs on the head: drops the last events of a *topic* that nobody listens to any more."""
+    """Runs on the head: drops the last events of a *topic* without listeners."""
     from skyinfra.engine import dask_private
 
     dask_private.drop_events(dask_scheduler, topic)
 
 
-def _execute(task: Header, call: bytes, tell: streaming.Send, say: streaming.Send | None) -> Outcome:
+def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) -> Outcome:
     def last_words() -> None:
         if task.topic:
-            tell("outcome", pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
+            tell("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
     late = False
     try:
@@ -101,7 +115,7 @@ def _execute(task: Header, call: bytes, tell: streaming.Send, say: streaming.Sen
             interruption.task_scope(),
         ):
             try:
-                outcome = perform(task, call)
+                outcome = _perform(task, call)
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
@@ -110,11 +124,11 @@ def _execute(task: Header, call: bytes, tell: streaming.Send, say: streaming.Sen
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         if late and isinstance(error, KeyboardInterrupt):
             error = _late(task).with_traceback(error.__traceback__)
-        return failed(error)
+        return _failed(error)
 
 
-def perform(task: Header, call: bytes) -> Outcome:
-    """Makes the pickled *call*, and keeps its result. Raises what the task raises."""
+def _perform(task: Header, call: bytes) -> Outcome:
+    """Calls the pickled *call*, and keeps its result. Raises what the task raises."""
     start = time.perf_counter()
     inputs.use_tree(task.tree)
     function, args, kwargs = load(task, call)
@@ -122,11 +136,99 @@ def perform(task: Header, call: bytes) -> Outcome:
     return _keep_result(task, result, start)
 
 
-def failed(error: BaseException) -> Outcome:
+def _failed(error: BaseException) -> Outcome:
     """The outcome of a task that raised *error*."""
     if isinstance(error, BlobsMissing):
         return Outcome(missing=error.digests)
     return Outcome(failure=failures.of(error, below=__file__))
+
+
+def dump_chunk(rows: Sequence[Row]) -> bytes:
+    """Returns the call of a chunk of tasks."""
+    return pickle.dumps(list(rows), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+class _Chunk:
+    """The tasks of a chunk that have not started, and the outcomes that have not been sent."""
+
+    def __init__(self, task: Header, call: bytes, tell: Tell, slot: str) -> None:
+        self._large: list[tuple[str, Outcome]] = []
+        self._task = task
+        self._tell = tell
+        self._slot = slot
+        self._lock = threading.Lock()
+        self._rows: deque[Row] = deque(pickle.loads(call))  # noqa: S301 - the fleet's own, over mutual TLS
+        self._untold: list[tuple[str, bytes]] = []
+        self._bytes = 0
+        self._now = task
+
+    def run(self) -> list[tuple[str, Outcome]]:
+        """Executes the tasks. Returns the outcomes that are too large for an event, with their keys."""
+        task = self._task
+        # A task without an outcome, for whatever reason, is sent alone, and fails by itself.
+        with (
+            contextlib.suppress(Exception, KeyboardInterrupt),
+            attempts.counted(task.key, task.name) as starts,
+            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+            streaming.telling(file, self._say if task.echo else None),
+            cancellation.stoppable(task.key),
+        ):
+            if starts == 1:
+                self._execute(file)
+        return self._large
+
+    def _say(self, kind: str, content: object) -> None:
+        self._tell(kind, self._now.key, [self._slot, self._now.name, content])
+
+    def _execute(self, file: str | None) -> None:
+        timer = threading.Timer(_LONGEST_S, self._give_back)
+        timer.daemon = True
+        timer.start()
+        try:
+            while (row := self._next()) is not None:
+                self._now = Header.loads(row[0])
+                try:
+                    with interruption.task_scope():
+                        outcome = _perform(self._now, row[1])
+                except BaseException as error:  # noqa: BLE001 - as above
+                    outcome = _failed(error)
+                self._end(outcome, file)
+        finally:
+            timer.cancel()
+            self._give_back()
+
+    def _next(self) -> Row | None:
+        with self._lock:
+            return self._rows.popleft() if self._rows else None
+
+    def _end(self, outcome: Outcome, file: str | None) -> None:
+        if file is not None and output.written(file):
+            with streaming.cutting():
+                output.cut(file, self._now.key)
+        if outcome.failure is not None:
+            # An interrupt ends the chunk, and a client gives up at the first failure.
+            self._give_back()
+        data = pickle.dumps(outcome)
+        with self._lock:
+            if len(data) > SMALL_OUTCOME:
+                self._large.append((self._now.key, outcome))
+                return
+            self._untold.append((self._now.key, data))
+            self._bytes += len(data)
+            if self._bytes > _MOST_BYTES or not self._rows:
+                self._flush()
+
+    def _give_back(self) -> None:
+        """Starts no more tasks, and sends the outcomes."""
+        with self._lock:
+            self._untold += [(Header.loads(header).key, GIVEN_BACK) for header, _ in self._rows]
+            self._rows.clear()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._untold:
+            self._tell(ENDED, self._task.key, self._untold)
+            self._untold, self._bytes = [], 0
 
 
 def _late(task: Header) -> TaskTimeout:

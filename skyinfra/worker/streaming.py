@@ -1,4 +1,4 @@
-"""What a task tells its client while it runs: the lines that it prints, and how far it is.
+"""Sends the lines that a task prints, and its progress, to its client while it runs.
 
 Lines come from the file that holds the output of the task (`skyinfra.worker.output`), so that those of native code
 and of the programs that it starts are among them. Travels to nodes: standard library only.
@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterator
 
 from skyinfra.worker import output
 
-# A message to the client: its kind, and what it says.
+# Sends a message to the client: its kind and its content.
 Send = Callable[[str, object], object]
 
-# How often the output of a task that runs is looked at, in seconds.
+# Seconds between two reads of the output of a running task.
 _EVERY_S = 0.1
-# Of what was printed since the last look, at most that many bytes travel; all of it is on the node. The head keeps the
-# last thousand messages of a client.
+# At most that many bytes are sent per read; all of them are on the node. The head keeps the last thousand messages of a
+# client.
 _MOST = 32 * 1024
-# `progress` may be called at every step; that often it is told.
+# Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
 
 
 class _Tail:
-    """What is added to *file*, in whole lines, handed to *send*."""
+    """Passes what is added to *file* to *send*, in whole lines."""
 
     def __init__(self, file: str, send: Callable[[list[str]], object]) -> None:
         self._file = file
@@ -39,7 +39,7 @@ class _Tail:
         self._decoder = _decoder()
 
     def advance(self, *, final: bool = False) -> None:
-        """Sends what was added since the last time; the last line may be incomplete in the end only."""
+        """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [line for part in self._parts() for line in part]
         if final:
             self._rest += self._decoder.decode(b"", final=True)
@@ -49,7 +49,7 @@ class _Tail:
             self._send(lines)
 
     def restart(self) -> None:
-        """The file is a new one."""
+        """Begins a new file."""
         self._offset, self._rest, self._decoder = 0, "", _decoder()
 
     def _parts(self) -> Iterator[list[str]]:
@@ -90,7 +90,7 @@ _told_at = 0.0
 
 @contextlib.contextmanager
 def telling(file: str | None, send: Send | None) -> Iterator[None]:
-    """Around a task whose output is in *file*: tells what it prints by *send*, ``("output", lines)``. None: nobody."""
+    """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody."""
     global _send, _tail, _told_at, _watcher
     if send is None:
         yield
@@ -113,9 +113,9 @@ def telling(file: str | None, send: Send | None) -> Iterator[None]:
 
 
 def progress(done: float, total: float | None = None, note: str = "") -> None:
-    """Tells the client of this task how far it is: *done* of *total* steps. Nothing outside of a task.
+    """Tells the client of this task its progress: *done* of *total* steps. Does nothing outside of a task.
 
-    It may be called at every step: it costs some microseconds, and is told five times a second at most.
+    It may be called at every step: it costs some microseconds, and sends five messages a second at most.
     """
     global _told_at
     send, now = _send, time.monotonic()
@@ -126,7 +126,7 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
 
 @contextlib.contextmanager
 def cutting() -> Iterator[None]:
-    """Around `output.cut`: tells what is left of the lines of the task that has ended."""
+    """Sends the last lines of a task that has ended, around `output.cut`."""
     with _changed:
         if _tail is not None:
             _tail.advance(final=True)
@@ -148,7 +148,7 @@ def _watch() -> None:
 
 
 def _forget() -> None:
-    """In a process that was forked: the thread is not there, and its parent tells."""
+    """Resets a forked process: it has no watcher thread, and its parent sends the lines."""
     global _changed, _send, _tail, _watcher
     _changed = threading.Condition()
     _send = _tail = _watcher = None

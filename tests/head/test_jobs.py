@@ -74,6 +74,7 @@ class Slots:
         self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
         self.started: list[str] = []
         self.stopped: list[str] = []
+        self.leaving = False
         self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
 
     def slots(self) -> list[dict[str, float]]:
@@ -87,13 +88,19 @@ class Slots:
         self.tasks[header.key] = asyncio.get_running_loop().create_future()
         try:
             outcome = await self.tasks[header.key]
+        except asyncio.CancelledError:
+            if not self.leaving:
+                self.stopped.append(header.key)
+            raise
         finally:
             del self.tasks[header.key]
         return None if outcome is None else (outcome, "n1/0")
 
-    async def stop(self, key: str) -> None:
-        self.stopped.append(key)
-        self.tasks[key].set_result(None)
+    def leave(self) -> None:
+        self.leaving = True
+
+    async def all_stopped(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ from running_node import OTHER_SECRET, SECRET, RunningNode, until
 import skyinfra as sky
 from skyinfra.cli.status import _fleet_status
 from skyinfra.client import open_pool
-from skyinfra.client.arrival import wait_until_ready
+from skyinfra.client.lookup import wait_until_ready
 from skyinfra.first_boot import report
 from skyinfra.head import start
 from skyinfra.node.node import Node

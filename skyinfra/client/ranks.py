@@ -1,20 +1,27 @@
-"""Which slots a gang may have, and what each of its ranks sees."""
+"""The ranks of a gang: which slots they may have, what each of them sees, and why one failed."""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from skyinfra.client.snapshot import Snapshot, Target
-from skyinfra.errors import InvalidField, SlotLost
-from skyinfra.protocol.gang import Framework, Rank, Wish
+from skyinfra.engine.executor import may_pass
+from skyinfra.errors import GangFailed, InvalidField, SlotLost
+from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.tasks import pickling
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many nodes, and how many slots on each; None is all that are there."""
+    """The number of nodes, and of slots on each; None is all that are there."""
 
     nodes: int | None = None
     per_node: int | None = None
@@ -26,7 +33,7 @@ class Size:
 
 
 def candidates(now: Snapshot, target: Target, size: Size) -> tuple[int, tuple[tuple[str, tuple[str, ...], int], ...]]:
-    """On how many nodes, and (node, slots, how many of them) for each node that has enough.
+    """Returns the number of nodes, and (node, slots, number of slots to use) for each node that has enough.
 
     Raises `InvalidField`, and `SlotLost` where there is no slot at all.
     """
@@ -58,7 +65,7 @@ def candidates(now: Snapshot, target: Target, size: Size) -> tuple[int, tuple[tu
 
 
 def may_come(now: Snapshot, manifest: Manifest, target: Target, size: Size) -> bool:
-    """Whether slots that are to be there and are not would do, or slots that a changing layout brings."""
+    """Whether slots that are missing, or that a layout change brings, would be enough."""
     if now.draining or (now.state is not None and now.state.leaving):
         return True
     if target.profile or target.accelerator or target.slot:
@@ -124,3 +131,47 @@ def _visible(slots: Sequence[InstanceInfo]) -> dict[str, str]:
         # Inside the devices that ROCR leaves, HIP counts from 0 again.
         variables["HIP_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(len(pairs)))
     return variables
+
+
+def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tuple[BaseException, bool]:
+    """Returns the exception for the *rank* of *name* that failed first, and whether another start may not meet it.
+
+    *end*: None where the rank was lost. The exception of a program is the cause of a `GangFailed`.
+    """
+    where = f"rank {rank} of {name}, on slot {slot.slot} of node {slot.node}"
+    if end is None or (end.outcome is None and end.code is None):
+        lost = "Its worker process or its node ended; `skyinfra status` shows which nodes are there."
+        return _failed(f"{where}, lost its slot", rank, None, lost), True
+    if end.outcome is None:
+        code = cast(int, end.code)
+        hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
+        return _failed(f"{where}, {_how(code)}", rank, code, hint), True
+    outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
+    error = cast(BaseException, pickling.exception(outcome, name))
+    error.add_note(f"Raised by {where}.")
+    if end.code is None:
+        return error, may_pass(outcome)
+    failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, None)
+    failed.__cause__ = error
+    return failed, True
+
+
+def exit_code(error: GangFailed) -> int:
+    """Returns the exit code of the rank as a shell does: 128 plus the number of the signal that ended it."""
+    if error.code is None:
+        return error.exit_code
+    return error.code if error.code >= 0 else 128 - error.code
+
+
+def _failed(text: str, rank: int, code: int | None, hint: str | None) -> GangFailed:
+    error = GangFailed(text, hint=hint)
+    error.rank, error.code = rank, code
+    return error
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"

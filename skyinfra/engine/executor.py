@@ -1,0 +1,171 @@
+"""Runs calls on slots: attempts, lost slots, lost worker processes, cancellation. Clients and the head share it.
+
+Travels to nodes: standard library and ``distributed`` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import distributed
+from distributed.client import FutureCancelledError
+
+from skyinfra.engine.waiting import within
+from skyinfra.errors import NodeError, TaskAttemptsExceeded, TaskTimeout
+from skyinfra.protocol import failures, questions
+from skyinfra.protocol.calls import Outcome
+
+T = TypeVar("T")
+
+# Results are released together that often: each release delays the next task of its slot by some milliseconds.
+_RELEASE_S = 0.1
+# A worker answers in milliseconds, unless native code of its task holds the interpreter.
+_LISTENS_S = 0.5
+_ANSWER_S = 10.0
+# After a connection that failed; Dask needs time to notice that.
+_PAUSE_S = 0.1
+# A task that is over its time is ended on its node within that long.
+_OVERTIME_S = 10.0
+# Errors that every attempt meets.
+_LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
+
+
+class Fleet(Protocol):
+    """The fleet as an `Executor` needs it. client: of Dask, asynchronous. alive: whether the scheduler is connected."""
+
+    @property
+    def client(self) -> Any: ...
+    @property
+    def alive(self) -> bool: ...
+    async def ready(self) -> None:
+        """Waits until the scheduler is connected, again if need be."""
+
+    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> Any:
+        """Sends a call; its future is done when it has ended."""
+
+    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """Asks the runner of *node*. May raise `NodeError`."""
+
+
+class Executor:
+    """Runs calls on the slots of *fleet*. *stop*: runs in the process of a slot and ends a task there, by its key."""
+
+    def __init__(self, fleet: Fleet, stop: Callable[[str], None]) -> None:
+        self._fleet = fleet
+        self._stop_task = stop
+        self._arrivals: dict[str, Callable[[Any], object]] = {}
+        self._done: list[Any] = []
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def attempt(
+        self,
+        name: str,
+        key: str,
+        header: bytes,
+        call: bytes,
+        resources: dict[str, int],
+        take: Callable[[Any], Any] = pickle.loads,
+    ) -> Any:
+        """Sends a call once and waits for its end; being cancelled ends the call on its slot.
+
+        Returns what *take* makes of the events under the key, as soon as that is not None; else the call's result.
+        None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, and what
+        `Fleet.ready` raises.
+        """
+        await self._fleet.ready()
+        try:
+            future = self._fleet.submit(key, header, call, resources)
+            del call  # the scheduler keeps it while it needs it
+            result = await self._end_of(future, take)
+        except asyncio.CancelledError:
+            self.detach(self._stop(future))
+            raise
+        except distributed.KilledWorker:
+            raise TaskAttemptsExceeded(
+                f"{name} lost its worker process too often, on several nodes, and is not tried again"
+            ) from None
+        except (FutureCancelledError, OSError):
+            # OSErrors of the task itself are in its outcome: this is the connection.
+            await asyncio.sleep(_PAUSE_S)
+            return None
+        if not self._done:
+            asyncio.get_running_loop().call_later(_RELEASE_S, self._done.clear)
+        self._done.append(future)
+        return result
+
+    def arrived(self, key: str, content: Any) -> None:
+        """Takes an event about outcomes, which comes before the news that the call has ended."""
+        take = self._arrivals.get(key)
+        if take is not None:
+            take(content)
+
+    def detach(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs *work* as a task of its own, which a second Ctrl-C, or the end of the `with` block, spares."""
+        task = asyncio.create_task(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+        return task
+
+    async def all_stopped(self) -> None:
+        """Waits until every cancelled call has been stopped, and for other detached work; releases all results."""
+        self._done.clear()
+        await asyncio.gather(*self._stopping)
+
+    async def _end_of(self, future: Any, take: Callable[[Any], Any]) -> Any:
+        arrival: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def arrived(content: Any) -> None:
+            if not arrival.done() and (taken := take(content)) is not None:
+                arrival.set_result(taken)
+
+        self._arrivals[future.key] = arrived
+        ended = asyncio.ensure_future(future.exception())
+        try:
+            await asyncio.wait((arrival, ended), return_when=asyncio.FIRST_COMPLETED)
+            if arrival.done():
+                return arrival.result()
+            if (error := ended.result()) is not None:
+                raise error
+            return await future
+        finally:
+            ended.cancel()
+            del self._arrivals[future.key]
+
+    async def _stop(self, future: Any) -> None:
+        """Cancels the call, and ends it where it runs already, which Dask does not do."""
+        if not self._fleet.alive:
+            return
+        client, key = self._fleet.client, future.key
+        with contextlib.suppress(OSError, FutureCancelledError):
+            where = await client.processing()
+            await client.cancel([future], force=True)
+            for worker in [worker for worker, keys in where.items() if key in keys]:
+                await self._stop_on(client, worker, key)
+
+    async def _stop_on(self, client: Any, worker: str, key: str) -> None:
+        """Ends the call on *worker*: by itself, or with its process where that does not even listen."""
+        try:
+            await within(client.run(self._stop_task, key, workers=[worker], on_error="ignore"), _LISTENS_S)
+        except TimeoutError:
+            # Native code holds the interpreter; the runner of the node is another process.
+            known = (await within(client.scheduler.identity(n_workers=-1), _ANSWER_S))["workers"]
+            if worker in known:
+                slot = str(known[worker]["name"])
+                node = slot.rpartition("/")[0]
+                with contextlib.suppress(NodeError):
+                    await self._fleet.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
+
+
+def may_pass(outcome: Outcome) -> bool:
+    """Whether the call failed with an error that another attempt may not meet."""
+    return outcome.failure is not None and outcome.failure.kind not in _LASTING
+
+
+def overdue(name: str, timeout: float | None, seconds: float) -> TaskTimeout | None:
+    """The error of a task that has run for *seconds*, well over its *timeout*. Most end themselves before that; a task
+    whose process died starts again, and has to be ended from outside."""
+    return failures.late(name, timeout) if timeout is not None and seconds > timeout + _OVERTIME_S else None
