@@ -15,7 +15,7 @@ import distributed
 from distributed.client import FutureCancelledError
 
 from skyinfra.engine.waiting import within
-from skyinfra.errors import NodeError, TaskAttemptsExceeded, TaskTimeout
+from skyinfra.errors import SkyinfraError, TaskAttemptsExceeded, TaskTimeout
 from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Outcome
 
@@ -48,7 +48,7 @@ class Fleet(Protocol):
         """Sends a call; its future is done when it has ended."""
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
-        """Asks the runner of *node*. May raise `NodeError`."""
+        """Asks the runner of *node*. Raises the error of the answer."""
 
 
 class Executor:
@@ -156,7 +156,7 @@ class Executor:
             if worker in known:
                 slot = str(known[worker]["name"])
                 node = slot.rpartition("/")[0]
-                with contextlib.suppress(NodeError):
+                with contextlib.suppress(SkyinfraError):
                     await self._fleet.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
 
 

@@ -80,12 +80,12 @@ class Readings:
 
     def busy_multiprocessors(self, first: Any, second: Any) -> float | None:
         """Percent of the multiprocessors that were busy between two samples; None where the driver does not say it."""
-        asked = pynvml.c_nvmlGpmMetricsGet_t()
-        asked.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics = 1
-        asked.sample1, asked.sample2 = first, second
-        asked.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
-        given = asked(self._api, "nvmlGpmMetricsGet", asked)
+        metrics = pynvml.c_nvmlGpmMetricsGet_t()
+        metrics.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        metrics.numMetrics = 1
+        metrics.sample1, metrics.sample2 = first, second
+        metrics.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        given = asked(self._api, "nvmlGpmMetricsGet", metrics)
         if given is None or given.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS or math.isnan(given.metrics[0].value):
             return None
         return float(given.metrics[0].value)

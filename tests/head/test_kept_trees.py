@@ -120,8 +120,11 @@ class Slots:
         await self.go_on.wait()
         return OUTCOME, "n1/0"
 
-    async def stop(self, key: str) -> None:
-        self.go_on.set()
+    def leave(self) -> None:
+        pass
+
+    async def all_stopped(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass

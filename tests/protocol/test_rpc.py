@@ -15,16 +15,16 @@ from local_peer import LocalPeer
 import skyinfra as sky
 from skyinfra import errors
 from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.mig import Placement
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.jobs import JobInfo, Submission
-from skyinfra.protocol.nodeconfig import PlacedPartition
 from skyinfra.protocol.rpc import Call
 
 PACKAGE = Path(rpc.__file__).parents[1]
 CALLS = {name: value for name, value in vars(services).items() if isinstance(value, Call)}
 
-LAYOUT = FleetLayout(1, "h100_80gb", ((PlacedPartition("3g.40gb", 0, 4),), ()))
+LAYOUT = FleetLayout(1, "h100_80gb", ((Placement("3g.40gb", 0, 4),), ()))
 JOB = JobInfo("train", "0" * 32, "train", "function", "me@host", 1, "queued", 1.5)
 HEADER = '{"key": "k", "name": "n", "topic": ""}'
 SUBMISSION = Submission(1, "0" * 32, "train", "train", "function", "me@host", 1, HEADER, 3, {"slot": 1})

@@ -361,7 +361,7 @@ def _instance_at(gpu: GpuState, start: int) -> InstanceState:
     for instance in gpu.instances:
         if instance.start == start:
             return instance
-    raise ValueError(f"there is no instance at {start}")
+    raise ValueError(f"no instance stands at {start}")
 
 
 def _running(process: ProcessState) -> Any:
