@@ -43,7 +43,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class WrongContent(ValueError):
-    """What was sent is not what its digest says."""
+    """The content of a blob does not have its digest."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Incoming:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """What fails leaves nothing of it."""
+        """A failure leaves nothing of it."""
         if kind is not None:
             self.drop()
 
@@ -130,7 +130,7 @@ class BlobStore:
         self._counting = threading.Lock()
 
     def path(self, digest: str) -> Path:
-        """Where the blob is, or would be. Raises ValueError for what is no digest."""
+        """Returns the path of the blob, which need not exist. Raises ValueError where that is no digest."""
         return self.folder / check_digest(digest)[:2] / digest
 
     def has(self, digest: str, size: int | None = None) -> bool:
@@ -148,7 +148,7 @@ class BlobStore:
         return True
 
     def missing(self, digests: list[str]) -> list[str]:
-        """Those of *digests* that are not there; the others count as used."""
+        """Returns those of *digests* that are not there; the others count as used."""
         return [digest for digest in digests if not self.has(digest)]
 
     def add(self, digest: str, data: bytes | memoryview) -> None:
@@ -249,7 +249,7 @@ class BlobStore:
             space += taken
 
     def _limits(self) -> tuple[int, int]:
-        """What the store may hold, and how much more the disk takes."""
+        """Returns the limit of the store, and how much more the disk takes."""
         disk = os.statvfs(self.folder)
         reserve = min(_RESERVE, disk.f_blocks * disk.f_frsize // 20)
         return self.capacity, disk.f_bavail * disk.f_frsize - reserve

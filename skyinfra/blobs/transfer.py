@@ -25,7 +25,7 @@ CHUNK = 4 * 2**20
 # Chunks of one transfer that are on their way.
 _WINDOW = 2
 # Digests in one question.
-_MOST = 5000
+_MOST_DIGESTS = 5000
 # Bytes from that size on travel beside the message they belong to, see `beside`.
 _BESIDE = 256 * 2**10
 
@@ -51,7 +51,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Sent:
-    """How many blobs and bytes were transferred; the others were there already."""
+    """The numbers of blobs and bytes that were transferred; the others were there already."""
 
     blobs: int = 0
     bytes: int = 0
@@ -99,10 +99,10 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
 
 
 async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
-    """Those of *digests* that the head does not have."""
+    """Returns those of *digests* that the head does not have."""
     found: list[str] = []
-    for start in range(0, len(digests), _MOST):
-        found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST])))
+    for start in range(0, len(digests), _MOST_DIGESTS):
+        found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST_DIGESTS])))
     return found
 
 
@@ -132,7 +132,7 @@ async def _send_large(head: Peer, blob: Blob) -> None:
 
 
 async def _at_head(answer: Awaitable[T]) -> T:
-    """What the head answers; its errors say that they are about the head."""
+    """Returns the answer of the head; its errors say that they are about the head."""
     try:
         return await answer
     except SkyinfraError as error:
@@ -216,7 +216,7 @@ def _batches(sizes: dict[str, int]) -> Iterator[list[str]]:
     for digest, size in sizes.items():
         if size > CHUNK:
             continue
-        if batch and (filled + size > CHUNK or len(batch) >= _MOST):
+        if batch and (filled + size > CHUNK or len(batch) >= _MOST_DIGESTS):
             yield batch
             batch, filled = [], 0
         batch.append(digest)
@@ -240,7 +240,7 @@ def _keep(store: BlobStore, found: dict[str, bytes | memoryview | None]) -> list
 
 
 async def _lost(head: Peer, digests: Sequence[str]) -> BlobsMissing:
-    """Has the head remove those of *digests* that are damaged; the error to raise."""
+    """Asks the head to remove those of *digests* that are damaged; returns the error to raise."""
     for digest in digests:
         await _at_head(services.blobs_check(head, digest=digest))
     return BlobsMissing(digests)

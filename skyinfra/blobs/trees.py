@@ -66,7 +66,7 @@ class Tree:
 
     @cached_property
     def name(self) -> str:
-        """Of this tree: digest and size of its listing, ``DIGEST:SIZE``."""
+        """The digest and the size of the listing, ``DIGEST:SIZE``."""
         listing = self.dumps()
         return f"{digest_of(listing)}:{len(listing)}"
 
@@ -77,7 +77,7 @@ class Tree:
 
     @cached_property
     def code_name(self) -> str:
-        """Of the code and where it is imported from; the same for trees that differ in their data only."""
+        """Names the code and where it is imported from; the same for trees that differ in their data only."""
         return digest_of(Tree(self.code, self.roots).dumps())[:32]
 
     @cached_property
@@ -94,7 +94,7 @@ class Tree:
 
     @property
     def size(self) -> int:
-        """Of all files, in bytes."""
+        """The size of all files, in bytes."""
         return sum(entry.size for entry in self.files.values())
 
     def blobs(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Where in a value lies what cannot be pickled, for messages.
+"""Finds the part of a value that cannot be pickled, for messages.
 
 Travels to nodes: standard library only.
 """
@@ -11,14 +11,14 @@ from itertools import islice
 
 # It is looked for that deep, and among that many parts of one value: each of them is pickled.
 _DEEPEST = 20
-_MOST = 10_000
+_MOST_PARTS = 10_000
 
 
 def where(value: object, pack: Callable[[object], object]) -> str:
     """The way from *value* to what *pack* raises for, such as ``.model.locks['a'][0]``; empty where it is itself."""
     path = ""
     for _ in range(_DEEPEST):
-        found = next(((step, part) for step, part in islice(_parts(value), _MOST) if _fails(part, pack)), None)
+        found = next(((step, part) for step, part in islice(_parts(value), _MOST_PARTS) if _fails(part, pack)), None)
         if found is None:
             break
         path += found[0]

@@ -63,7 +63,7 @@ def connect_async(
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
 ) -> Connecting:
-    """What `connect` does, for coroutines: ``async with sky.connect_async("inference", "mig") as pool``, or await it.
+    """Connects as `connect` does: ``async with sky.connect_async("inference", "mig") as pool``, or ``await``.
 
     In it, ``await (task >> pool)`` gives a result, ``await (task @ pool)`` a list, ``async for`` goes over `map`.
     """

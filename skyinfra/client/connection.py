@@ -179,7 +179,7 @@ class Connection:
         )
 
     async def _why_silent(self) -> str:
-        """What the network says about the head. Dask's own error is the last of many attempts, cut short."""
+        """Returns the words of the network about the head. Dask's own error is the last of many attempts, cut short."""
         head = self.manifest.head
         try:
             _, writer = await within(asyncio.open_connection(head.address, head.port), _PROBE_S)
@@ -272,7 +272,7 @@ class Connection:
 
 
 def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:
-    """What a person is told of a node that was not set up."""
+    """Returns the error of a node that was not set up."""
     lines = "\n".join(failure.lines)
     hint = f"{node} goes on trying. On it, /var/log/skyinfra/boot.jsonl has all of it."
     return BootFailed(

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 # Tasks of one message take about that long on their slot: much longer than the message itself, and not noticeable.
 _WORTH_S = 0.02
-_MOST = 64
+_MOST_TOGETHER = 64
 # The longest of so many latest tasks is the estimate for the next ones.
 _LATEST = 32
 
@@ -43,7 +43,7 @@ class Pace:
         seconds = outcome.seconds if outcome is not None and short else None
         self._latest.append(float("inf") if seconds is None else seconds)
         longest = max(self._latest)
-        fitting = _MOST if longest * _MOST <= _WORTH_S else int(_WORTH_S / longest)
+        fitting = _MOST_TOGETHER if longest * _MOST_TOGETHER <= _WORTH_S else int(_WORTH_S / longest)
         self._size = max(1, min(fitting, 2 * len(self._latest)))
 
 

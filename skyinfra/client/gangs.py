@@ -73,7 +73,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How one start of a gang ended. first: the rank that failed first. ends: None for a rank that was lost."""
+    """The end of one start of a gang. first: the rank that failed first. ends: None for a rank that was lost."""
 
     first: int | None
     ends: list[RankEnd | None]

@@ -55,7 +55,7 @@ class Job(Generic[T]):
         self._fleet = fleet
 
     def info(self) -> JobInfo:
-        """What the head knows of the job now. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
+        """Returns the state of the job at the head. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
         return self._fleet.in_loop(Line(self._fleet.connection).wait(self.id, 0))
 
     @property
@@ -123,7 +123,7 @@ class Job(Generic[T]):
         return str(found["text"]) if found is not None else ""
 
     def forget(self) -> None:
-        """Has the head forget the job and its result. Raises `InvalidField` where it has not ended."""
+        """Makes the head forget the job and its result. Raises `InvalidField` where it has not ended."""
         self._fleet.in_loop(Line(self._fleet.connection).ask(services.job_forget, job=self.id))
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Job(Generic[T]):
 
 
 class Line:
-    """What the head is asked about jobs. Everything here runs in the event loop of a `LoopThread`."""
+    """Asks the head about jobs. Everything here runs in the event loop of a `LoopThread`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -154,7 +154,7 @@ def _served(pool: Pool, deadline: float, say: Callable[[str], None]) -> bool:
 
 
 def _wanted(manifest: Manifest, now: Snapshot) -> int:
-    """How many slots there are to be: what the nodes that are there say, and for the others what was declared."""
+    """Returns the number of slots to wait for: as the nodes that are there say, and as declared for the others."""
     told = now.state.slots if now.state is not None else {}
     counts = [len(names) for names in told.values() if names]
     others = max(0, manifest.node_count - len(counts))

@@ -226,7 +226,7 @@ class Pool:
                 future.cancel()
 
     def spread(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[Future[T]]:
-        """What `broadcast` waits for: one future per slot. Whoever calls this cancels those that are not needed."""
+        """Returns the futures of `broadcast`, one per slot. The caller cancels those that are not needed."""
         futures: list[Future[T]] = []
         try:
             for target in self._targets(slots, task.settings.profile):
@@ -290,7 +290,7 @@ class Pool:
         total: int | None,
         when_done: Callable[[Future[T]], object],
     ) -> Flow[T]:
-        """What `stream` goes by, for whoever waits in another way."""
+        """Returns the `Flow` of `stream`, for callers that wait in another way."""
         return Flow(
             tasks,
             send=functools.partial(self._send_together, windowed=window is None),

@@ -110,7 +110,7 @@ def ranks(wish: Wish, slots: Sequence[InstanceInfo], framework: Framework | None
 
 
 def shared_gpus(slots: Sequence[InstanceInfo]) -> list[str]:
-    """Of the GPUs on which several of *slots* are MIG partitions, ``GPU 0 of n1`` with the ranks there."""
+    """Names the GPUs on which several of *slots* are MIG partitions, as ``GPU 0 of n1`` with the ranks there."""
     by_gpu: dict[tuple[str, int | None], list[str]] = {}
     for rank, slot in enumerate(slots):
         if slot.kind == "partition" and slot.visible is not None and slot.visible[0] == "CUDA_VISIBLE_DEVICES":

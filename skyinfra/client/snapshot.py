@@ -19,7 +19,7 @@ Prospect = Literal["there", "coming", "missing", "gone"]
 
 @dataclass(frozen=True)
 class Target:
-    """Where a task may run: on the slot ``NODE/INDEX``, on any of a node, a profile or an accelerator, or anywhere."""
+    """A place for tasks: the slot ``NODE/INDEX``, any slot of a node, a profile or an accelerator, or anywhere."""
 
     slot: str | None = None
     node: str | None = None
@@ -53,7 +53,7 @@ class Target:
     def narrowed(
         self, *, node: str | None = None, profile: str | None = None, accelerator: str | None = None
     ) -> Target:
-        """Where both this target and the given one are. Raises `InvalidField` where they have nothing in common."""
+        """Returns what both this target and the given one allow. Raises `InvalidField` where that is nothing."""
         given = {"node": node, "profile": profile, "accelerator": accelerator}
         for name, value in given.items():
             if value is not None and getattr(self, name) not in (None, value):
@@ -69,7 +69,7 @@ class Target:
 
     @property
     def which(self) -> str:
-        """What is wanted of a slot, in words that follow that one."""
+        """The conditions on a slot, in words that follow that one."""
         words = [f" of {self.node}"] if self.node else []
         words += [f" with the profile {self.profile}"] if self.profile else []
         words += [f" with the accelerator {self.accelerator}"] if self.accelerator else []
@@ -81,7 +81,7 @@ ANYWHERE = Target()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the head says of its fleet.
+    """The state of a fleet, as its head describes it.
 
     slots: those that are registered and take tasks, in slot order. draining: those that are registered and go.
     state: which slots there are to be, where the head knows that.

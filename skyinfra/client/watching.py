@@ -1,4 +1,4 @@
-"""What a person sees while tasks run: what they print, and how far they are. Bars where someone watches, else lines.
+"""Shows the output and the progress of running tasks. Bars where someone watches, else lines.
 
 Its methods are called from the thread of the pool's event loop and from those of the user.
 """
@@ -147,7 +147,7 @@ class Watcher:
 
 
 class _Count:
-    """How many of the tasks of one map or gather have ended."""
+    """Counts the tasks of one map or gather that have ended."""
 
     def __init__(self, watcher: Watcher, name: str, total: int | None) -> None:
         self._watcher = watcher

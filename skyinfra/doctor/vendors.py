@@ -24,7 +24,7 @@ _TOOL_S = 20.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to examine the accelerators of one vendor. *tool*: a command that fails where something is wrong."""
+    """The way to examine the accelerators of one vendor. *tool*: a command that fails where something is wrong."""
 
     vendor: Vendor
     name: str

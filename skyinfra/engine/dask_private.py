@@ -29,7 +29,7 @@ _FIFO_S = 0.1
 
 
 def send_soon(stream: Any) -> None:
-    """Has a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
+    """Makes a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
     stream.interval = SEND_INTERVAL_S
 
 
@@ -122,7 +122,7 @@ def keep_no_spans(scheduler: Scheduler) -> None:
 
 
 def give_back_waiting(worker: Worker) -> None:
-    """Has the scheduler place the tasks anew that *worker* was given and has not started."""
+    """Makes the scheduler place the tasks anew that *worker* was given and has not started."""
     from distributed.worker_state_machine import READY, CancelComputeEvent
 
     for key in [task.key for task in worker.state.tasks.values() if task.state in READY]:

@@ -54,6 +54,6 @@ def quiet() -> None:
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    """Not so that a peer left during the handshake: a worker that ends does that when it was about to report."""
+    """Leaves out peers that left during the handshake: a worker that ends does that when it was about to report."""
     message = record.getMessage()
     return "TLS handshake failed" not in message or "UNEXPECTED_EOF" not in message

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def within(awaitable: Awaitable[T], seconds: float | None) -> T:
-    """What *awaitable* gives within *seconds*, or TimeoutError; None is for ever.
+    """Returns the result of *awaitable* within *seconds*, None being for ever. Raises TimeoutError.
 
     `asyncio.wait_for` does the same since Python 3.12. Until then it forgets that it was cancelled where what it waits
     for ends in the same moment, and who ends a loop waits for ever (CPython issue 86296).

@@ -136,7 +136,7 @@ class Scratch:
         shutil.chown(self.mount, self.user)
 
     def _found(self, volumes: list[str]) -> str:
-        """What was made at an earlier boot."""
+        """Returns the volume that an earlier boot has made."""
         if len(volumes) > 1:
             output("vgchange", "-ay", self.label)
             output("mdadm", "--assemble", "--scan")
@@ -284,7 +284,7 @@ class Python:
             print(error, flush=True)
 
     def _pip(self) -> list[str] | None:
-        """What Python runs as pip: the system's, or the one for virtual environments, from its wheel."""
+        """Returns the arguments for Python to run pip: the system's, or that for virtual environments."""
         if output(sys.executable, "-m", "pip", "--version"):
             return ["-m", "pip"]
         bundled = Path(os.__file__).parent / "ensurepip" / "_bundled"

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Failed(Exception):
-    """What a step ends with where it cannot be done; the message is for a person."""
+    """A step cannot be done; the message is for a person."""
 
 
 def command(*arguments: str, env: dict[str, str] | None = None) -> None:
@@ -27,7 +27,7 @@ def command(*arguments: str, env: dict[str, str] | None = None) -> None:
 
 
 def output(*arguments: str) -> str:
-    """What a program prints; nothing where there is no such program."""
+    """Returns the output of a program; empty where there is no such program."""
     try:
         done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     except OSError:
@@ -42,7 +42,7 @@ def apt_get(*arguments: str) -> None:
 
 
 def on_volumes(column: str, volumes: list[str]) -> list[str]:
-    """What lsblk says of *volumes* and of everything that stands on them, where it says something."""
+    """Returns the values of lsblk for *volumes* and everything on them, empty ones left out."""
     lines = output("lsblk", "-nrpo", column, *volumes).splitlines()
     return [line.strip() for line in lines if line.strip()]
 
@@ -58,7 +58,7 @@ def read(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """What a JSON file holds."""
+    """Returns the content of a JSON file."""
     return json.loads(read(path))
 
 

@@ -62,7 +62,7 @@ def told(line: str, nonce: str, signing: bytes) -> dict[str, Any] | None:
 
 
 def ask(address: str, port: int, secret: str, *, timeout: float = _ANSWER_S) -> dict[str, Any] | None:
-    """What the listener at *address* says has failed; None where none is there that knows the secret."""
+    """Returns the failure that the listener at *address* reports; None without a listener that knows the secret."""
     signing, own = key(secret), secrets.token_hex(16)
     with contextlib.suppress(OSError, ValueError), _connected(address, port, timeout) as stream:
         nonce = _greeted(stream)

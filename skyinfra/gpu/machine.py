@@ -178,7 +178,7 @@ def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
-    """Those of `needed_files` that do not exist."""
+    """Returns those of `needed_files` that do not exist."""
     return tuple(file for file in needed_files(root) if not file.exists())
 
 

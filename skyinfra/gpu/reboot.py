@@ -17,7 +17,7 @@ from skyinfra.node.folder import replace_file, writing
 
 
 class RebootGuard:
-    """Lets a machine reboot once for each GPU. *file* remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``."""
+    """Allows one reboot of the machine for each GPU. *file* remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,1 +1,1 @@
-"""What the head of a fleet runs beside its own slots: the scheduler, jobs and their journal, leases, the relay."""
+"""The head of a fleet: the scheduler, jobs and their journal, leases, the relay."""

@@ -38,7 +38,7 @@ class HeadBlobs:
         )
 
     async def missing(self, digests: list[str]) -> list[str]:
-        """Those of *digests* that are not here; the others count as used."""
+        """Returns those of *digests* that are not here; the others count as used."""
         return await asyncio.to_thread(self._store.missing, digests)
 
     async def add(self, blobs: list[tuple[str, bytes]]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which job runs next: fair between those who submit jobs. Nothing here runs anything."""
+"""Chooses the next job, fairly between submitters. It runs nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Candidate:
     number: int
 
 
-class Turns:
+class FairShare:
     """Chooses by priority; within one, submitters take turns; of each submitter, the job that was submitted first."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger("skyinfra.runner")
 KEPT_JOBS = 1000
 KEPT_BYTES = 2 * 2**30
 # Jobs that have not ended; more are refused.
-_MOST = 10_000
+_MOST_JOBS = 10_000
 # A client that waits is answered after that long at the latest.
 _LONGEST_WAIT_S = 60.0
 # The end of a job is written within that long, unless the disk is full.
@@ -96,9 +96,9 @@ class Jobs:
             before = self._named(submission.name)
             if before is not None and not (submission.replace and before.info.over):
                 raise _taken(before.info)
-            if sum(not job.info.over for job in self._jobs.values()) >= _MOST:
+            if sum(not job.info.over for job in self._jobs.values()) >= _MOST_JOBS:
                 raise StateDirectoryError(
-                    f"{_MOST} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
+                    f"{_MOST_JOBS} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
                 )
             record = Record.of(submission, now=time.time())
             await asyncio.to_thread(self._journal.add, record, submission.size)

@@ -1,4 +1,4 @@
-"""What jobs that have not ended need of what was synced: a folder for each tree, with links to its blobs.
+"""Keeps the synced files that unfinished jobs need: a folder for each tree, with links to its blobs.
 
     kept/DIGEST-SIZE/BLOB
 

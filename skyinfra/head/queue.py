@@ -1,6 +1,6 @@
 """The queue of the head's jobs: runs them on the fleet's slots, one after the other and again where need be.
 
-As many run at once as there are slots that take them; which one is next, `Turns` says.
+As many run at once as there are slots that take them; which one is next, `FairShare` says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skyinfra.engine.executor import may_pass, overdue
 from skyinfra.engine.waiting import within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
-from skyinfra.head.fair_share import Candidate, Turns
+from skyinfra.head.fair_share import Candidate, FairShare
 from skyinfra.head.journal import Journal, Record, settled
 from skyinfra.protocol import failures, jobs
 from skyinfra.protocol.calls import Header, Outcome
@@ -68,7 +68,7 @@ class Job:
         return not (self.info.over or self.settling or self.running)
 
     def candidate(self) -> Candidate:
-        """The job as `Turns` sees it."""
+        """The job as `FairShare` sees it."""
         return Candidate(self.info.id, self.info.submitter, self.info.priority, self.number)
 
     def note(self, **changes: object) -> None:
@@ -100,7 +100,7 @@ class Queue:
         self._journal = journal
         self._jobs = jobs
         self._on_over = on_over
-        self._turns = Turns()
+        self._turns = FairShare()
         self._woken = asyncio.Event()
         self._execution: Execution | None = None
         self._loop: asyncio.Task[None] | None = None

@@ -26,7 +26,7 @@ _GONE_S = 90.0
 # Nodes connect to a head that has started within that long: they try every second.
 _COMING_S = 20.0
 # Questions that may wait for one node.
-_MOST = 100
+_MOST_PENDING = 100
 
 # Answers a question with arguments; blocks meanwhile.
 Respond = Callable[[str, dict[str, Any]], object]
@@ -72,7 +72,7 @@ class Relay:
         if line is None:
             there = ", ".join(sorted([self._own, *filter(self._there, self._lines)]))
             raise NodeError(f"node {node} is not connected to the head; these are: {there}")
-        if len(line.pending) >= _MOST:
+        if len(line.pending) >= _MOST_PENDING:
             raise NodeError(f"node {node} does not take its questions")
         number = next(self._numbers)
         answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()

@@ -93,7 +93,7 @@ async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What happened first: Dask wraps it several times."""
+    """Returns the first error, which Dask wraps several times."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -63,7 +63,7 @@ class Tunnel:
         return number
 
     async def receive(self, number: int, wait_s: float) -> bytes | None:
-        """What came on the connection *number*: nothing after *wait_s* seconds; None where it has ended."""
+        """Returns the bytes of the connection *number*: none after *wait_s* seconds; None where it has ended."""
         line = self._used(number)
         if line is None:
             return None

@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Header:
-    """What a node knows about a task before it unpickles it.
+    """The description of a task that a node reads before it unpickles the call.
 
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
@@ -61,7 +61,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended: with a pickled ``result``, or with a ``failure``.
+    """The end of a task: a pickled ``result``, or a ``failure``.
 
     parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
     missing: the digests of what the head has not any more; the task has not run, or its result is lost. seconds: how

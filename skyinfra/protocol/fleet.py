@@ -66,7 +66,7 @@ class NodeFailure:
 
 @dataclass(frozen=True)
 class FleetState(_schema.Document, error=InvalidManifest, source="head", version=STATE_VERSION):
-    """What the head tells clients besides the slots that are registered.
+    """The state of a fleet that the head gives to clients, besides the registered slots.
 
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.
     ``draining``: the slots that go out of service, with the names of the tasks that still run there.

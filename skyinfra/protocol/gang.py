@@ -148,7 +148,7 @@ class Work:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended: with a pickled ``Outcome``, with an exit code (negative for a signal), or both.
+    """The end of a rank: a pickled ``Outcome``, an exit code (negative for a signal), or both.
 
     Neither: it was ended because the gang was over. ok: it has done its work.
     """

@@ -55,7 +55,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
 
     @property
     def key(self) -> str:
-        """How the keys of its tasks begin: ``skyinfra logs --task KEY``."""
+        """The beginning of the keys of its tasks: ``skyinfra logs --task KEY``."""
         return f"{self.name}-{self.id}"
 
     @property

@@ -31,7 +31,7 @@ def slot_kind(vendor: str) -> SlotKind:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a scheduler listens. ``port`` is 0 while it is not known."""
+    """The address at which a scheduler listens. ``port`` is 0 while it is not known."""
 
     address: str
     port: int
@@ -95,5 +95,5 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
 
     @property
     def node_count(self) -> int:
-        """How many nodes with slots there are to be."""
+        """The declared number of nodes with slots."""
         return self.group_nodes or len(self.nodes)

@@ -1,4 +1,4 @@
-"""Where a node gets its packages from, as it was declared. No credentials stand in it. Travels to nodes."""
+"""The declared sources of the packages of a node, without credentials. Travels to nodes."""
 
 from __future__ import annotations
 

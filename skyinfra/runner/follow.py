@@ -70,7 +70,7 @@ class Follower:
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
     def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
-        """Lets the head know the names of the slots that this node is to have, and why it leaves if it does."""
+        """Informs the head of the names of the slots that this node is to have, and why it leaves if it does."""
         self._promised = tuple(slots)
         self._leaving = leaving
         self._news.set()

@@ -130,7 +130,7 @@ def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Lets SIGTERM end the body as an exception does: services that were stopped are started again."""
+    """Turns SIGTERM into an exception in the body, so that services that were stopped are started again."""
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -123,7 +123,7 @@ def _visible(partition: Partition) -> str:
 
 
 def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int | None:
-    """Of the whole GPU: XCDs, which the partitions of an AMD GPU fill, or the placement units of its MIG geometry."""
+    """Returns the size of the whole GPU: XCDs, which AMD partitions fill, or placement units of its MIG geometry."""
     if accelerator.vendor == "amd":
         return sum(partition.size for partition in partitions)
     return mig.geometry(accelerator.mig_model).placement_units if accelerator.mig_model else None

@@ -1,4 +1,4 @@
-"""What of the user's files is synced: which are taken, which are left out, and where Python imports from.
+"""Chooses the files of the user that are synced, and the folders from which Python imports.
 
 Nothing here connects to anything.
 """
@@ -101,7 +101,7 @@ class Includes:
         return Scan(tree, {entries[path].sha256: file for path, file in files.items()}, {**tops, **files})
 
     def _top(self, path: Path) -> str:
-        """Where it stands in the tree: as below the base, or as below what Python imports from, else by its name."""
+        """Returns its path in the tree: as below the base, or as below what Python imports from, else by its name."""
         if path == self.base:
             return "."
         for folder in (self.base, *_import_folders()):
@@ -186,7 +186,7 @@ def _check_size(sizes: dict[str, int]) -> None:
 
 
 def _import_folders() -> list[Path]:
-    """What Python imports from here, without what is installed."""
+    """Returns the folders from which Python imports here, without installed packages."""
     folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
     return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
 

@@ -33,7 +33,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Synced:
-    """What a sync did: how many files there are, with how many bytes, and how much of that had to be sent.
+    """The numbers of a sync: files, their bytes, and how much of that had to be sent.
 
     tree: the name of these files. sent_blobs counts the same content once, and the listing of the files.
     """
@@ -47,7 +47,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Included:
-    """What a client has synced, as tasks are to see it."""
+    """The synced files of a client, as tasks see them."""
 
     scan: Scan
 

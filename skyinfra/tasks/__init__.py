@@ -1,4 +1,4 @@
-"""What ``@sky.compute`` and ``@sky.cls`` give. Travels to nodes, which import the modules of tasks."""
+"""Tasks: ``@sky.compute``, ``@sky.cls`` and pickling. Travels to nodes, which import the modules of tasks."""
 
 from __future__ import annotations
 

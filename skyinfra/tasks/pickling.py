@@ -105,7 +105,7 @@ def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = Fals
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """What a decorator has replaced in a synced module travels by reference all the same."""
+    """Pickles functions and classes that a decorator replaced in a synced module by reference all the same."""
 
     def __init__(self, *arguments: Any, included: Included, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -147,7 +147,7 @@ def _undecorated(value: object) -> object:
 
 
 def _culprit(task: Task[Any], included: Included | None) -> tuple[str, str] | None:
-    """Which part of *task* cannot be pickled, and why, in words."""
+    """Names the part of *task* that cannot be pickled, and why."""
     pack = functools.partial(_pack, included=included)
     for label, value in _parts(task):
         try:
@@ -229,7 +229,7 @@ def _is_own(name: str, file: str | None) -> bool:
 
 @functools.cache
 def library_folders() -> tuple[Path, ...]:
-    """Where the standard library and what is installed lie."""
+    """The folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
@@ -289,7 +289,7 @@ def _error(failure: Failure, name: str) -> BaseException:
 
 
 def _find_lines(frames: types.TracebackType | None) -> None:
-    """Lets tracebacks show the lines of files that were synced: their paths are those of the node."""
+    """Makes tracebacks show the lines of synced files, whose paths are those of the node."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
         here = views.here(name)

@@ -96,7 +96,7 @@ class Handle(Generic[C]):
         return Task(stateful.release, (_Digest(self),))
 
     def recipe(self, included: Included | None = None) -> stateful.Recipe:
-        """What the object is made from: of a class that was *included*, its name and which code that is.
+        """Returns the recipe of the object: of a class that was *included*, its name and the version of the code.
 
         Raises `TaskNotPicklable`.
         """
@@ -132,7 +132,7 @@ class _Method(InObject):
 
 
 class _Digest(InObject):
-    """What names the recipe of *handle*."""
+    """Stands for the digest of the recipe of *handle*."""
 
     def __init__(self, handle: Handle[Any]) -> None:
         self._handle = handle

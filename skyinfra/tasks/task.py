@@ -50,7 +50,7 @@ def is_local() -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """How a task is to be run.
+    """The options of a task.
 
     timeout: seconds for which it may run on its slot; then it is stopped and `TaskTimeout` raised. None is for ever.
     retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
@@ -132,7 +132,7 @@ class Included(Protocol):
 
 
 class InObject(ABC):
-    """What says on a node which object it is about; here it may not be known yet what that is made from."""
+    """Names the object of a slot that it is about; its recipe is made when it is pickled."""
 
     @abstractmethod
     def reduced(self, included: Included | None) -> tuple[Any, ...]:

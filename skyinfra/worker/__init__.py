@@ -1,1 +1,1 @@
-"""What runs in the process of a slot: executing tasks and ranks, their inputs, output, cancellation and checkpoints."""
+"""The process of a slot: executing tasks and ranks, their inputs, output, cancellation and checkpoints."""

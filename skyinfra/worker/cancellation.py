@@ -48,7 +48,7 @@ _stopped: deque[str] = deque(maxlen=1000)
 
 @contextlib.contextmanager
 def stoppable(key: str) -> Iterator[None]:
-    """Lets `stop` end the task *key* of this thread. Raises KeyboardInterrupt where it was stopped before."""
+    """Makes `stop` able to end the task *key* of this thread. Raises KeyboardInterrupt where it was stopped before."""
     thread = threading.get_ident()
     with _lock:
         if key in _stopped:

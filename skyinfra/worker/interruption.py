@@ -1,4 +1,4 @@
-"""How a task learns that its node is drained, and reacts.
+"""Interruption of tasks: a task learns that its node is drained, and reacts.
 
 The runner of a drained or preempted node writes `FILE` in the node's folder. Every process of a task can read it: the
 worker, its scripts and ranks. A file, not a message: a task that holds the GIL sees it as soon as it looks.

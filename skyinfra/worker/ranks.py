@@ -264,7 +264,7 @@ def _port(place: Rank) -> Iterator[int]:
 
 
 def _defaults(place: Rank, address: str) -> dict[str, str]:
-    """What the framework needs, unless the image says otherwise."""
+    """The variables that the framework needs, unless the image sets them."""
     if place.framework is None:
         return {}
     # gloo asks for the address of the node's own name, which a node may not be able to resolve.

@@ -30,7 +30,7 @@ def exit(method: F) -> F:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make an object. name: of its class; a process keeps at most *keep* objects of one name, the
+    """The recipe of an object. name: of its class; a process keeps at most *keep* objects of one name, the
     most recently used ones. digest: identifies the recipe. made: the pickled class and arguments."""
 
     name: str

@@ -221,7 +221,7 @@ def _own_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time run the block."""
+    """Runs the block in one process at a time."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
