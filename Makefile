@@ -48,6 +48,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.house
 
 bench: $(VENV)/.dev
 	PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks

@@ -45,7 +45,7 @@ up() {
   exec "$runner" boot --config "$folder/node.json" --detach --restart --wait "$WAIT"
 }
 
-# Whether process $1 is the runner of the folder $2, or its keeper, so that a reused process id is never killed. The full path stands on
+# Whether process $1 is the runner of the folder $2, or its watchdog, so that a reused process id is never killed. The full path stands on
 # the runner's command line.
 is_runner() {
   if [ -r "/proc/$1/cmdline" ]; then
@@ -72,7 +72,7 @@ end() {
 down() {
   [ -d "$FOLDER" ] || exit 0
   folder=$(cd "$FOLDER" && pwd -P)
-  # The keeper first, which would start the runner again.
+  # The watchdog first, which would start the runner again.
   end "$(cat "$folder/keeper.pid" 2>/dev/null || true)" "$folder"
   end "$(cat "$folder/runner.pid" 2>/dev/null || true)" "$folder"
   rm -rf "$folder" || fail "the folder $folder cannot be removed"

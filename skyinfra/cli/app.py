@@ -86,7 +86,7 @@ def deploy(
     stack: StackName = None,
     auto_approve: Yes = False,
     replace: Annotated[Optional[list[str]], typer.Option(help="Address of a resource to make anew.")] = None,  # noqa: UP045
-    wait: Annotated[bool, typer.Option(help="Until bought nodes have booted and their slots are ready.")] = True,
+    wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
 ) -> None:
     """Create or change what is declared, and wait for the nodes."""
