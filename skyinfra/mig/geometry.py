@@ -87,14 +87,18 @@ class Geometry:
     notes: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
 
+    def check_known(self) -> None:
+        """Raises MigNotSupported where the profiles of this GPU are not known."""
+        if not self.profiles:
+            raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
+
     def profile(self, name: str) -> Profile:
         """The profile of that name on this GPU; also by the name that other drivers give it.
 
         See same_profile(). Raises UnknownProfile with the profiles that this GPU has, and MigNotSupported where none of
         them are known.
         """
-        if not self.profiles:
-            raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
+        self.check_known()
         known = {profile.name: profile for profile in self.profiles}
         found = same_profile(name.strip().lower(), known)
         if found is None:

@@ -15,6 +15,7 @@ from skyinfra.mig.layout import largest_first
 
 def plain_profiles(geometry: Geometry) -> tuple[str, ...]:
     """One profile for each number of compute slices: without attributes, and not the one with double memory."""
+    geometry.check_known()
     plain: dict[int, Profile] = {}
     for profile in geometry.profiles:
         known = plain.get(profile.compute_slices)
@@ -81,6 +82,7 @@ def nearest(wanted: Mapping[str, int], geometry: Geometry, *, limit: int = 3) ->
 
 def _names(geometry: Geometry, profiles: Sequence[str] | None) -> tuple[str, ...]:
     if profiles is None:
+        geometry.check_known()
         return tuple(profile.name for profile in geometry.profiles)
     return tuple(dict.fromkeys(geometry.profile(name).name for name in profiles))
 

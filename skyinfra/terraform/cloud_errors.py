@@ -102,8 +102,12 @@ def _sentences(text: str, found: re.Match[str] | None) -> str:
     """The line that *found* is in, from the beginning of its sentence."""
     if found is None:
         return ""
-    begin = max(text.rfind(mark, 0, found.start()) + len(mark) for mark in (": ", ". ", "\n", "- "))
-    return text[max(begin, 0) :]
+    ends = (
+        text.rfind(mark, 0, found.start()) + len(mark)
+        for mark in (": ", ". ", "\n", "- ")
+        if mark in text[: found.start()]
+    )
+    return text[max(ends, default=0) :]
 
 
 def _words(text: str) -> str:

@@ -162,3 +162,10 @@ def test_driver_rules_name_profiles_of_the_part_and_stand_in_its_source(model: s
 def test_the_error_says_what_was_asked_for() -> None:
     with pytest.raises(LayoutDoesNotFit, match=r"at most 7 of 1g\.10gb .*1g\.10gb\*9"):
         mig.resolve("1g.10gb*9", H100, 1)
+
+
+def test_a_gpu_whose_profiles_are_not_known_has_no_layouts_to_list() -> None:
+    unknown = mig.geometry("a100_64gb")
+    for listed in (mig.layouts, mig.maximal_layouts, mig.plain_profiles):
+        with pytest.raises(MigNotSupported, match="the profiles of a100_64gb are not known"):
+            listed(unknown)

@@ -67,6 +67,8 @@ GROUP = (
         (WORKER, f"{RUN}RequestExpired: Request has expired.", sky.CloudCredentialsRefused, ["have expired"]),
         (PROVIDER, NONE_FOUND, sky.CloudCredentialsRefused, ["no AWS credentials were found", "aws configure"]),
         (PROVIDER, f"{RUN}InvalidClientTokenId: x", sky.CloudCredentialsRefused, ["get-caller-identity"]),
+        # The sentence begins where the text does: no letter of it is cut off.
+        ("", "No valid credential sources found", sky.CloudCredentialsRefused, ["It says: No valid credential"]),
         (
             "",
             "error configuring S3 Backend: failed to refresh cached credentials, the SSO session has expired or is "
