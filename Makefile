@@ -79,7 +79,7 @@ jax: $(VENV)/.dev
 DASK := 2025.5.1
 dask: $(VENV)/.dev
 	@test -d build/dask-$(DASK) || { rm -rf build/dask.new && $(BIN)/python -m pip install --quiet --no-compile --no-deps \
-	  --disable-pip-version-check --target build/dask.new distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
+	  --disable-pip-version-check --target build/dask.new/site-packages distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
 
 clean:
 	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch build/jax build/dask-*

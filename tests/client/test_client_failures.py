@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import python_path
 from tornado.iostream import IOStream
 
 import skyinfra as sky
@@ -190,7 +191,7 @@ def test_ctrl_c_ends_the_client_and_the_task(fleet, tmp_path, wait_until):
     started = tmp_path / "spin"
     process = subprocess.Popen(
         [sys.executable, "-c", CTRL_C, str(started)],
-        env={**os.environ, "PYTHONPATH": str(Path(sky.__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import cloudpickle
 import distributed
+from support import python_path
 
-import skyinfra as sky
 from skyinfra.client import Pool, open_pool
 from skyinfra.tasks import Task
 
@@ -53,7 +52,7 @@ def measured() -> int:
 def test_the_head_keeps_no_events_of_a_client_that_died(fleet, pool, wait_until):
     client = subprocess.run(
         [sys.executable, "-c", DIES],
-        env={**os.environ, "PYTHONPATH": str(Path(sky.__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         input=json.dumps(fleet.manifest.to_json()) + "\n",
         capture_output=True,
         text=True,

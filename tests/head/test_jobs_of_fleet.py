@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from running_node import RunningNode, h100, until
+from support import python_path
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -156,7 +157,7 @@ def test_jobs_of_coroutines(running: Running, tmp_path: Path) -> None:
 
 def test_a_job_outlives_its_client(running: Running, tmp_path: Path, pool: Pool) -> None:
     path = tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, running[1], str(path), "outlives"],
         capture_output=True,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import python_path
 
 import skyinfra
 from skyinfra.client import Pool, open_pool
@@ -29,11 +30,10 @@ class Fleet:
         self.root = root
         support = Path(__file__).parent
         self.log = (root / "fleet.log").open("ab")
-        path = [os.environ.get("PYTHONPATH"), str(ROOT), str(support)]
         self.process = subprocess.Popen(
             [sys.executable, str(support / "client_fleet.py")],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            env={**os.environ, "PYTHONPATH": python_path(support)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

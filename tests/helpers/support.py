@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 NPM = ROOT / "tests" / "npm" / "node_modules" / ".bin"
 
 
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of a process that is to import what this one does, and what is in *folders*."""
+    return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), *map(str, folders)]))
+
+
 def missing(what: str) -> None:
     """A part that a test needs is not here: a failure under CI, a skip elsewhere."""
     if os.environ.get("CI"):
