@@ -161,7 +161,7 @@ def test_an_answer_that_is_none(metadata: MetadataService, tmp_path: Path, text:
 
 
 def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
     file = node(tmp_path, "aws")
     mine = Drain(request.VERSION, "aws", "taken back", None, boot=request.this_boot())
     request.write(NodeDirectory(tmp_path), mine)

@@ -143,7 +143,7 @@ def test_a_signed_request_is_not_sent_elsewhere(cloud: Cloud, tmp_path: Path) ->
         ("@SKYINFRA_RUNNER@", "no https://, http:// or s3:// address"),
         ("", "no https://, http:// or s3:// address"),
         ("file:///etc/shadow", "no https://, http:// or s3:// address"),
-        ("http://127.0.0.1:1/x.whl", "cannot be fetched"),
+        ("http://127.0.0.1:9/x.whl", "cannot be fetched"),
         ("{cloud}/none", "HTTP status 404"),
     ],
 )

@@ -19,7 +19,7 @@ from local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.head import queue
-from skyinfra.head.fair_share import Candidate, Turns
+from skyinfra.head.fair_share import Candidate, FairShare
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
@@ -29,11 +29,11 @@ from skyinfra.protocol.rpc import Call
 
 T = TypeVar("T")
 
-# Turns --------------------------------------------------------------------------------------------------------------
+# Fair share ---------------------------------------------------------------------------------------------------------
 
 
 def order(candidates: list[Candidate]) -> list[Candidate]:
-    turns, left = Turns(), list(candidates)
+    turns, left = FairShare(), list(candidates)
     found = []
     while (chosen := turns.choose(left)) is not None:
         left.remove(chosen)

@@ -127,7 +127,7 @@ def test_a_metadata_service_that_refuses(metadata: Metadata, tmp_path: Path) -> 
     with pytest.raises(NodeFailed, match="it answers 403"):
         Watch(node(tmp_path), endpoint=metadata.url).look()
     with pytest.raises(NodeFailed, match="metadata service does not say"):
-        Watch(tmp_path / "node.json", endpoint="http://127.0.0.1:1").look()
+        Watch(tmp_path / "node.json", endpoint="http://127.0.0.1:9").look()
 
 
 def test_who_has_something_to_watch(tmp_path: Path) -> None:
