@@ -122,13 +122,13 @@ def _path_to_project(scope: Any, id: str) -> str:
 
 def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
     """Carries the provider's module into the stack; a local source must begin with "./"."""
-    path = str(_module_folder(kind))
+    path = str(module_folder(kind))
     asset = library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
     return f"./{asset.path}"
 
 
 @cache
-def _module_folder(kind: str) -> Path:
+def module_folder(kind: str) -> Path:
     """The provider's module without its examples, which are nothing to a stack."""
     without = shutil.ignore_patterns("examples", ".terraform*")
     return Path(shutil.copytree(bundled.folder("modules", kind), _temporary_folder() / kind, ignore=without))
@@ -219,9 +219,7 @@ def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
     configurations: dict[str, list[dict[str, str | int]]] = {}
     required = {}
     for provider in dict.fromkeys(each for each in needed if each is not None):
-        configurations.setdefault(provider.name, []).append(
-            {"alias": provider.alias, **dict(provider.config), **dict(provider.settings)}
-        )
+        configurations.setdefault(provider.name, []).append(provider.configuration())
         required[provider.name] = {"source": provider.source, "version": provider.version}
     return {"provider": dict(sorted(configurations.items())), "terraform.required_providers": required}
 

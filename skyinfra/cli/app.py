@@ -109,15 +109,18 @@ def deploy(
 
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
-    """Remove everything a stack created."""
+    """Remove everything a stack created, also one that is not declared any more."""
     from skyinfra.cli.stacks import Approval
     from skyinfra.deploy.apply import carry_out
+    from skyinfra.deploy.orphans import forget, stack_to_destroy
     from skyinfra.terraform.project import Project
 
-    chosen = Project.find().stack(stack)
+    project = Project.find()
+    chosen = stack_to_destroy(project, stack)
     done = carry_out(chosen, approve=Approval(chosen.name, "destroy", auto_approve), destroy=True)
     if done is None:
         raise typer.Exit(1)
+    forget(project, chosen)
     typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
 
 
@@ -126,7 +129,8 @@ def status(stack: StackName = None, as_json: Json = False) -> None:
     """Show fleets, nodes and slots as they are."""
     from skyinfra.cli.status import show_status
 
-    show_status(stack, as_json=as_json)
+    if not show_status(stack, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()

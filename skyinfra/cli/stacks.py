@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import typer
 from rich.markup import escape
 
 from skyinfra.cli import tables
-from skyinfra.deploy.cost import HOURS, Cost, PoolCost
+from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
+from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.offers import usd
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.state import Resource
 
 if TYPE_CHECKING:
     from skyinfra.preflight import Report, Result
@@ -27,9 +29,30 @@ _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
 def synthesize(name: str | None) -> SynthesizedStack:
     """Synthesizes the project and returns the stack, after a table of its pools on stderr."""
     project = Project.find()
-    stack = project.stack(name, stacks=project.synth())
+    stacks = project.synth()
+    stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
+    show_orphans(find_orphans(project, stacks), to_stderr=True)
     return stack
+
+
+def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
+    """Prints the states that no declared stack owns, with the cost of their machines and how to destroy them."""
+    out = tables.console(to_stderr=to_stderr)
+    for orphan in orphans:
+        if orphan.problem is not None:
+            text = f"No declared stack owns the state {orphan.where}, and it cannot be read: {orphan.problem}"
+        else:
+            text = f"No declared stack owns {holdings(orphan.resources)} in {orphan.where}."
+        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+        if orphan.problem is None:
+            out.print(f"Destroy them with: {escape(orphan.command)}", soft_wrap=True)
+
+
+def holdings(resources: Sequence[Resource]) -> str:
+    """Returns the number of the resources, with the machines among them and their cost."""
+    cost = str(standing_cost(resources))
+    return f"{tables.counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"
 
 
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:

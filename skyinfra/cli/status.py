@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,14 @@ from rich.markup import escape
 
 from skyinfra.cli import tables
 from skyinfra.cli.drawing import lines, strips
+from skyinfra.cli.stacks import holdings, show_orphans
+from skyinfra.deploy.cost import standing_cost
+from skyinfra.deploy.last_run import last_failure
+from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.state import Resource
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask
@@ -20,25 +26,58 @@ if TYPE_CHECKING:
 Tasks = dict[str, list["RunningTask"]]
 
 
-def show_status(stack: str | None, *, as_json: bool) -> None:
-    """Prints the status of one stack, or of all."""
+def show_status(stack: str | None, *, as_json: bool) -> bool:
+    """Prints the status of one stack, or of all. Returns False where the last deploy of one has not ended well."""
     project = Project.find()
-    stacks = (project.stack(stack),) if stack else project.stacks() or project.synth()
+    declared = project.stacks() or project.synth()
+    stacks = (project.stack(stack, stacks=declared),) if stack else declared
     found = [_stack_status(each) for each in stacks]
+    orphans = find_orphans(project, declared)
     if as_json:
-        tables.print_json({"stacks": _plain(found)})
-        return
-    for each in found:
-        _print_stack(each)
+        tables.print_json({"stacks": _plain(found), "orphans": [_orphan(each) for each in orphans]})
+    else:
+        for each in found:
+            _print_stack(each)
+        show_orphans(orphans)
+    return not any(each["incomplete"] for each in found)
 
 
 def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     fleets = stack.fleets()
     pools = [_fleet_status(manifest) for manifest in fleets.values()]
-    for declared in stack.pools:
-        if declared["name"] not in fleets:
-            pools.append({"pool": declared["name"], "fleet": f"{stack.name}/{declared['name']}", "deployed": False})
-    return {"stack": stack.name, "pools": pools}
+    failure = last_failure(stack)
+    absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
+    standing = stack.resources() if failure is not None or absent else ()
+    for name in absent:
+        held = [each for each in standing if each.module == name]
+        pools.append({"pool": name, "fleet": f"{stack.name}/{name}", "deployed": False, "standing": _holds(held)})
+    return {
+        "stack": stack.name,
+        "pools": pools,
+        "incomplete": failure is not None or any(pool.get("standing") for pool in pools),
+        "standing": _holds(standing) if failure is not None else None,
+        "last_failure": asdict(failure) if failure is not None else None,
+    }
+
+
+def _holds(resources: Sequence[Resource]) -> dict[str, Any] | None:
+    """Describes the resources of a pool or stack whose deploy has not ended well; None where there are none."""
+    if not resources:
+        return None
+    failed = [f"{each.module}.{each.type}.{each.name}" for each in resources if each.tainted]
+    cost = standing_cost(resources).to_json()
+    return {"resources": len(resources), "text": holdings(resources), "failed": failed, "cost": cost}
+
+
+def _orphan(orphan: Orphan) -> dict[str, Any]:
+    return {
+        "stack": orphan.stack.name,
+        "workspace": orphan.workspace,
+        "state": orphan.where,
+        "resources": len(orphan.resources),
+        "cost": standing_cost(orphan.resources).to_json(),
+        "problem": orphan.problem,
+    }
 
 
 def _fleet_status(manifest: Manifest) -> dict[str, Any]:
@@ -141,7 +180,7 @@ def _print_stack(status: dict[str, Any]) -> None:
     out = tables.console()
     for pool in status["pools"]:
         if not pool["deployed"]:
-            out.print(f"[bold]{pool['fleet']}[/] is not deployed")
+            _print_absent(pool)
             continue
         mark = tables.simulated_mark(pool["simulated"])
         head = f"{pool['head']['address']}:{pool['head']['port']}"
@@ -170,6 +209,24 @@ def _print_stack(status: dict[str, Any]) -> None:
         for node in pool["nodes"]:
             if node["leaving"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
+    if failure := status["last_failure"]:
+        if status["standing"] is not None and all(pool["deployed"] for pool in status["pools"]):
+            out.print(f"{status['stack']} holds {escape(status['standing']['text'])}.", soft_wrap=True)
+        text = "has not ended: it still runs, or was killed" if failure["message"] is None else "failed:"
+        out.print(f"[red]The last {failure['verb']}, begun at {failure['began']}, {text}[/]", soft_wrap=True)
+        if failure["message"] is not None:
+            out.print(escape(failure["message"]), soft_wrap=True)
+
+
+def _print_absent(pool: dict[str, Any]) -> None:
+    out = tables.console()
+    standing = pool["standing"]
+    if standing is None:
+        out.print(f"[bold]{pool['fleet']}[/] is not deployed")
+        return
+    out.print(f"[bold]{pool['fleet']}[/] is [red]partly deployed[/]: {escape(standing['text'])}", soft_wrap=True)
+    for address in standing["failed"]:
+        out.print(f"  {escape(address)} was created and failed", soft_wrap=True)
 
 
 def _failure(node: dict[str, Any]) -> str:

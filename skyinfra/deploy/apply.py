@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from skyinfra.deploy.last_run import recorded
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.reporting import Reporter
 from skyinfra.errors import (
@@ -32,6 +33,7 @@ def planned(
     `RunsElsewhere`.
     """
     with contextlib.ExitStack() as inside:
+        stack.keep_private()
         try:
             terraform = stack.terraform()
             terraform.prepare()
@@ -77,7 +79,7 @@ def carry_out(
             return plan
         if not approve(plan):
             return None
-        with Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
+        with recorded(stack, verb), Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
             except StateLocked:

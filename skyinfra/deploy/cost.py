@@ -1,12 +1,15 @@
-"""The cost of a stack: the machines of its pools at the shipped prices. Pure; reads the synthesized stack only."""
+"""The cost of a stack at the shipped prices: of the machines of its pools, or of those in its Terraform state. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from skyinfra.offers import EVERYWHERE, Price
+from skyinfra.offers import EVERYWHERE, Price, usd
+from skyinfra.providers import Machines, machines_of
+from skyinfra.terraform.state import Resource
 
 DAYS = 30
 HOURS = 24 * DAYS
@@ -111,6 +114,57 @@ class Cost:
 def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
     """Returns the cost of *pools*, the choices of a synthesized stack (`SynthesizedStack.pools`)."""
     return Cost(tuple(_pool(pool) for pool in pools))
+
+
+@dataclass(frozen=True, slots=True)
+class StandingCost:
+    """The cost of the machines in a Terraform state. machines: by type, region and purchase, with their counts."""
+
+    machines: tuple[Machines, ...]
+
+    @property
+    def usd_per_hour(self) -> float:
+        """The price of all machines whose price is known."""
+        return sum(each.count * each.price.usd_per_hour for each in self.machines if each.price is not None)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether a price is an estimate, or that of another region."""
+        return any(
+            each.elsewhere or (each.price is not None and each.price.basis == "estimated") for each in self.machines
+        )
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The machine types whose price is not known, which are not in the sum."""
+        return tuple(each.machine_type for each in self.machines if each.price is None)
+
+    def __str__(self) -> str:
+        """The machines and their price: ``2 p5.48xlarge in us-east-1, $196.64/h``; empty without machines."""
+        if not self.machines:
+            return ""
+        parts = [f"{m.count} {m.machine_type}{' spot' if m.spot else ''} in {m.region}" for m in self.machines]
+        about = "~" if self.estimated else ""
+        known = f", {about}{usd(self.usd_per_hour)}/h" if len(self.unknown) < len(self.machines) else ""
+        missing = f", the price of {', '.join(self.unknown)} is not known" if self.unknown else ""
+        return f"{', '.join(parts)}{known}{missing}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values. unknown: the machine types that are not in the sum."""
+        return {
+            "usd_per_hour": _rounded(self.usd_per_hour),
+            "unknown": list(self.unknown),
+            "machines": [asdict(each) for each in self.machines],
+        }
+
+
+def standing_cost(resources: Iterable[Resource]) -> StandingCost:
+    """Returns the cost of the machines among the *resources* of a Terraform state."""
+    counts: Counter[Machines] = Counter()
+    for resource in resources:
+        if found := machines_of(resource.type, resource.attributes):
+            counts[replace(found, count=0)] += found.count
+    return StandingCost(tuple(replace(each, count=count) for each, count in counts.items() if count))
 
 
 def _pool(pool: Mapping[str, Any]) -> PoolCost:

@@ -23,6 +23,7 @@ from skyinfra.errors import (
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.program import find_program
 from skyinfra.terraform.project import Project, SynthesizedStack, node_environment
+from skyinfra.terraform.state import refuse_shared
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
@@ -122,6 +123,9 @@ class Session:
         try:
             # The state, which holds the fleet secret, is written there.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Somebody else may have made them where the current folder is one for all, such as /tmp.
+            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                refuse_shared(folder)
             self._lock = (self.folder / "lock").open("w")
         except OSError as error:
             raise ProjectError(

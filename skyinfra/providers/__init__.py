@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
 from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
+from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
 from skyinfra.providers.vastai import VastAI
 
@@ -12,10 +13,13 @@ __all__ = [
     "CapacityBlock",
     "CapacityReservation",
     "Local",
+    "Machines",
     "Provider",
     "Request",
     "Selection",
     "TerraformProvider",
     "VastAI",
+    "machines_of",
+    "provider_of",
     "strings",
 ]

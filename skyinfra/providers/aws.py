@@ -125,7 +125,7 @@ class AWS(Provider):
             price_note=chosen.price_note,
             share=chosen.share,
             head_machine=head if group else None,
-            head_price=_plain_price(head) if group else None,
+            head_price=plain_price(head) if group else None,
         )
 
     # The purchase.
@@ -227,7 +227,7 @@ class AWS(Provider):
     def _plain(self, request: Request) -> _Chosen:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
         types = tuple(self.instance_types) or (_general(request),)
-        known = {} if request.spot else {name: price for name in types if (price := _plain_price(name)) is not None}
+        known = {} if request.spot else {name: price for name in types if (price := plain_price(name)) is not None}
         _check_cap(types, known, request)
         image = "" if self.ami else _plain_image(types)
         return _Chosen(None, types, image, **self._cost(known, types[0], request))
@@ -350,7 +350,7 @@ def _plain_image(machine_types: tuple[str, ...]) -> str:
     return str(_data()["images"]["cpu"]["arm64" if arm else "x86_64"])
 
 
-def _plain_price(machine_type: str) -> Price | None:
+def plain_price(machine_type: str) -> Price | None:
     """The on-demand price of a machine without accelerators; None where it is not known."""
     known = _data()["prices"]
     usd = known["usd_per_hour"].get(machine_type)

@@ -38,6 +38,10 @@ class TerraformProvider:
         """Made of the values of the configuration: ``us-east-1``, ``us-east-1_research``."""
         return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", value) for _, value in self.config)
 
+    def configuration(self) -> dict[str, str | int]:
+        """The arguments of Terraform's provider block."""
+        return {"alias": self.alias, **dict(self.config), **dict(self.settings)}
+
 
 @dataclass(frozen=True)
 class Request:

@@ -25,6 +25,7 @@ from python_terraform import IsFlagged
 
 from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
 from skyinfra.terraform.cloud_errors import explain
+from skyinfra.terraform.state import keep_private
 from skyinfra.terraform.text import (
     Event,
     event_of,
@@ -180,6 +181,10 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             raise
         return {name: output["value"] for name, output in json.loads(text or "{}").items()}
 
+    def state(self) -> str:
+        """The state as JSON, secrets included; empty where there is none."""
+        return self._run("state pull").printed
+
     def _run(
         self,
         command: str,
@@ -228,6 +233,8 @@ def _process(
     What it writes to stderr goes to *complaints*: warnings about its own set-up, and errors where it speaks no JSON.
     """
     environment = {**os.environ, "TF_IN_AUTOMATION": "1", "PATH": _path_with_runner()}
+    if log := environment.get("TF_LOG_PATH"):
+        keep_private(folder / log, create=True)
     interrupted: list[int] = []
     process: subprocess.Popen[str] | None = None
 
@@ -249,6 +256,8 @@ def _process(
             text=True,
             errors="replace",
             start_new_session=True,
+            # The state and its backup hold the fleet's secret.
+            umask=0o077,
         )
         if interrupted:
             process.send_signal(signal.SIGINT)

@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from skyinfra.errors import (
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform.expressions import unfolded
 from skyinfra.terraform.program import Terraform
+from skyinfra.terraform.state import Resource, keep_private, read_state, read_state_file, refuse_shared
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class SynthesizedStack:
     """A synthesized stack.
 
     folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
-    providers: the configurations of every Terraform provider by its name.
+    providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
+    of Terraform's backend.
     """
 
     name: str
@@ -45,6 +48,7 @@ class SynthesizedStack:
     pools: tuple[dict[str, Any], ...]
     modules: dict[str, dict[str, Any]]
     providers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    backend: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def configuration(self, pool: str) -> dict[str, Any]:
         """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
@@ -58,17 +62,47 @@ class SynthesizedStack:
         """Terraform in the stack's folder. Raises `TerraformNotFound`."""
         return Terraform(self.folder)
 
+    def prepared(self) -> Terraform:
+        """Terraform in the stack's folder, set up to read the state. Raises `TerraformFailed`, `TerraformNotFound`."""
+        terraform = self.terraform()
+        if not (self.folder / ".terraform").exists():
+            terraform.prepare()
+        return terraform
+
+    @property
+    def state_file(self) -> Path | None:
+        """The file of the state, in the workspace that Terraform is told to use; None for other backends."""
+        if "local" not in self.backend:
+            return None
+        settings: dict[str, str] = self.backend["local"]
+        chosen = self.folder / ".terraform" / "environment"
+        workspace = os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
+        if workspace == "default":
+            return self.folder / settings["path"]
+        return self.folder / settings["workspace_dir"] / workspace / "terraform.tfstate"
+
+    def keep_private(self) -> None:
+        """Lets nobody else read the state's file and its backup. Raises `ProjectError`, also for folders of others."""
+        refuse_shared(self.folder)
+        if (file := self.state_file) is not None:
+            refuse_shared(file.parent)
+            keep_private(file)
+            keep_private(file.with_name(f"{file.name}.backup"))
+
+    def resources(self) -> tuple[Resource, ...]:
+        """Returns the resources in the state. Raises `TerraformFailed`, `TerraformNotFound`, `ProjectError`."""
+        if self.state_file is not None:
+            return read_state_file(self.state_file)
+        return read_state(self.prepared().state(), source=f"the state of {self.name}")
+
     def fleets(self) -> dict[str, Manifest]:
         """The manifests of the deployed pools by name, in the order they are declared; empty where none is deployed.
 
         Raises `TerraformFailed`, `TerraformNotFound`, `InvalidManifest`.
         """
-        terraform = self.terraform()
-        if not (self.folder / ".terraform").exists():
-            terraform.prepare()
         found = {
             name.removeprefix(OUTPUT_PREFIX): Manifest.read(value, source=f"{self.name}.{name}")
-            for name, value in terraform.outputs().items()
+            for name, value in self.prepared().outputs().items()
             if name.startswith(OUTPUT_PREFIX)
         }
         order = [pool["name"] for pool in self.pools]
@@ -129,10 +163,11 @@ class Project:
                 given=output,
                 hint="Leave it out for cdktf.out.",
             )
+        refuse_shared(folder)
         return cls(folder=folder, app=app, output=folder / output)
 
     def synth(self) -> tuple[SynthesizedStack, ...]:
-        """Runs the app and returns its stacks.
+        """Runs the app and returns its stacks, never those of an earlier run.
 
         Raises `AppFailed` with what went wrong in it, or `MissingDependency`.
         """
@@ -143,21 +178,48 @@ class Project:
             "CDKTF_CONTEXT_JSON": self._context(),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
-        result = subprocess.run(  # noqa: S602 - cdktf.json holds a shell command, and cdktf runs it as one
-            self.app,
-            shell=True,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        if result.returncode != 0:
-            raise _app_failure(self.app, result.returncode, result.stderr)
-        if os.environ.get("SKYINFRA_DEBUG"):
-            sys.stderr.write(result.stderr)
-        sys.stderr.write(result.stdout)
+        with self._earlier_set_aside():
+            result = subprocess.run(  # noqa: S602 - cdktf.json holds a shell command, and cdktf runs it as one
+                self.app,
+                shell=True,
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+            )
+            if result.returncode != 0:
+                raise _app_failure(self.app, result.returncode, result.stderr)
+            if os.environ.get("SKYINFRA_DEBUG"):
+                sys.stderr.write(result.stderr)
+            sys.stderr.write(result.stdout)
+            if not self._manifest.exists():
+                raise AppFailed(
+                    f"`{self.app}` ended without an error, and wrote no stacks to {self.output}",
+                    hint="Call app.synth() at its end, on an App() that is given no other outdir.",
+                )
         return self.stacks()
+
+    @property
+    def _manifest(self) -> Path:
+        return self.output / "manifest.json"
+
+    @contextmanager
+    def _earlier_set_aside(self) -> Iterator[None]:
+        """Moves the list of the synthesized stacks away, so that this run writes its own; back where it fails.
+
+        A failed synthesis leaves what `status` and `destroy` read.
+        """
+        aside = self._manifest.with_suffix(".earlier.json")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._manifest.replace(aside)
+        try:
+            yield
+        except BaseException:
+            if aside.exists():
+                aside.replace(self._manifest)
+            raise
+        aside.unlink(missing_ok=True)
 
     def _context(self) -> str:
         settings = json.loads((self.folder / "cdktf.json").read_text(encoding="utf-8"))
@@ -165,16 +227,24 @@ class Project:
 
     def stacks(self) -> tuple[SynthesizedStack, ...]:
         """The stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
-        file = self.output / "manifest.json"
-        if not self.output.exists() or (self.output.is_dir() and not file.exists()):
+        if not self.output.exists() or (self.output.is_dir() and not self._manifest.exists()):
             return ()
-        manifest = _read_synthesized(file)
+        manifest = _read_synthesized(self._manifest)
         return tuple(
             _read_stack(
                 entry["name"], self.output / entry["workingDirectory"], self.output / entry["synthesizedStackPath"]
             )
             for entry in manifest["stacks"].values()
         )
+
+    def earlier(self, declared: Collection[str]) -> tuple[SynthesizedStack, ...]:
+        """The stacks that were synthesized before and are not *declared* now, as far as they can be read."""
+        found = []
+        for file in sorted((self.output / "stacks").glob("*/cdk.tf.json")):
+            if file.parent.name not in declared:
+                with suppress(ProjectError):
+                    found.append(_read_stack(file.parent.name, file.parent, file))
+        return tuple(found)
 
     def stack(self, name: str | None = None, *, stacks: Iterable[SynthesizedStack] | None = None) -> SynthesizedStack:
         """The stack of that name, or the only one. Synthesizes where that was not done yet. Raises `StackNotFound`."""
@@ -220,6 +290,7 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
         pools=pools,
         modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
         providers=document.get("provider", {}),
+        backend=document.get("terraform", {}).get("backend", {}),
     )
 
 

@@ -1,0 +1,142 @@
+"""Orphans: Terraform states with resources that no declared stack owns, such as those of a stack that was renamed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyinfra.errors import ProjectError, TerraformError
+from skyinfra.providers import provider_of
+from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.state import Resource, read_state_file
+
+_STATE = re.compile(r"terraform\.(?P<stack>[A-Za-z0-9][\w-]{0,63})\.tfstate")
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A state that no declared stack owns.
+
+    stack: for Terraform; its folder may not hold a configuration yet, see `restore`. workspace: of the state, where it
+    is not the default one. where: the state's file, or the kind of its backend. problem: why it cannot be read.
+    """
+
+    stack: SynthesizedStack
+    where: str
+    resources: tuple[Resource, ...]
+    workspace: str | None = None
+    problem: str | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that destroys what it holds."""
+        chosen = f"TF_WORKSPACE={self.workspace} " if self.workspace else ""
+        return f"{chosen}skyinfra destroy {self.stack.name}"
+
+
+def find_orphans(project: Project, declared: Iterable[SynthesizedStack]) -> tuple[Orphan, ...]:
+    """Returns the states with resources that none of the *declared* stacks owns, by name.
+
+    Looked through are the state files in the project's folder, and the states of what was synthesized before in this
+    checkout, in whichever backend.
+    """
+    declared = list(declared)
+    owned = {path for stack in declared for path in _paths(stack)}
+    names = {stack.name for stack in declared}
+    stacks = {stack.name: stack for stack in project.earlier(names) if not owned & set(_paths(stack))}
+    for file in project.folder.glob("terraform.*.tfstate*"):
+        name = _STATE.match(file.name)
+        if name and name["stack"] not in stacks and name["stack"] not in names:
+            stack = _of_file(project, name["stack"])
+            if not owned & set(_paths(stack)):
+                stacks[stack.name] = stack
+    return tuple(orphan for _, stack in sorted(stacks.items()) for orphan in _orphans(project, stack))
+
+
+def _of_file(project: Project, name: str) -> SynthesizedStack:
+    """The stack of which nothing but its state file is left."""
+    path = f"../../../terraform.{name}.tfstate"
+    # Terraform ran there: the folders of local nodes in the state are counted from it.
+    folder = project.output / "stacks" / name
+    return SynthesizedStack(name, folder, (), {}, backend={"local": {"path": path, "workspace_dir": f"{path}.d"}})
+
+
+def _paths(stack: SynthesizedStack) -> tuple[Path, ...]:
+    """The file of the stack's state, and the folder of those of its other workspaces; none for other backends."""
+    return tuple((stack.folder / path).resolve() for path in stack.backend.get("local", {}).values())
+
+
+def _orphans(project: Project, stack: SynthesizedStack) -> Iterator[Orphan]:
+    if not (paths := _paths(stack)):
+        if (stack.folder / ".terraform").exists():  # nothing was deployed where it was never set up
+            yield from _orphan(stack, next(iter(stack.backend), "its backend"), None, stack.resources)
+        return
+    states: dict[str | None, Path] = {None: paths[0]}
+    states |= {file.parent.name: file for file in sorted(paths[-1].glob("*/terraform.tfstate"))}
+    for workspace, file in states.items():
+        shown = file.relative_to(project.folder) if file.is_relative_to(project.folder) else file
+        yield from _orphan(stack, str(shown), workspace, lambda file=file: read_state_file(file))
+
+
+def _orphan(stack: SynthesizedStack, where: str, workspace: str | None, read: Any) -> Iterator[Orphan]:
+    try:
+        resources = read()
+    except (ProjectError, TerraformError) as error:
+        yield Orphan(stack, where, (), workspace, problem=error.message.splitlines()[0])
+        return
+    if resources:
+        yield Orphan(stack, where, resources, workspace)
+
+
+def stack_to_destroy(project: Project, name: str | None) -> SynthesizedStack:
+    """The stack of that name, declared or orphaned, or the only one that is declared. Raises `StackNotFound`."""
+    declared = project.stacks()
+    if name is not None and name not in {stack.name for stack in declared}:
+        for orphan in find_orphans(project, declared):
+            if orphan.stack.name == name:
+                return restore(orphan)
+        if not declared:
+            declared = project.synth()
+    return project.stack(name, stacks=declared or None)
+
+
+def restore(orphan: Orphan) -> SynthesizedStack:
+    """Returns the stack of *orphan* with a configuration that can destroy it, made from the state where there is none.
+
+    Terraform needs the providers that the resources were made by, and for local nodes the module, which stops them.
+    """
+    stack = orphan.stack
+    if (stack.folder / "cdk.tf.json").exists():
+        return stack
+    providers: dict[str, list[dict[str, Any]]] = {}
+    required = {}
+    for found in dict.fromkeys(provider_of(resource.provider) for resource in orphan.resources):
+        if found is not None:
+            providers.setdefault(found.name, []).append(found.configuration())
+            required[found.name] = {"source": found.source, "version": found.version}
+    local = {each.module for each in orphan.resources if (each.type, each.name) == ("terraform_data", "node")}
+    stack.folder.mkdir(parents=True, exist_ok=True)
+    if local:
+        from skyinfra.stack import module_folder
+
+        shutil.copytree(module_folder("local"), stack.folder / "local", dirs_exist_ok=True)
+    document = {
+        "terraform": {"backend": stack.backend, "required_providers": required},
+        "provider": providers,
+        # Terraform reads these values, and makes nothing of them where everything is destroyed.
+        "module": {name: {"source": "./local", "name": name, "user_data_head": "{}"} for name in sorted(local)},
+    }
+    text = json.dumps({key: value for key, value in document.items() if value}, indent=2)
+    (stack.folder / "cdk.tf.json").write_text(text, encoding="utf-8")
+    return stack
+
+
+def forget(project: Project, stack: SynthesizedStack) -> None:
+    """Removes the folder of a destroyed stack that is not declared, so that nothing of it is found again."""
+    if stack.folder.is_relative_to(project.output) and stack.name not in {each.name for each in project.stacks()}:
+        shutil.rmtree(stack.folder, ignore_errors=True)

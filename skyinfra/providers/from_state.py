@@ -1,0 +1,84 @@
+"""Reads a Terraform state: the machines that stand in it, and the configuration of the providers that made them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skyinfra import offers
+from skyinfra.offers import EVERYWHERE, Price
+from skyinfra.providers.aws import AWS, plain_price
+from skyinfra.providers.base import TerraformProvider
+
+_ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines of one type. region: where they stand. spot: whether they are interruptible."""
+
+    provider: str
+    machine_type: str
+    region: str
+    spot: bool = False
+    count: int = 1
+
+    @property
+    def price(self) -> Price | None:
+        """The price of one of them at the shipped prices, in its own region or else in another; None if not known."""
+        for offer in offers.load():
+            if (offer.provider, offer.machine_type) == (self.provider, self.machine_type):
+                return offer.price(spot=self.spot)
+        return None if self.spot else plain_price(self.machine_type)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the price is that of another region."""
+        return self.price is not None and self.price.region not in (self.region, EVERYWHERE)
+
+
+def machines_of(type: str, attributes: Mapping[str, Any]) -> Machines | None:
+    """Returns the machines of a resource; None for a resource that is no machine.
+
+    type: of the resource. attributes: as Terraform's provider has written them.
+    """
+    reader = _READERS.get(type)
+    return reader(attributes) if reader else None
+
+
+def _instance(attributes: Mapping[str, Any]) -> Machines:
+    spot = attributes.get("instance_lifecycle") == "spot"
+    return Machines(AWS.kind, attributes.get("instance_type") or "", _region(attributes), spot)
+
+
+def _group(attributes: Mapping[str, Any]) -> Machines:
+    """As many machines as the group wants, of its first type."""
+    (policy,) = attributes.get("mixed_instances_policy") or [{}]
+    (share,) = policy.get("instances_distribution") or [{}]
+    (template,) = policy.get("launch_template") or [{}]
+    first = (template.get("override") or [{}])[0].get("instance_type") or ""
+    spot = share.get("on_demand_percentage_above_base_capacity") == 0
+    return Machines(AWS.kind, first, _region(attributes), spot, attributes.get("desired_capacity") or 0)
+
+
+def _region(attributes: Mapping[str, Any]) -> str:
+    """The region in the name of an AWS resource: ``arn:aws:ec2:us-east-1:123456789012:instance/i-0123``."""
+    return (attributes.get("arn") or ":::").split(":")[3]
+
+
+_READERS = {"aws_instance": _instance, "aws_autoscaling_group": _group}
+
+
+def provider_of(address: str) -> TerraformProvider | None:
+    """Returns the provider of a resource by its *address* in a state; None for one that is built into Terraform.
+
+    The alias of a provider holds its configuration, as `TerraformProvider.alias` has made it.
+    """
+    found = _ADDRESS.search(address)
+    known = AWS().terraform()
+    if found is None or found["source"] != known.source or not found["alias"]:
+        return None
+    region, _, profile = found["alias"].partition("_")
+    return replace(known, config=(("region", region), *((("profile", profile),) if profile else ())))

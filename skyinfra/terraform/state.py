@@ -1,0 +1,120 @@
+"""The resources in a Terraform state, and the files that states of this machine stand in."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyinfra.errors import ProjectError
+
+# The version of the state's format, since Terraform 0.12: https://developer.hashicorp.com/terraform/language/state
+_FORMAT = 4
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource that exists.
+
+    module: the module it was made by, which is named like its pool; "" for one of the stack itself. provider: the
+    configuration of its Terraform provider, as the state names it. attributes: may hold secrets. tainted: whether its
+    creation has failed.
+    """
+
+    module: str
+    type: str
+    name: str
+    provider: str
+    attributes: Mapping[str, Any]
+    tainted: bool = False
+
+
+def read_state(text: str, *, source: object) -> tuple[Resource, ...]:
+    """Returns the resources in the state *text*, none where it is empty. Raises `ProjectError`, naming *source*."""
+    if not text.strip():
+        return ()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("version") != _FORMAT:
+        raise ProjectError(
+            f"is no Terraform state of version {_FORMAT}: it is damaged, encrypted, or of another version of Terraform",
+            field=str(source),
+        )
+    return tuple(_resources(document.get("resources") or ()))
+
+
+def _resources(entries: Iterable[Mapping[str, Any]]) -> Iterable[Resource]:
+    for entry in entries:
+        if entry.get("mode") != "managed":
+            continue
+        for instance in entry.get("instances", ()):
+            yield Resource(
+                module=entry.get("module", "").removeprefix("module."),
+                type=entry["type"],
+                name=entry["name"],
+                provider=entry.get("provider", ""),
+                attributes=instance.get("attributes") or {},
+                tainted=instance.get("status") == "tainted",
+            )
+
+
+def keep_private(file: Path, *, create: bool = False) -> None:
+    """Lets nobody but its owner read *file*, if it is there or is to be made. Raises `ProjectError`."""
+    try:
+        file.chmod(0o600)
+    except FileNotFoundError:
+        if create:
+            with suppress(OSError):  # Terraform says what is wrong with its folder
+                file.touch(0o600)
+    except OSError as error:
+        raise ProjectError(
+            f"may be read by others, and its mode cannot be changed: {error.strerror}",
+            field=str(file),
+            hint="It holds the fleet's secret, which gives code execution on its nodes. Make it yours, with mode 0600.",
+        ) from None
+
+
+def refuse_shared(folder: Path) -> None:
+    """Raises `ProjectError` where other accounts may write to *folder*: they could have their code run by its owner.
+
+    A group of the account alone, which is how most systems make one, is nobody else.
+    """
+    try:
+        found = folder.stat()
+    except OSError:
+        return  # what needs it says so
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _of_one(found.st_gid)):
+        raise ProjectError(
+            "other accounts may write to this folder, and so have code run as you",
+            field=str(folder),
+            hint=f"Take that from them: chmod go-w {shlex.quote(str(folder))}",
+        )
+
+
+def _of_one(group: int) -> bool:
+    """Whether a *group* is that of one account: it has its name, and no further member."""
+    try:
+        found = grp.getgrgid(group)
+        return found.gr_name == pwd.getpwuid(os.geteuid()).pw_name and not set(found.gr_mem) - {found.gr_name}
+    except KeyError:
+        return False
+
+
+def read_state_file(file: Path) -> tuple[Resource, ...]:
+    """Returns the resources in a state file; none where there is no file. Raises `ProjectError`."""
+    try:
+        return read_state(file.read_text(encoding="utf-8", errors="replace"), source=file)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ProjectError(f"cannot be read: {error.strerror}", field=str(file)) from None

@@ -1,0 +1,129 @@
+"""Resources that stand and are easily forgotten: of stacks that were renamed, and of deploys that failed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleet import environment, processes, skyinfra, until
+
+PROGRAM = """
+import skyinfra as sky
+from cdktf import App
+app = App()
+sky.FleetStack(app, {name!r}, pools=[sky.ComputePool(name="cpu", provider=sky.Local(){more})])
+"""
+
+
+def project(folder: Path, name: str = "old", *, more: str = "", synth: bool = True) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "cdktf.json").write_text(json.dumps({"app": "python main.py"}))
+    (folder / "main.py").write_text(PROGRAM.format(name=name, more=more) + ("app.synth()\n" if synth else ""))
+    return folder
+
+
+def test_a_program_that_writes_no_stacks_is_refused(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    skyinfra(here, "synth")
+    project(tmp_path, more=", nodes=3", synth=False)
+    for command in ("plan", "deploy", "synth", "preflight"):
+        refused = skyinfra(here, command, check=False)
+        assert refused.returncode == 1 and "app.synth()" in refused.stderr, command
+        assert "old" not in refused.stdout
+    # What was synthesized before can still be looked at.
+    assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
+
+
+def test_a_renamed_stack_is_named_and_destroyed_from_its_state_alone(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    skyinfra(here, "deploy", "--auto-approve")
+    state = here / "terraform.old.tfstate"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    project(tmp_path, "new")
+    planned = skyinfra(here, "plan")
+    assert "+ cpu node cpu-0" in planned.stdout
+    for said in (planned.stderr, skyinfra(here, "status").stdout):
+        assert "No declared stack owns 4 resources in terraform.old.tfstate." in said
+        assert "skyinfra destroy old" in said
+    shutil.rmtree(here / "cdktf.out")
+    (orphan,) = json.loads(skyinfra(here, "status", "--json").stdout)["orphans"]
+    assert (orphan["stack"], orphan["resources"], orphan["workspace"]) == ("old", 4, None)
+    skyinfra(here, "destroy", "old", "--auto-approve")
+    assert not processes(here) and not (here / ".skyinfra").exists()
+    assert not (here / "cdktf.out" / "stacks" / "old").exists()
+    assert "owns" not in skyinfra(here, "plan").stderr
+    refused = skyinfra(here, "destroy", "old", check=False)
+    assert refused.returncode == 2 and "no such stack" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
+    here = project(tmp_path, more=', image=sky.Image(run=["touch begun; sleep 600"])')
+    deploy = subprocess.Popen(
+        [sys.executable, "-m", "skyinfra.cli", "deploy", "--auto-approve"],
+        cwd=here,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: list(here.glob(".skyinfra/**/begun")))
+    shown = skyinfra(here, "status", check=False)
+    assert shown.returncode == 1 and "it still runs, or was killed" in shown.stdout
+    deploy.send_signal(signal.SIGINT)
+    deploy.wait()
+    shown = skyinfra(here, "status", check=False)
+    assert shown.returncode == 1
+    assert "old/cpu is partly deployed: 4 resources" in shown.stdout
+    assert "The last deploy, begun at" in shown.stdout and "was interrupted" in shown.stdout
+    (stack,) = json.loads(skyinfra(here, "status", "--json", check=False).stdout)["stacks"]
+    assert stack["incomplete"] and stack["last_failure"]["verb"] == "deploy"
+    (file,) = here.glob("cdktf.out/stacks/old/last-run.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    skyinfra(here, "destroy", "--auto-approve")
+    assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
+    assert not processes(here)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_states_of_declared_stacks_are_no_orphans(tmp_path: Path, name: str) -> None:
+    here = project(tmp_path, "a")
+    (here / f"terraform.{name}.tfstate").write_text(
+        json.dumps({"version": 4, "resources": [{"mode": "managed", "type": "t", "name": "n", "instances": [{}]}]})
+    )
+    assert ("No declared stack owns 1 resource" in skyinfra(here, "plan", check=False).stderr) is (name == "b")
+
+
+@pytest.mark.slow
+def test_states_of_other_workspaces(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    skyinfra(here, "deploy", "--auto-approve", TF_WORKSPACE="dev")
+    project(tmp_path, "new")
+    said = skyinfra(here, "plan").stderr
+    assert "4 resources in terraform.old.tfstate.d/dev/terraform.tfstate" in said
+    assert "TF_WORKSPACE=dev skyinfra destroy old" in said
+    skyinfra(here, "destroy", "old", "--auto-approve", TF_WORKSPACE="dev")
+    assert not processes(here)
+
+
+@pytest.mark.parametrize("name", [".", "cdktf.out/stacks/old"])
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, name: str) -> None:
+    here = project(tmp_path)
+    skyinfra(here, "synth")
+    (here / name).chmod(0o777)
+    refused = skyinfra(here, "plan", check=False)
+    assert refused.returncode == 1 and "chmod go-w" in refused.stderr
+
+
+def test_what_others_could_read_is_closed(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    files = [here / f"terraform.old.tfstate{suffix}" for suffix in ("", ".backup")] + [here / "log"]
+    for file in files:
+        file.touch(0o644)
+    skyinfra(here, "plan", TF_LOG="debug", TF_LOG_PATH=str(here / "log"))
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
