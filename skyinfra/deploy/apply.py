@@ -14,6 +14,7 @@ from skyinfra.errors import (
     CloudRefused,
     RunsElsewhere,
     StateLocked,
+    StateNotSaved,
     TerraformError,
     TerraformFailed,
 )
@@ -82,7 +83,7 @@ def carry_out(
         with recorded(stack, verb), Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
-            except StateLocked:
+            except (StateLocked, StateNotSaved):
                 raise
             except TerraformFailed as error:
                 again = "" if destroy else f", or `skyinfra destroy {stack.name}`"

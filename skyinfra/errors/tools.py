@@ -60,6 +60,10 @@ class StateLocked(TerraformFailed):
     """Another run of Terraform holds the state, so this one has changed nothing."""
 
 
+class StateNotSaved(TerraformFailed):
+    """Terraform did its work and could not save the state; the message names the file that holds it."""
+
+
 class RunsElsewhere(TerraformError):
     """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started."""
 

@@ -25,11 +25,12 @@ from python_terraform import IsFlagged
 
 from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
 from skyinfra.terraform.cloud_errors import explain
-from skyinfra.terraform.state import keep_private
+from skyinfra.terraform.state import keep_private, not_saved
 from skyinfra.terraform.text import (
     Event,
     event_of,
     locked,
+    masked,
     plain_errors,
     readable,
     run_address,
@@ -100,6 +101,8 @@ class _Run:
     printed: str = ""
     code: int = 0
     remote: str | None = None
+    # The state that Terraform could save nowhere.
+    unsaved: str | None = None
 
     def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
         """The error for this run: a known refusal by a cloud, a locked state, or else Terraform's own message.
@@ -209,7 +212,11 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             run.code = process.wait()
             run.remote = run_address(run.plain)
             complaints.seek(0)
-            run.plain.extend(complaints.read().splitlines())
+            run.plain.extend(masked(complaints.read()).splitlines())
+        if os.environ.get("TF_LOG") and not os.environ.get("TF_LOG_PATH"):
+            sys.stderr.write("".join(f"{line}\n" for line in run.plain))
+        if any(text.startswith("Failed to save state") for _, text in run.errors):
+            raise not_saved(run.errors, run.unsaved, self.program, Path(self.working_dir))
         if interrupted:
             raise DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
         if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
@@ -310,6 +317,9 @@ def _handle(line: str, run: _Run, listener: Listener, collect: Callable[[dict[st
         return
     if message.get("type") == "diagnostic":
         _diagnostic(message["diagnostic"], run, listener)
+        return
+    if isinstance(message.get("state"), dict):
+        run.unsaved = json.dumps(message["state"])
         return
     if collect is not None:
         collect(message)

@@ -8,13 +8,14 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyinfra.errors import ProjectError
+from skyinfra.errors import ProjectError, StateNotSaved
 
 # The version of the state's format, since Terraform 0.12: https://developer.hashicorp.com/terraform/language/state
 _FORMAT = 4
@@ -82,6 +83,37 @@ def keep_private(file: Path, *, create: bool = False) -> None:
             field=str(file),
             hint="It holds the fleet's secret, which gives code execution on its nodes. Make it yours, with mode 0600.",
         ) from None
+
+
+def not_saved(
+    errors: Sequence[tuple[str, str]], unsaved: str | None, terraform: Sequence[str], folder: Path
+) -> StateNotSaved:
+    """Returns the error for a state that could not be saved, after writing it to a file where Terraform could not.
+
+    unsaved: the state, where Terraform could not even write its errored.tfstate into *folder*.
+    """
+    file = folder / "errored.tfstate" if unsaved is None else _rescued(unsaved, folder)
+    reasons = [text for _, text in errors if not text.startswith(("Failed to persist", "Failed to create local"))]
+    push = shlex.join((*terraform, f"-chdir={folder}", "state", "push", str(file)))
+    error = StateNotSaved(
+        "\n".join(["the state was not saved, and what this run made or removed is not in it", *reasons]),
+        hint="No file could be written that holds it. List what the cloud has, and remove it by hand."
+        if file is None
+        else f"It is in {file}, with the fleet's secret. Mend the cause, and save it before anything else:\n{push}",
+    )
+    error.diagnostics = tuple(errors)
+    return error
+
+
+def _rescued(state: str, folder: Path) -> Path | None:
+    """Writes *state* to a file of its own in *folder*, or where this machine keeps temporary files."""
+    for place in (folder, None):
+        with suppress(OSError):
+            descriptor, name = tempfile.mkstemp(prefix="errored-", suffix=".tfstate", dir=place)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(state)
+            return Path(name)
+    return None
 
 
 def refuse_shared(folder: Path) -> None:

@@ -106,6 +106,15 @@ def _holder(lock: Mapping[str, str]) -> str:
 
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# The fleet secret, as the modules make it: two UUIDs. Terraform's debug log shows it.
+_SECRET = re.compile(r"(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}){2}")
+
+
+def masked(text: str) -> str:
+    """Returns *text* with fleet secrets replaced by ``(secret)``."""
+    return _SECRET.sub("(secret)", text)
+
+
 _PROVISIONER = re.compile(
     r"local-exec provisioner error\nError running command '.*?': exit status \d+\. Output:\s", re.DOTALL
 )

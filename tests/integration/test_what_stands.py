@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from cdktf import App
 app = App()
 sky.FleetStack(app, {name!r}, pools=[sky.ComputePool(name="cpu", provider=sky.Local(){more})])
 """
+
+SECRET = re.compile(r"([0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}){2}")
 
 
 def project(folder: Path, name: str = "old", *, more: str = "", synth: bool = True) -> Path:
@@ -127,3 +131,37 @@ def test_what_others_could_read_is_closed(tmp_path: Path) -> None:
         file.touch(0o644)
     skyinfra(here, "plan", TF_LOG="debug", TF_LOG_PATH=str(here / "log"))
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+
+
+# A terraform whose files hold 2,048 bytes at most while it applies: a disk that is full.
+FULL_DISK = '#!/bin/bash\nfor word in "$@"; do [ "$word" = apply ] && ulimit -f 2; done\nexec {program} "$@"\n'
+
+
+def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program: str) -> None:
+    here = project(tmp_path)
+    program = tmp_path / "terraform-on-a-full-disk"
+    program.write_text(FULL_DISK.format(program=terraform_program))
+    program.chmod(0o755)
+    failed = skyinfra(here, "deploy", "--auto-approve", check=False, TERRAFORM_BINARY_NAME=str(program))
+    assert failed.returncode == 1 and "the state was not saved" in failed.stderr
+    assert "intact" not in failed.stderr
+    (file,) = here.glob("cdktf.out/stacks/old/errored-*.tfstate")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = SECRET.search(file.read_text())
+    assert secret is not None and secret[0] not in failed.stderr + failed.stdout
+    command = failed.stderr.rstrip().splitlines()[-1]
+    (here / "terraform.old.tfstate").unlink()  # cut off in the middle
+    subprocess.run([terraform_program, *command.split()[1:]], check=True, capture_output=True)
+    skyinfra(here, "destroy", "--auto-approve")
+    assert not processes(here)
+
+
+def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_program: str) -> None:
+    here = project(tmp_path)
+    secret = str(uuid.uuid4()) + str(uuid.uuid4())
+    program = tmp_path / "terraform-that-logs"
+    program.write_text(f'#!/bin/sh\necho "[DEBUG] triggers_replace = {secret}" >&2\nexec {terraform_program} "$@"\n')
+    program.chmod(0o755)
+    shown = skyinfra(here, "plan", TF_LOG="debug", TERRAFORM_BINARY_NAME=str(program))
+    assert "[DEBUG] triggers_replace = (secret)" in shown.stderr and secret not in shown.stderr
+    assert "[DEBUG]" not in skyinfra(here, "plan", TERRAFORM_BINARY_NAME=str(program)).stderr
