@@ -104,6 +104,7 @@ def _request(pool: ComputePool) -> Request:
         python=pool.image.python,
         runner=pool.image.runner,
         apt=tuple(pool.image.apt),
+        labels=pool.labels,
     )
 
 

@@ -17,6 +17,7 @@ resource "aws_security_group" "nodes" {
 
   lifecycle {
     create_before_destroy = true
+    ignore_changes        = [description]
   }
 }
 
@@ -61,6 +62,7 @@ resource "aws_security_group" "head" {
 
   lifecycle {
     create_before_destroy = true
+    ignore_changes        = [description]
   }
 }
 
@@ -90,31 +92,56 @@ resource "aws_iam_role" "this" {
   count = local.own_profile ? 1 : 0
 
   # IAM takes 38 characters here.
-  name_prefix = substr("skyinfra-${var.name}-", 0, 38)
-  description = "skyinfra ${local.title}: Session Manager on the nodes"
-  tags        = merge(local.tags, { Name = local.title })
+  name_prefix          = substr("skyinfra-${var.name}-", 0, 38)
+  path                 = var.iam_path
+  permissions_boundary = var.permissions_boundary
+  description          = "skyinfra ${local.title}: Session Manager on the nodes"
+  tags                 = merge(local.tags, { Name = local.title })
 
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{
       Effect    = "Allow"
       Action    = "sts:AssumeRole"
-      Principal = { Service = "ec2.amazonaws.com" }
+      Principal = { Service = "ec2.${data.aws_partition.current[0].dns_suffix}" }
     }]
   })
 }
 
-resource "aws_iam_role_policy_attachment" "session_manager" {
+# Session Manager and nothing else: AmazonSSMManagedInstanceCore reads every parameter of the account.
+resource "aws_iam_role_policy" "session_manager" {
   count = local.own_profile ? 1 : 0
 
-  role       = aws_iam_role.this[0].name
-  policy_arn = "arn:${data.aws_partition.current[0].partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
+  name = "session-manager"
+  role = aws_iam_role.this[0].name
+
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect = "Allow"
+      Action = [
+        "ec2messages:AcknowledgeMessage",
+        "ec2messages:DeleteMessage",
+        "ec2messages:FailMessage",
+        "ec2messages:GetEndpoint",
+        "ec2messages:GetMessages",
+        "ec2messages:SendReply",
+        "ssm:UpdateInstanceInformation",
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+      ]
+      Resource = "*"
+    }]
+  })
 }
 
 resource "aws_iam_instance_profile" "this" {
   count = local.own_profile ? 1 : 0
 
   name_prefix = local.prefix
+  path        = var.iam_path
   role        = aws_iam_role.this[0].name
   tags        = merge(local.tags, { Name = local.title })
 }

@@ -12,12 +12,14 @@ locals {
     )) * 3 / 4
   }
   # The real values may compress a little worse.
-  slack          = 48
-  max_user_data  = 16384
-  reserved       = var.capacity_block_id != null || var.capacity_reservation_id != null
-  offered_text   = length(local.offered) == 0 ? "no zone of this region" : join(", ", sort(local.offered))
-  machines_text  = join(", ", var.machine_types)
-  given_vpcs     = distinct(data.aws_subnet.given[*].vpc_id)
+  slack         = 48
+  max_user_data = 16384
+  reserved      = var.capacity_block_id != null || var.capacity_reservation_id != null
+  offered_text  = length(local.offered) == 0 ? "no zone of this region" : join(", ", sort(local.offered))
+  machines_text = join(", ", var.machine_types)
+  given_vpcs    = distinct(data.aws_subnet.given[*].vpc_id)
+  # Graviton by the letter after the generation, and NVIDIA's Grace.
+  arm            = [for type in concat(var.machine_types, local.grouped && var.head_image == null ? [var.head_machine_type] : []) : can(regex("^([a-z]+[0-9]+g[a-z]*(-[a-z0-9]+)?|a1|p6e-gb[0-9]+)\\.", type))]
   unknown_efa    = setsubtract(keys(var.efa_interfaces), var.machine_types)
   zones_not_here = setsubtract(var.zones, local.present)
 }
@@ -55,13 +57,8 @@ resource "terraform_data" "checks" {
     }
 
     precondition {
-      condition     = length(local.zones) > 0
-      error_message = "machine_types: ${local.machines_text} is offered in ${local.offered_text}, but not in ${join(", ", local.considered)}. Choose another zone, subnet, region or machine type."
-    }
-
-    precondition {
-      condition     = length(local.head_zones) > 0
-      error_message = "head_machine_type: ${var.head_machine_type} is not offered in ${join(", ", local.considered)}. Choose another one; it must have the architecture of the image."
+      condition     = length(distinct(local.arm)) == 1
+      error_message = "machine_types: ${local.machines_text}${local.grouped && var.head_image == null ? " and the head's ${var.head_machine_type}" : ""} have different architectures, and share one image. Name types of one architecture${local.grouped ? ", and a head_machine_type or head_image to match" : ""}."
     }
 
     precondition {

@@ -5,7 +5,8 @@ locals {
   # Machine types with the same interfaces share a launch template; each with EFA has its own.
   templates = local.grouped ? { for type in var.machine_types : (contains(keys(var.efa_interfaces), type) ? type : "plain") => type... } : {}
   # One zone where the nodes must be close, else every zone that offers one of the types.
-  group_subnets = !local.grouped ? [] : local.one_zone ? [local.worker_subnets[terraform_data.zone["group"].output]] : [for zone in local.zones : local.worker_subnets[zone]]
+  group_zones   = !local.grouped ? [] : local.one_zone ? [terraform_data.zone["group"].output] : terraform_data.group_zones[0].output
+  group_subnets = [for zone in local.group_zones : local.worker_subnets[zone] if contains(keys(local.worker_subnets), zone)]
 }
 
 # The name that the image gives its root volume.
@@ -25,6 +26,7 @@ resource "aws_launch_template" "group" {
   for_each = local.templates
 
   name_prefix            = local.prefix
+  ebs_optimized          = "true"
   image_id               = terraform_data.image["nodes"].output
   instance_type          = each.value[0]
   key_name               = one(aws_key_pair.this[*].key_name)
@@ -47,6 +49,7 @@ resource "aws_launch_template" "group" {
 
     ebs {
       encrypted             = "true"
+      kms_key_id            = var.kms_key_id
       volume_type           = "gp3"
       volume_size           = var.disk_gb == 0 ? null : var.disk_gb
       delete_on_termination = "true"
@@ -102,6 +105,11 @@ resource "aws_autoscaling_group" "workers" {
   capacity_rebalance  = var.spot
   # Capacity may take days. A create that gives up waiting would be replaced by the next apply, with the nodes it got.
   wait_for_capacity_timeout = "0"
+
+  # Machines with much memory take their time to end.
+  timeouts {
+    delete = "30m"
+  }
 
   mixed_instances_policy {
     instances_distribution {

@@ -8,7 +8,7 @@ locals {
 }
 
 resource "aws_network_interface" "head" {
-  subnet_id       = local.head_subnets[terraform_data.zone["head"].output]
+  subnet_id       = local.head_subnet
   security_groups = concat(local.security_groups, aws_security_group.head[*].id)
   description     = "skyinfra ${local.title}: the head"
   interface_type  = local.interfaces[local.head_type][0].interface_type == "efa" ? "efa" : null
@@ -29,6 +29,13 @@ resource "aws_launch_template" "interfaces" {
   for_each = toset(concat(["head"], length(local.workers) > 0 ? ["worker"] : []))
 
   name_prefix = "${local.prefix}${each.key}-"
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "enabled"
+  }
 
   dynamic "network_interfaces" {
     for_each = local.interfaces[each.key == "head" ? local.head_type : var.machine_types[0]]

@@ -1,6 +1,6 @@
 locals {
   # Spot and fallback lists need a group that goes on trying; everything else is plain instances.
-  grouped = length(var.machine_types) > 1 || (var.spot && var.node_count > 1)
+  grouped = var.group == null ? length(var.machine_types) > 1 || (var.spot && var.node_count > 1) : var.group || length(var.machine_types) > 1
 
   names   = [for index in range(var.node_count) : "${var.name}-${index}"]
   head    = local.grouped ? "${var.name}-head" : local.names[0]
@@ -66,6 +66,13 @@ resource "terraform_data" "identity" {
   ]
 }
 
+# The caller's security groups of the workers: EC2 takes them when it makes the interface of a node.
+resource "terraform_data" "security_groups" {
+  count = length(local.workers) > 0 ? 1 : 0
+
+  triggers_replace = var.security_group_ids
+}
+
 locals {
   scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
   secret    = terraform_data.secret.triggers_replace
@@ -126,6 +133,7 @@ resource "aws_instance" "head" {
 
   root_block_device {
     encrypted   = true
+    kms_key_id  = var.kms_key_id
     volume_type = "gp3"
     volume_size = local.grouped || var.disk_gb == 0 ? null : var.disk_gb
     tags        = merge(local.tags, { Name = "${var.stack}/${local.head}" })
@@ -148,6 +156,7 @@ resource "aws_instance" "head" {
     aws_route_table_association.public,
     aws_vpc_security_group_egress_rule.nodes,
     aws_s3_bucket_policy.runner,
+    terraform_data.offered,
   ]
 }
 
@@ -194,6 +203,7 @@ resource "aws_instance" "worker" {
 
   root_block_device {
     encrypted   = true
+    kms_key_id  = var.kms_key_id
     volume_type = "gp3"
     volume_size = var.disk_gb == 0 ? null : var.disk_gb
     tags        = merge(local.tags, { Name = "${var.stack}/${each.key}" })
@@ -203,7 +213,7 @@ resource "aws_instance" "worker" {
 
   lifecycle {
     ignore_changes       = [user_data_base64, launch_template, instance_market_options]
-    replace_triggered_by = [terraform_data.identity["worker"]]
+    replace_triggered_by = [terraform_data.identity["worker"], terraform_data.security_groups]
   }
 
   depends_on = [
@@ -212,6 +222,7 @@ resource "aws_instance" "worker" {
     aws_route.nat,
     aws_vpc_security_group_egress_rule.nodes,
     aws_s3_bucket_policy.runner,
+    terraform_data.offered,
   ]
 }
 
@@ -225,9 +236,14 @@ locals {
 resource "aws_placement_group" "this" {
   count = var.placement_group ? 1 : 0
 
-  name     = "skyinfra-${var.stack}-${var.name}"
+  # With a part of its own, for two fleets of one name.
+  name     = "skyinfra-${var.stack}-${var.name}-${substr(terraform_data.secret.id, 0, 8)}"
   strategy = "cluster"
   tags     = merge(local.tags, { Name = local.title })
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "aws_key_pair" "this" {

@@ -22,11 +22,9 @@ data "aws_ec2_instance_type_offerings" "head" {
   }
 }
 
-# Local Zones and Wavelength Zones are left out: they have to be opted into.
+# Local Zones and Wavelength Zones are left out: they have to be opted into. An impaired zone is not: nodes stand in it.
 data "aws_availability_zones" "all" {
   count = local.own_network ? 1 : 0
-
-  state = "available"
 
   filter {
     name   = "opt-in-status"
@@ -56,36 +54,83 @@ locals {
   # Traffic of EFA and of a cluster placement group stays in one zone, so the group of such nodes does too.
   one_zone = var.placement_group || length(var.efa_interfaces) > 0
   choices = merge(
-    { head = { zone = try(local.head_zones[0], ""), for = local.grouped ? [var.head_machine_type] : var.machine_types } },
-    local.grouped && local.one_zone ? { group = { zone = try(local.zones[0], ""), for = var.machine_types } } : {},
+    { head = { zone = try(local.head_zones[0], ""), types = local.grouped ? [var.head_machine_type] : var.machine_types, offered = local.head_offered } },
+    local.grouped && local.one_zone ? { group = { zone = try(local.zones[0], ""), types = var.machine_types, offered = local.offered } } : {},
   )
+  considered_text = length(local.considered) == 0 ? "no zone" : join(", ", local.considered)
 }
 
-# The zone of the head and of all instances. It is kept, for zones where AWS begins to offer a machine type would
-# otherwise move nodes that run.
+# The zone of the head and of all instances. It is kept, whatever AWS offers where from then on: nodes that run are not
+# moved, and can be destroyed, for what a list of zones says.
 resource "terraform_data" "zone" {
   for_each = local.choices
 
-  input            = each.value.zone
-  triggers_replace = [each.value.for, var.zones, var.subnet_ids]
+  input = each.value.zone
 
   lifecycle {
-    ignore_changes = [input]
+    ignore_changes = [input, triggers_replace]
+
+    postcondition {
+      condition     = self.input != ""
+      error_message = "${each.key == "head" && local.grouped ? "head_machine_type" : "machine_types"}: ${join(", ", each.value.types)} is offered in ${length(each.value.offered) == 0 ? "no zone of this region" : join(", ", sort(each.value.offered))}, but not in ${local.considered_text}. Choose another zone, subnet, region or machine type."
+    }
+
+    postcondition {
+      condition     = self.input == "" || contains(local.considered, self.input)
+      error_message = "zones: the nodes stand in ${self.input}, which is not among ${local.considered_text}. Name it too, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'."
+    }
   }
 
   depends_on = [terraform_data.checks]
 }
 
+# Whether that zone offers the machine types, when they are chosen.
+resource "terraform_data" "offered" {
+  for_each = local.choices
+
+  input            = length(setintersection(each.value.offered, [terraform_data.zone[each.key].output])) > 0
+  triggers_replace = each.value.types
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.input
+      error_message = "${each.key == "head" && local.grouped ? "head_machine_type" : "machine_types"}: ${join(", ", each.value.types)} is offered in ${length(each.value.offered) == 0 ? "no zone of this region" : join(", ", sort(each.value.offered))}, but not in ${terraform_data.zone[each.key].output}, where the nodes stand. Choose another machine type, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'."
+    }
+  }
+}
+
+# The zones of a group. They are kept until its machine types or its zones are declared anew, which moves no node that
+# stands in one of the new ones.
+resource "terraform_data" "group_zones" {
+  count = local.grouped && !local.one_zone ? 1 : 0
+
+  input            = local.zones
+  triggers_replace = [var.machine_types, var.zones, var.subnet_ids]
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = length(self.input) > 0
+      error_message = "machine_types: ${local.machines_text} is offered in ${local.offered_text}, but not in ${local.considered_text}. Choose another zone, subnet, region or machine type."
+    }
+  }
+}
+
 locals {
-  public_zones  = local.own_network ? toset(concat(local.zones, slice(local.head_zones, 0, min(1, length(local.head_zones))))) : toset([])
+  # Every zone that may be used, whatever it offers: a subnet costs nothing, and stays under the nodes in it.
+  public_zones  = local.own_network ? toset(local.considered) : toset([])
   private       = local.own_network && local.has_workers && anytrue([for type in var.machine_types : length(local.interfaces[type]) > 1])
-  private_zones = local.private ? toset(local.zones) : toset([])
+  private_zones = local.private ? toset(local.considered) : toset([])
 
   # One subnet for each zone; of several given in one zone the first.
   given           = { for subnet in data.aws_subnet.given : subnet.availability_zone => subnet.id... }
   head_subnets    = local.own_network ? { for zone, subnet in aws_subnet.public : zone => subnet.id } : { for zone, ids in local.given : zone => ids[0] }
   worker_subnets  = local.private ? { for zone, subnet in aws_subnet.private : zone => subnet.id } : local.head_subnets
-  instance_subnet = local.worker_subnets[terraform_data.zone["head"].output]
+  head_subnet     = lookup(local.head_subnets, terraform_data.zone["head"].output, null)
+  instance_subnet = lookup(local.worker_subnets, terraform_data.zone["head"].output, null)
 
   # A subnet keeps its addresses when zones come and go, so its number is that of the zone's letter.
   numbers = { for index, letter in split("", "abcdefgh") : letter => index }
@@ -97,6 +142,14 @@ resource "aws_vpc" "this" {
   cidr_block           = var.vpc_cidr
   enable_dns_hostnames = true
   tags                 = merge(local.tags, { Name = local.title })
+}
+
+# Nothing uses the group that EC2 makes with a VPC: without rules, nothing gets through it.
+resource "aws_default_security_group" "this" {
+  count = local.own_network ? 1 : 0
+
+  vpc_id = aws_vpc.this[0].id
+  tags   = merge(local.tags, { Name = "${local.title}/unused" })
 }
 
 resource "aws_internet_gateway" "this" {
@@ -161,7 +214,7 @@ resource "aws_nat_gateway" "this" {
   count = local.private ? 1 : 0
 
   allocation_id = aws_eip.nat[0].id
-  subnet_id     = local.head_subnets[terraform_data.zone["head"].output]
+  subnet_id     = local.head_subnet
   tags          = merge(local.tags, { Name = local.title })
 
   depends_on = [aws_route_table_association.public]

@@ -65,3 +65,13 @@ output "network" {
     subnet_ids = values(local.head_subnets)
   }
 }
+
+output "access" {
+  description = "The security groups of the nodes, and the role and instance profile that the module made; null where they are the caller's."
+  value = {
+    security_group_ids = local.security_groups
+    role_name          = one(aws_iam_role.this[*].name)
+    role_arn           = one(aws_iam_role.this[*].arn)
+    instance_profile   = local.instance_profile
+  }
+}

@@ -15,6 +15,21 @@ resource "aws_s3_bucket" "runner" {
   tags          = merge(local.tags, { Name = local.title })
 }
 
+resource "aws_s3_bucket_server_side_encryption_configuration" "runner" {
+  count = local.carries_runner && var.kms_key_id != null ? 1 : 0
+
+  bucket = aws_s3_bucket.runner[0].id
+
+  rule {
+    bucket_key_enabled = true
+
+    apply_server_side_encryption_by_default {
+      sse_algorithm     = "aws:kms"
+      kms_master_key_id = var.kms_key_id
+    }
+  }
+}
+
 resource "aws_s3_bucket_public_access_block" "runner" {
   count = local.carries_runner ? 1 : 0
 

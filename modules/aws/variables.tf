@@ -3,6 +3,7 @@
 variable "name" {
   description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head. Where the workers are an Auto Scaling group, the head is NAME-head."
   type        = string
+  nullable    = false
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{0,39}$", var.name))
@@ -14,6 +15,7 @@ variable "stack" {
   description = "Name of the stack the pool belongs to; recorded in the manifest and in the tag skyinfra:stack."
   type        = string
   default     = "default"
+  nullable    = false
 
   validation {
     condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", var.stack))
@@ -25,6 +27,7 @@ variable "node_count" {
   description = "Number of nodes that carry slots. The head is one of them, unless the workers are an Auto Scaling group: then the head is a machine besides them."
   type        = number
   default     = 1
+  nullable    = false
 
   validation {
     condition     = var.node_count >= 1 && floor(var.node_count) == var.node_count
@@ -35,6 +38,7 @@ variable "node_count" {
 variable "machine_types" {
   description = "EC2 instance types in order of preference. More than one, or spot with more than one node, makes the workers an Auto Scaling group."
   type        = list(string)
+  nullable    = false
 
   validation {
     condition     = length(var.machine_types) > 0 && length(distinct(var.machine_types)) == length(var.machine_types)
@@ -51,6 +55,7 @@ variable "image" {
   description = "Machine image: an AMI id, or the path of an SSM parameter that holds one (/aws/service/...). The AMI found at first is kept until this input changes."
   type        = string
   default     = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+  nullable    = false
 
   validation {
     condition     = can(regex("^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$", var.image))
@@ -62,6 +67,7 @@ variable "disk_gb" {
   description = "Root volume of a node in GiB (encrypted gp3); 0 takes the size of the image."
   type        = number
   default     = 0
+  nullable    = false
 
   validation {
     condition     = var.disk_gb >= 0 && var.disk_gb <= 65536 && floor(var.disk_gb) == var.disk_gb
@@ -73,23 +79,27 @@ variable "spot" {
   description = "Whether the nodes are spot instances. The head of an Auto Scaling group is on-demand all the same."
   type        = bool
   default     = false
+  nullable    = false
 }
 
 variable "user_data_head" {
   description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_SECRET@ the fleet secret, @SKYINFRA_RUNNER@ where the runner is."
   type        = string
+  nullable    = false
 }
 
 variable "user_data_worker" {
   description = "User data of the other nodes, with the same placeholders. In an Auto Scaling group @SKYINFRA_NODE@ becomes NAME-asg, since all its nodes share one text."
   type        = string
   default     = ""
+  nullable    = false
 }
 
 variable "ssh_public_key" {
   description = "OpenSSH public key to log in with; empty for none. Session Manager works without one."
   type        = string
   default     = ""
+  nullable    = false
 
   validation {
     condition     = var.ssh_public_key == "" || can(regex("^(ssh-ed25519|ssh-rsa) [A-Za-z0-9+/=]+( .*)?$", trimspace(var.ssh_public_key)))
@@ -101,6 +111,7 @@ variable "allow_cidrs" {
   description = "Networks that may reach the head's scheduler, and its port 22 where ssh_public_key is given. Nothing else comes in."
   type        = list(string)
   default     = []
+  nullable    = false
 
   validation {
     condition     = alltrue([for cidr in var.allow_cidrs : can(cidrhost(cidr, 0))])
@@ -112,6 +123,7 @@ variable "labels" {
   description = "Labels; tags on everything the module creates, volumes and network interfaces included."
   type        = map(string)
   default     = {}
+  nullable    = false
 
   validation {
     # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there.
@@ -141,15 +153,23 @@ variable "slots" {
     profile     = optional(string)
     gpu         = optional(number)
   }))
-  default = []
+  default  = []
+  nullable = false
 }
 
 # What AWS adds. The region and the credentials are those of the provider that the caller passes.
 
+variable "group" {
+  description = "Whether the workers are an Auto Scaling group. Null decides by what is declared: several machine types, or spot with several nodes. Set it to true for a spot pool that begins with one node, which grows and shrinks without being replaced then."
+  type        = bool
+  default     = null
+}
+
 variable "zones" {
-  description = "Availability Zones to use, in order of preference; empty means all that offer the machine types. Instances stand in the first one, an Auto Scaling group in all."
+  description = "Availability Zones to use, in order of preference; empty means all that offer the machine types. Instances stand in the first one and stay there, an Auto Scaling group in all."
   type        = list(string)
   default     = []
+  nullable    = false
 
   validation {
     condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
@@ -167,6 +187,7 @@ variable "vpc_cidr" {
   description = "Addresses of the VPC that the module makes; not used with subnet_ids."
   type        = string
   default     = "10.83.0.0/16"
+  nullable    = false
 
   validation {
     condition     = can(cidrhost(var.vpc_cidr, 0)) && try(tonumber(split("/", var.vpc_cidr)[1]), 0) >= 16 && try(tonumber(split("/", var.vpc_cidr)[1]), 99) <= 24
@@ -178,12 +199,14 @@ variable "subnet_ids" {
   description = "Subnets to stand in, instead of a network of the module's own. They need a way to the internet, or endpoints and mirrors in its place."
   type        = list(string)
   default     = []
+  nullable    = false
 }
 
 variable "security_group_ids" {
   description = "Security groups of the nodes, instead of the module's own. Members must be able to reach each other on every port. Needs subnet_ids."
   type        = list(string)
   default     = []
+  nullable    = false
 
   validation {
     condition     = length(var.security_group_ids) <= 5
@@ -195,6 +218,7 @@ variable "head_public_ip" {
   description = "Whether the head has an Elastic IP in subnet_ids. In a network of the module's own it always has one."
   type        = bool
   default     = false
+  nullable    = false
 }
 
 variable "iam_instance_profile" {
@@ -203,10 +227,35 @@ variable "iam_instance_profile" {
   default     = null
 }
 
+variable "iam_path" {
+  description = "Path of the role and the instance profile that the module makes."
+  type        = string
+  default     = "/"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^/([!-~]+/)?$", var.iam_path))
+    error_message = "iam_path: begins and ends with a slash, such as /skyinfra/."
+  }
+}
+
+variable "permissions_boundary" {
+  description = "ARN of the policy that bounds the role that the module makes; null for none."
+  type        = string
+  default     = null
+}
+
+variable "kms_key_id" {
+  description = "ARN of the KMS key that encrypts the volumes and the pool's bucket; null takes the keys that AWS manages. The account's EC2 Auto Scaling role must be allowed to use it."
+  type        = string
+  default     = null
+}
+
 variable "head_machine_type" {
   description = "Instance type of the head where the workers are an Auto Scaling group: on-demand and without slots. Must have the architecture of head_image."
   type        = string
   default     = "m6i.large"
+  nullable    = false
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", var.head_machine_type))
@@ -265,7 +314,8 @@ variable "efa_interfaces" {
     device_index   = number
     interface_type = string
   })))
-  default = {}
+  default  = {}
+  nullable = false
 
   validation {
     condition = alltrue(flatten([
@@ -296,12 +346,14 @@ variable "placement_group" {
   description = "Whether the nodes stand in a cluster placement group, which is in one zone. The head of an Auto Scaling group does not."
   type        = bool
   default     = false
+  nullable    = false
 }
 
 variable "layout" {
   description = "The wanted layout as a short text: the tag skyinfra:layout of the head, which the head reads through the metadata service. Changing it changes that tag and nothing else. Empty for no tag."
   type        = string
   default     = ""
+  nullable    = false
 
   validation {
     condition     = can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", var.layout))
@@ -313,6 +365,7 @@ variable "runner_file" {
   description = "A file that the nodes fetch at their first boot: the runner as a wheel. It is put into a bucket that only they read, and @SKYINFRA_RUNNER@ in the user data becomes its s3:// address. Empty where the user data need none."
   type        = string
   default     = ""
+  nullable    = false
 
   validation {
     condition     = var.runner_file == "" || try(fileexists(var.runner_file), false)
@@ -330,6 +383,7 @@ variable "scheduler_port" {
   description = "The port of the head that the scheduler listens on."
   type        = number
   default     = 8786
+  nullable    = false
 
   validation {
     condition     = var.scheduler_port >= 1 && var.scheduler_port <= 65535 && floor(var.scheduler_port) == var.scheduler_port

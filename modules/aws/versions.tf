@@ -6,7 +6,7 @@ terraform {
     aws = {
       # Fully qualified: OpenTofu would look a short source up in its own registry.
       source  = "registry.terraform.io/hashicorp/aws"
-      version = ">= 5.100"
+      version = ">= 5.100, < 7.0"
     }
   }
 }

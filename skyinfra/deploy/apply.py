@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from skyinfra.deploy.last_run import recorded
@@ -22,6 +25,7 @@ from skyinfra.terraform.program import Plan, Terraform
 from skyinfra.terraform.project import SynthesizedStack
 
 NODES = ".skyinfra"
+_CONFIGURATION = re.compile(r'module\.[^.]+\.terraform_data\.(?:head|worker\["[^"]+"\])')
 
 
 @contextlib.contextmanager
@@ -39,12 +43,40 @@ def planned(
             terraform = stack.terraform()
             terraform.prepare()
             again = [*replace, *([] if destroy else lost_local_nodes(stack))]
-            plan = inside.enter_context(terraform.planned(lambda event: None, destroy=destroy, replace=again))
+            plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again))
         except CloudRefused as error:
             error.hint = hint_for(stack, error, "Nothing was changed.")
             raise
         _check_place(stack, plan)
-        yield terraform, plan
+        yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
+
+
+def _meant(change: tuple[str, str]) -> tuple[str, str]:
+    """*change* as it is for the fleet: a running node of this machine takes another configuration over, in place.
+
+    Terraform replaces the resource that stands for the configuration; another one stands for the node.
+    """
+    action, address = change
+    return ("update", address) if action == "replace" and _CONFIGURATION.fullmatch(address) else change
+
+
+@contextlib.contextmanager
+def _plan(terraform: Terraform, *, destroy: bool, replace: Sequence[str]) -> Iterator[Plan]:
+    """The plan; where a destroy cannot be planned for its configuration, one from the state alone.
+
+    What a cloud lists, or a check of the configuration, must keep nobody from ending what costs money.
+    """
+    with contextlib.ExitStack() as inside:
+        make = partial(terraform.planned, lambda event: None, destroy=destroy, replace=replace)
+        try:
+            plan = inside.enter_context(make())
+        except (CloudRefused, StateLocked):
+            raise
+        except TerraformFailed:
+            if not destroy:
+                raise
+            plan = inside.enter_context(make(refresh=False))
+        yield plan
 
 
 def _check_place(stack: SynthesizedStack, plan: Plan) -> None:
@@ -80,7 +112,9 @@ def carry_out(
             return plan
         if not approve(plan):
             return None
-        with recorded(stack, verb), Reporter(f"{verb} {stack.name}", total=len(plan.changes)) as reporter:
+        in_place = {address for action, address in plan.changes if action == "update"}
+        title = f"{verb} {stack.name}"
+        with recorded(stack, verb), Reporter(title, total=len(plan.changes), in_place=in_place) as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
             except (StateLocked, StateNotSaved):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from skyinfra import offers
@@ -29,7 +30,7 @@ def _steps(stack: SynthesizedStack, refusal: Refusal, pool: dict[str, Any] | Non
     if pool is None or pool["provider"] != "aws":
         return []
     if refusal.cause == "CapacityUnavailable":
-        return _other_capacity(refusal, pool)
+        return _other_capacity(stack, refusal, pool)
     if refusal.cause == "QuotaExceeded" and "vCPU" in refusal.says:
         return _quota(stack, pool)
     return []
@@ -45,12 +46,16 @@ def _profile(stack: SynthesizedStack, refusal: Refusal) -> str | None:
     return next((each.get("profile") for each in configurations if each.get("alias") == alias), None)
 
 
-def _other_capacity(refusal: Refusal, pool: dict[str, Any]) -> list[str]:
+def _other_capacity(stack: SynthesizedStack, refusal: Refusal, pool: dict[str, Any]) -> list[str]:
     lines = []
     zones = re.search(r"choosing ((?:[a-z]{2}(?:-[a-z]+)+-\d[a-z](?:, | and )?)+)", refusal.words)
     if zones:
         named = ", ".join(re.findall(r"[a-z]{2}(?:-[a-z]+)+-\d[a-z]", zones[1]))
-        lines.append(f"AWS names zones that have it now: {named}. Declare one: sky.AWS(zones=[...]).")
+        zone = shlex.quote(f'module.{pool["name"]}.terraform_data.zone["head"]')
+        lines.append(
+            f"AWS names zones that have it now: {named}. Declare one: sky.AWS(zones=[...]), and move the pool there, "
+            f"with the nodes that it has: skyinfra deploy {stack.name} --replace {zone}"
+        )
     return lines + offers.instead("aws", pool["machine_types"][0], pool.get("region", ""), spot=pool["spot"])
 
 

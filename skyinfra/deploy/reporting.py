@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Collection
 from types import TracebackType
 
 from rich.console import Console
@@ -19,13 +21,22 @@ _WAITING = "skyinfra: waiting: "
 class Reporter:
     """Shows the events of one plan or apply on stderr. Use it as a ``with`` block; call it with each `Event`.
 
-    title: what is done to what, such as ``deploy quickstart``. total: number of changes, where known.
+    title: what is done to what, such as ``deploy quickstart``. total: number of changes, where known. in_place:
+    addresses of resources that change in place, also where Terraform makes them anew.
     """
 
-    def __init__(self, title: str, *, total: int | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        *,
+        total: int | None = None,
+        in_place: Collection[str] = (),
+        console: Console | None = None,
+    ) -> None:
         self.console = console or Console(stderr=True)
         self.title = title
         self.total = total
+        self.in_place = in_place
         self._started: dict[str, float] = {}
         self._bar: Progress | None = None
 
@@ -52,6 +63,10 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         """Shows *event*."""
+        if event.address in self.in_place:
+            if event.action == "delete":
+                return
+            event = dataclasses.replace(event, action="update")
         if event.kind == "start":
             self._started[event.address] = time.monotonic()
             if self._bar is not None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from skyinfra import offers
 from skyinfra.accelerators import Accelerator
@@ -16,9 +13,10 @@ from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
-from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
+from skyinfra.providers.aws_data import data, general, image, plain_image, plain_price
+from skyinfra.providers.aws_fields import MachineTypes, Networks, PublicKey, Strings, Zones, check_labels
+from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider
 
-_DATA = Path(__file__).with_name("aws.json")
 SCHEDULER_PORT = 8786
 _RETRIES = 8
 # A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
@@ -26,8 +24,6 @@ _FALLBACK_PRICE = 2.0
 
 # Field names of the pool for the filters of an offer query.
 _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
-
-Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 
 
 class CapacityBlock(Declaration):
@@ -55,29 +51,35 @@ class AWS(Provider):
     instead of one that allows Session Manager and nothing else. ami: an image of your own, or the path of an SSM
     parameter that holds one. capacity: a capacity block or reservation to run in. spot_max_price: USD per hour.
     efa: Elastic Fabric Adapter on every network card. placement_group: close together in one zone; with efa it is on
-    unless it says otherwise.
+    unless it says otherwise. group: nodes in an Auto Scaling group from the first one on, so that a spot pool of one
+    node grows without being replaced. iam_path, permissions_boundary: of the role that the pool makes. kms_key_id: ARN
+    of the key that encrypts the volumes and the pool's bucket.
     """
 
     kind: ClassVar[str] = "aws"
     boots: ClassVar[str] = "cloud-init"
 
     region: str = Field(default="us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
-    zones: Strings = ()
+    zones: Zones = ()
     profile: str | None = None
-    instance_types: Strings = ()
+    instance_types: MachineTypes = ()
     head_instance_type: str | None = None
     vpc_id: str | None = Field(default=None, pattern=r"^vpc-[0-9a-z]+$")
     subnet_ids: Strings = ()
     security_group_ids: Strings = ()
     head_public_ip: bool = False
-    allow_cidrs: Strings = ()
-    ssh_public_key: str | None = None
+    allow_cidrs: Networks = ()
+    ssh_public_key: PublicKey = None
     iam_instance_profile: str | None = None
     ami: str | None = Field(default=None, pattern=r"^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$")
     capacity: CapacityBlock | CapacityReservation | None = None
     spot_max_price: float | None = Field(default=None, gt=0)
     efa: bool = False
     placement_group: bool | None = None
+    group: bool = False
+    iam_path: str | None = Field(default=None, pattern=r"^/([!-~]+/)?$")
+    permissions_boundary: str | None = Field(default=None, pattern=r"^arn:")
+    kms_key_id: str | None = Field(default=None, pattern=r"^arn:")
 
     @model_validator(mode="after")
     def _check_network(self) -> AWS:
@@ -110,9 +112,10 @@ class AWS(Provider):
     def select(self, request: Request) -> Selection:
         """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
         self._check_purchase(request)
+        check_labels(request.labels)
         chosen = self._accelerated(request) if request.accelerators else self._plain(request)
-        group = len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
-        head = self.head_instance_type or _data()["head_type"]
+        group = self.group or len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
+        head = self.head_instance_type or data()["head_type"]
         return Selection(
             accelerator=chosen.accelerator,
             machine_types=chosen.machine_types,
@@ -125,7 +128,7 @@ class AWS(Provider):
             price_note=chosen.price_note,
             share=chosen.share,
             head_machine=head if group else None,
-            head_price=plain_price(head) if group else None,
+            head_price=plain_price(head, self.region) if group else None,
         )
 
     # The purchase.
@@ -159,7 +162,7 @@ class AWS(Provider):
         return _Chosen(
             accelerator.with_(count=first.chips if accelerator.vendor == "google" else first.count),
             tuple(offer.machine_type for offer in same),
-            image="" if self.ami else _image(accelerator, same),
+            image="" if self.ami else image(accelerator, same),
             efa={o.machine_type: _interfaces(o) for o in same} if self.efa else {},
             share=first.fraction,
             **self._cost(
@@ -169,21 +172,35 @@ class AWS(Provider):
             ),
         )
 
+    def _here(self, offer: Offer, request: Request) -> Offer:
+        """*offer* without prices where it is not known to be offered in the region."""
+        if offer.in_region(self.region):
+            return offer
+        if request.max_hourly_cost is not None:
+            raise NotSupported(
+                f"the price of {offer.machine_type} in {self.region} is not known here", field="max_hourly_cost"
+            )
+        return replace(offer, on_demand=None, spot=None)
+
     def _query(self, request: Request, **changes: Any) -> offers.Query:
         return offers.ask(
             request.accelerators,
             provider=self.kind,
-            region=self.region,
             spot=request.spot,
             vcpus=request.vcpus,
             # A machine of 64 GiB is what is meant by 64 GB.
             ram_gib=request.memory_gb,
             max_price=request.max_hourly_cost,
-            **changes,
+            **{"region": self.region, **changes},
         )
 
     def _found(self, request: Request) -> list[Offer]:
-        query = self._query(request)
+        try:
+            query = self._query(request)
+        except InvalidField as error:
+            if error.field == "region":
+                error.hint = f"{error.hint}\nOr name what AWS has there: instance_types=[...]"
+            raise
         found = query.run(offers.load())
         if not found:
             raise offers.not_offered(query, called=_CALLED).at("accelerator")
@@ -191,8 +208,9 @@ class AWS(Provider):
 
     def _of_types(self, request: Request) -> list[Offer]:
         """The offers of the declared instance types, in their order. All of them carry the same."""
-        matching = self._query(request, fraction=0.001).run(offers.load())
-        by_type = {offer.machine_type: offer for offer in matching}
+        # Wherever they are: the shipped regions are not all there are, and AWS is asked before anything is made.
+        query = self._query(request, fraction=0.001, region=None)
+        by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}
         known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.kind}
         for name in self.instance_types:
             if name not in known:
@@ -226,10 +244,11 @@ class AWS(Provider):
 
     def _plain(self, request: Request) -> _Chosen:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
-        types = tuple(self.instance_types) or (_general(request),)
-        known = {} if request.spot else {name: price for name in types if (price := plain_price(name)) is not None}
+        types = tuple(self.instance_types) or (general(request),)
+        prices = {} if request.spot else {name: plain_price(name, self.region) for name in types}
+        known = {name: price for name, price in prices.items() if price is not None}
         _check_cap(types, known, request)
-        image = "" if self.ami else _plain_image(types)
+        image = "" if self.ami else plain_image(types)
         return _Chosen(None, types, image, **self._cost(known, types[0], request))
 
     def _cost(self, known: dict[str, Price], first: str, request: Request) -> dict[str, Any]:
@@ -263,8 +282,12 @@ class AWS(Provider):
             "ssh_public_key": self.ssh_public_key,
             "iam_instance_profile": self.iam_instance_profile,
             "head_machine_type": head,
-            "head_image": _plain_image((head,)) if head else None,
+            "head_image": plain_image((head,)) if head else None,
             "spot_max_price": self.spot_max_price,
+            "group": self.group or None,
+            "iam_path": self.iam_path,
+            "permissions_boundary": self.permissions_boundary,
+            "kms_key_id": self.kms_key_id,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
             "efa_interfaces": chosen.efa or None,
@@ -295,12 +318,6 @@ class _Chosen:
     share: float = 1.0
 
 
-@cache
-def _data() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
-    return data
-
-
 def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
     """Returns the machine types to try: the first, and for spot those at a similar price, cheapest first."""
     price = found[0].price(spot=spot)
@@ -324,39 +341,6 @@ def _interfaces(offer: Offer) -> list[dict[str, object]]:
     ]
 
 
-def _is_arm(machine_type: str) -> bool:
-    family = machine_type.partition(".")[0]
-    # Graviton's families end in g and what they have besides: m7g, c8gd.
-    return (
-        family in _data()["arm_families"] or family.lstrip("abcdefghijklmnopqrstuvwxyz").lstrip("0123456789")[:1] == "g"
-    )
-
-
-def _image(accelerator: Accelerator, chosen: list[Offer]) -> str:
-    data = _data()
-    why = data["no_image"].get(accelerator.name)
-    images = data["images"].get(accelerator.vendor, {})
-    arm = {_is_arm(offer.machine_type) for offer in chosen}
-    path = images.get("arm64" if True in arm else "x86_64")
-    if why or path is None or len(arm) > 1:
-        reason = why or f"no image with the driver of {accelerator.name} is known"
-        raise NotSupported(reason, field="provider.ami", hint="Give the id of an image that has it: ami='ami-...'.")
-    return str(path)
-
-
-def _plain_image(machine_types: tuple[str, ...]) -> str:
-    """An image without drivers, for the architecture of these machines."""
-    arm = any(_is_arm(name) for name in machine_types)
-    return str(_data()["images"]["cpu"]["arm64" if arm else "x86_64"])
-
-
-def plain_price(machine_type: str) -> Price | None:
-    """The on-demand price of a machine without accelerators; None where it is not known."""
-    known = _data()["prices"]
-    usd = known["usd_per_hour"].get(machine_type)
-    return None if usd is None else Price(usd, known["region"], known["date"])
-
-
 def _check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request: Request) -> None:
     cap = request.max_hourly_cost
     if cap is None:
@@ -372,16 +356,3 @@ def _check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request:
                 given=cap,
                 hint="Declare fewer vCPUs or less memory, or raise it.",
             )
-
-
-def _general(request: Request) -> str:
-    table = _data()["cpu_types"]
-    for name, vcpus, memory in table["rows"]:
-        if vcpus >= (request.vcpus or 0) and memory >= (request.memory_gb or 0):
-            return str(name)
-    raise NotOffered(
-        "no general machine has as many vCPUs and as much memory",
-        field="vcpus",
-        given=f"{request.vcpus} vCPUs, {request.memory_gb} GB",
-        hint=f"The largest is {table['rows'][-1][0]}; name another with instance_types.",
-    )

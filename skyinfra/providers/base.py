@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -49,7 +50,7 @@ class Request:
 
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
-    packages.
+    packages. labels: of everything that is made.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -62,6 +63,7 @@ class Request:
     python: str | None = None
     runner: str | None = None
     apt: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

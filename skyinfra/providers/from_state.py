@@ -9,7 +9,8 @@ from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
-from skyinfra.providers.aws import AWS, plain_price
+from skyinfra.providers.aws import AWS
+from skyinfra.providers.aws_data import plain_price
 from skyinfra.providers.base import TerraformProvider
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
@@ -31,7 +32,7 @@ class Machines:
         for offer in offers.load():
             if (offer.provider, offer.machine_type) == (self.provider, self.machine_type):
                 return offer.price(spot=self.spot)
-        return None if self.spot else plain_price(self.machine_type)
+        return None if self.spot else plain_price(self.machine_type, self.region)
 
     @property
     def elsewhere(self) -> bool:

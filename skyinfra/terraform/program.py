@@ -143,8 +143,13 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         self._run("init", input=False, no_color=IsFlagged)
 
     @contextmanager
-    def planned(self, listener: Listener, *, destroy: bool = False, replace: Sequence[str] = ()) -> Iterator[Plan]:
-        """A saved plan, which exists as long as the block runs. The file is readable by this user only."""
+    def planned(
+        self, listener: Listener, *, destroy: bool = False, replace: Sequence[str] = (), refresh: bool = True
+    ) -> Iterator[Plan]:
+        """A saved plan, which exists as long as the block runs. The file is readable by this user only.
+
+        refresh: whether the cloud is asked first; a destroy without it evaluates nothing of the configuration.
+        """
         with tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
             file = Path(folder) / "plan"
             changes: list[tuple[str, str]] = []
@@ -162,6 +167,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
                     outputs = any(action not in ("noop", "read") for action in actions)
 
             options: dict[str, Any] = {"destroy": IsFlagged} if destroy else {}
+            options.update({} if refresh else {"refresh": False})
             options.update(replace=list(replace), out=str(file), detailed_exitcode=IsFlagged)
             done = self._run("plan", listener=listen, collect=collect, input=False, json=IsFlagged, **options)
             if done.remote:

@@ -165,3 +165,28 @@ def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_p
     shown = skyinfra(here, "plan", TF_LOG="debug", TERRAFORM_BINARY_NAME=str(program))
     assert "[DEBUG] triggers_replace = (secret)" in shown.stderr and secret not in shown.stderr
     assert "[DEBUG]" not in skyinfra(here, "plan", TERRAFORM_BINARY_NAME=str(program)).stderr
+
+
+def test_a_configuration_that_cannot_be_evaluated_keeps_nobody_from_destroying(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    skyinfra(here, "deploy", "--auto-approve")
+    file = here / "cdktf.out" / "stacks" / "old" / "cdk.tf.json"
+    document = json.loads(file.read_text())
+    document["data"] = {"terraform_remote_state": {"gone": {"backend": "local", "config": {"path": "nowhere"}}}}
+    file.write_text(json.dumps(document))
+    skyinfra(here, "destroy", "--auto-approve")
+    assert not processes(here) and not (here / ".skyinfra").exists()
+
+
+@pytest.mark.slow
+def test_another_layout_is_planned_as_an_update_in_place(tmp_path: Path) -> None:
+    here = project(tmp_path, more=', accelerator="H100/3g.40gb"')
+    main = here / "main.py"
+    main.write_text(main.read_text().replace("sky.Local()", "sky.Local(simulate=True)"))
+    skyinfra(here, "deploy", "--auto-approve")
+    main.write_text(main.read_text().replace("3g.40gb", "7g.80gb"))
+    planned = skyinfra(here, "plan")
+    assert "~ cpu head" in planned.stdout and "old: 1 to update" in planned.stdout
+    deployed = skyinfra(here, "deploy", "--auto-approve")
+    assert "cpu head updated" in deployed.stderr and "destroyed" not in deployed.stderr
+    skyinfra(here, "destroy", "--auto-approve")

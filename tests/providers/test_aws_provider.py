@@ -184,9 +184,68 @@ def test_what_cannot_be(
         ({"zones": ["eu-west-1a"]}, "AWS.zones"),
         ({"region": "us-east"}, "AWS.region"),
         ({"ami": "ubuntu"}, "AWS.ami"),
+        ({"zones": ["us-east-1-bos-1a"]}, "AWS.zones"),
+        ({"allow_cidrs": ["203.0.113.7"]}, "AWS.allow_cidrs"),
+        ({"allow_cidrs": ["203.0.113.7/24"]}, "AWS.allow_cidrs"),
+        ({"allow_cidrs": ["office"]}, "AWS.allow_cidrs"),
+        ({"ssh_public_key": "ecdsa-sha2-nistp256 AAAA me"}, "AWS.ssh_public_key"),
+        ({"instance_types": ["p5"]}, "AWS.instance_types"),
+        ({"iam_path": "skyinfra"}, "AWS.iam_path"),
+        ({"kms_key_id": "alias/mine"}, "AWS.kms_key_id"),
     ],
 )
 def test_a_provider_that_cannot_be(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(sky.InvalidField) as caught:
         sky.AWS(**fields)
     assert caught.value.field == field
+
+
+def test_a_network_with_host_bits_is_told_what_was_meant() -> None:
+    with pytest.raises(sky.InvalidField, match=r"203\.0\.113\.7/32; for its network: 203\.0\.113\.0/24"):
+        sky.AWS(allow_cidrs=["203.0.113.7/24"])
+    assert sky.AWS(allow_cidrs=["203.0.113.0/24", "2001:DB8::/32"]).allow_cidrs == ("203.0.113.0/24", "2001:DB8::/32")
+
+
+@pytest.mark.parametrize(
+    ("labels", "field"),
+    [
+        ({"a b": "x"}, "labels"),
+        ({"Name": "x"}, "labels"),
+        ({"aws:x": "x"}, "labels"),
+        ({"team": "a;b"}, "labels[team]"),
+        ({f"l{i}": "" for i in range(41)}, "labels"),
+    ],
+)
+def test_labels_that_cannot_be_tags(labels: dict[str, str], field: str) -> None:
+    assert refused(sky.InvalidField, labels=labels).field == field
+
+
+@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1"])
+def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> None:
+    gpu = select("A100-40GB:8", aws={"region": region, "instance_types": ["p4d.24xlarge"]})
+    assert gpu.machine_types == ("p4d.24xlarge",) and gpu.hourly_cost is None and gpu.price_note.endswith("not known")
+    assert "instance_types=" in str(refused(sky.InvalidField, "A100-40GB:8", aws={"region": region}))
+    capped = refused(
+        sky.NotSupported,
+        "A100-40GB:8",
+        aws={"region": region, "instance_types": ["p4d.24xlarge"]},
+        max_hourly_cost=99.0,
+    )
+    assert "is not known here" in str(capped)
+
+
+def test_machines_without_accelerators_cost_what_is_known_of_their_partition() -> None:
+    assert select(aws={"region": "eu-west-1"}).hourly_cost is not None
+    for region in ("us-gov-west-1", "cn-north-1"):
+        assert select(aws={"region": region}).hourly_cost is None
+
+
+def test_one_architecture_for_one_image() -> None:
+    error = refused(sky.InvalidField, aws={"instance_types": ["m7i.large", "m7g.large"]})
+    assert error.field == "provider.instance_types"
+
+
+def test_a_group_from_the_first_node_on() -> None:
+    chosen = select("A10G", aws={"group": True}, spot=True)
+    assert chosen.inputs["group"] is True and chosen.head_machine == "m6i.large"
+    assert "group" not in select("A10G", spot=True).inputs

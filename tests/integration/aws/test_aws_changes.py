@@ -80,7 +80,7 @@ def test_a_layout_changes_one_tag_of_each_head(running: Root) -> None:
 def test_labels_a_bigger_disk_and_a_longer_fallback_list_replace_nothing(running: Root) -> None:
     both = {"labels": {"team": "ml"}, "disk_gb": 200}
     found = planned(running, pair=both, group={**both, "machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"]})
-    assert set(found.values()) == {"update"}
+    assert {action for address, action in found.items() if "aws_" in address} == {"update"}
     assert {*NODES, GROUP, TEMPLATE} <= set(found)
 
 
@@ -99,11 +99,50 @@ def test_a_newer_image_behind_the_same_path_replaces_nothing(running: Root) -> N
 def test_a_zone_that_begins_to_offer_the_type_moves_nothing(running: Root) -> None:
     running.cloud.tell()
     try:
-        # The group may use it from now on.
-        assert set(planned(running)) <= {GROUP}
-        assert planned(running).get(GROUP, "update") == "update"
+        assert planned(running) == {}
     finally:
         running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
+
+
+def test_what_aws_does_not_list_any_more_changes_nothing_and_can_be_destroyed(running: Root) -> None:
+    types = ("g5.xlarge", "g6.xlarge", "m6i.large")
+    running.cloud.tell(not_offered=[(kind, f"us-east-1{letter}") for kind in types for letter in "abcdef"])
+    try:
+        assert planned(running) == {}
+        # Refreshed, as a destroy by Terraform itself is.
+        found = plan_changes(running.plan("-destroy"))
+        assert set(found.values()) == {"destroy"} and {*NODES, *KEPT, GROUP} <= set(found)
+    finally:
+        running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
+
+
+def test_another_machine_for_the_head_leaves_the_workers(running: Root) -> None:
+    found = planned(running, group={"head_machine_type": "m6i.xlarge"})
+    assert found["module.group.aws_instance.head"] == "update"
+    assert not {GROUP, TEMPLATE, *KEPT} & set(found)
+
+
+def test_a_machine_that_the_zone_of_the_nodes_does_not_offer_is_refused(running: Root) -> None:
+    running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a"), ("g6.xlarge", "us-east-1b")])
+    try:
+        root, declared = running, pools(running.cloud)
+        root.write({**declared, "pair": {**declared["pair"], "machine_types": ["g6.xlarge"]}})
+        assert "but not in us-east-1b, where the nodes stand" in root.refused("-refresh=false")
+    finally:
+        running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
+
+
+def test_security_groups_of_the_caller(running: Root) -> None:
+    made = running.cloud.client("ec2").create_security_group(GroupName="mine", Description="mine")["GroupId"]
+    found = planned(running, pair={"security_group_ids": [made]})
+    # EC2 gives a worker its groups with its interface; the head's interface is a resource of its own.
+    assert found[NODES[1]] == "replace" and found.get(NODES[0], "update") == "update"
+    assert found[KEPT[0]] == "update"
+
+
+def test_another_name_of_the_stack_replaces_nothing(running: Root) -> None:
+    both = {"stack": "renamed"}
+    assert set(planned(running, pair=both, group=both).values()) == {"update"}
 
 
 def test_another_image_replaces_the_nodes_and_keeps_the_head_s_address(running: Root) -> None:
@@ -123,9 +162,22 @@ def test_another_revision_and_another_secret_replace_the_nodes(running: Root) ->
     assert not set(found) & set(KEPT)
 
 
-def test_another_zone_replaces_the_nodes_and_gives_the_head_another_address(running: Root) -> None:
-    found = planned(running, pair={"zones": ["us-east-1b"]}, group={"zones": ["us-east-1b"]})
-    assert {found[each] for each in (*NODES, *KEPT, GROUP, "module.group.aws_instance.head")} == {"replace"}
+def test_zones_move_nodes_only_where_that_is_asked_for(running: Root) -> None:
+    # The zone where they stand, and more of them.
+    assert planned(running, pair={"zones": ["us-east-1b"]}) == {}
+    assert planned(running, pair={"zones": ["us-east-1a", "us-east-1b"]}) == {}
+    root, declared = running, pools(running.cloud)
+    elsewhere = {"pair": {**declared["pair"], "zones": ["us-east-1a"]}, "group": declared["group"]}
+    root.write(elsewhere)
+    said = root.refused("-refresh=false")
+    assert "zones: the nodes stand in us-east-1b, which is not among us-east-1a" in said
+    running.cloud.tell()
+    try:
+        found = plan_changes(root.plan("-refresh=false", '-replace=module.pair.terraform_data.zone["head"]'))
+        assert {found[each] for each in (*NODES, KEPT[0])} == {"replace"}
+        assert not any(address.startswith("module.group") for address in found)
+    finally:
+        running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
 
 
 def test_fewer_and_more_nodes(running: Root) -> None:

@@ -67,8 +67,9 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"machine_types": ["p9.48xlarge"]}, "p9.48xlarge is offered in no zone of this region"),
     (
         {**G6, "spot": True, "node_count": 2, "head_machine_type": "m9.large"},
-        "head_machine_type: m9.large is not offered",
+        "head_machine_type: m9.large is offered in no zone of this region",
     ),
+    ({"machine_types": ["g6.xlarge", "g5g.xlarge"]}, "g6.xlarge, g5g.xlarge and the head's m6i.large have different"),
     (
         {**G6, "spot": True, "capacity_block_id": "cr-1", "zones": ["us-east-1a"]},
         "spot: spot instances run in no capacity block",

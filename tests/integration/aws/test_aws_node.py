@@ -80,8 +80,14 @@ def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
         ("out", "-1", "all", "0.0.0.0/0"),
     }
     role = _role(cloud, instance)
-    attached = cloud.client("iam").list_attached_role_policies(RoleName=role)["AttachedPolicies"]
-    assert [policy["PolicyName"] for policy in attached] == ["AmazonSSMManagedInstanceCore"]
+    iam = cloud.client("iam")
+    assert iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"] == []
+    assert iam.list_role_policies(RoleName=role)["PolicyNames"] == ["session-manager"]
+    document = iam.get_role_policy(RoleName=role, PolicyName="session-manager")["PolicyDocument"]
+    (statement,) = document["Statement"]
+    # No parameter of the account, no command that somebody sends.
+    assert {action.partition(":")[0] for action in statement["Action"]} == {"ec2messages", "ssm", "ssmmessages"}
+    assert [action for action in statement["Action"] if action.startswith("ssm:")] == ["ssm:UpdateInstanceInformation"]
 
     manifest = root.manifest("one")
     secret = manifest["secret"]

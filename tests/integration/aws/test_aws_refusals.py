@@ -123,7 +123,7 @@ def test_a_quota_that_is_used_up(deployed: Fleet) -> None:
 
 CAPACITY_SAID = [
     "AWS has no capacity for it now (InsufficientInstanceCapacity). It says: We currently do not have",
-    "zones that have it now: us-east-1c, us-east-1d. Declare one: sky.AWS(zones=[...])",
+    "zones that have it now: us-east-1c, us-east-1d. Declare one: sky.AWS(zones=[...]), and move the pool there",
     "p5.4xlarge is also offered in",
 ]
 

@@ -1,0 +1,95 @@
+"""The fields of `AWS` whose values AWS would refuse in the middle of a plan: checked where they are declared."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from skyinfra.errors import InvalidField
+from skyinfra.providers.base import strings
+
+Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
+# The metadata service shows the tags of an instance by their keys, so EC2 takes no spaces and slashes there.
+_LABEL = re.compile(r"[A-Za-z0-9+=.,_:@-]{1,128}")
+_TAKEN = re.compile(r"(?i:aws:)|skyinfra:|Name$|\.{1,2}$|_index$")
+_VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
+_LABELS = 40
+
+
+def _networks(given: tuple[str, ...]) -> tuple[str, ...]:
+    for cidr in given:
+        try:
+            network = ipaddress.ip_network(cidr, strict=False)
+        except ValueError:
+            raise InvalidField(
+                "expected a network such as 203.0.113.7/32", field="AWS.allow_cidrs", given=cidr
+            ) from None
+        if "/" not in cidr or ipaddress.ip_interface(cidr).ip != network.network_address:
+            raise InvalidField(
+                "expected the first address of a network, with its length",
+                field="AWS.allow_cidrs",
+                given=cidr,
+                hint=f"For that address alone: {cidr.partition('/')[0]}/{network.max_prefixlen}"
+                + (f"; for its network: {network}" if "/" in cidr else ""),
+            )
+    return given
+
+
+def _key(given: str | None) -> str | None:
+    if given is not None and not re.fullmatch(r"(ssh-ed25519|ssh-rsa) [A-Za-z0-9+/=]+( [^\n]*)?", given.strip()):
+        raise InvalidField(
+            "expected one line that begins with ssh-ed25519 or ssh-rsa, the kinds that EC2 takes",
+            field="AWS.ssh_public_key",
+            given=given.partition(" ")[0][:40],
+            hint="Make one with: ssh-keygen -t ed25519",
+        )
+    return given
+
+
+def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
+    for zone in given:
+        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]", zone):
+            raise InvalidField(
+                "expected an Availability Zone such as us-east-1a",
+                field="AWS.zones",
+                given=zone,
+                hint="For a Local Zone or Wavelength Zone give subnet_ids.",
+            )
+    return given
+
+
+def _types(given: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", name):
+            raise InvalidField("expected a machine type such as p5.48xlarge", field="AWS.instance_types", given=name)
+    return given
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raises `InvalidField` where *labels* cannot be tags of EC2."""
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key) or _TAKEN.match(key):
+            raise InvalidField(
+                "expected a name of letters, digits and + - = . , _ : @, at most 128 characters; not Name, and not "
+                "beginning with aws: or skyinfra:, which are taken",
+                field="labels",
+                given=key,
+            )
+        if not _VALUE.fullmatch(value):
+            raise InvalidField(
+                "expected at most 256 letters, digits, spaces and + - = . _ : / @", field=f"labels[{key}]", given=value
+            )
+    if len(labels) > _LABELS:
+        raise InvalidField(
+            f"at most {_LABELS}: AWS takes 50 tags, and some are taken", field="labels", given=len(labels)
+        )
+
+
+Networks = Annotated[Strings, AfterValidator(_networks)]
+PublicKey = Annotated[str | None, AfterValidator(_key)]
+Zones = Annotated[Strings, AfterValidator(_zones)]
+MachineTypes = Annotated[Strings, AfterValidator(_types)]
