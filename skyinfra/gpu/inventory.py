@@ -39,7 +39,7 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
         memory = [gpu.memory_bytes() for gpu in gpus]
     except pynvml.NVMLError as error:
         raise no_driver(error) from error
-    found = _counted([gpu.name for gpu in gpus])
+    found = counted([gpu.name for gpu in gpus])
     check_count(accelerator, len(gpus), found)
     for gpu, total in zip(gpus, memory, strict=True):
         _check_model(accelerator, gpu, total, found)
@@ -148,7 +148,8 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-def _counted(names: Sequence[str]) -> str:
+def counted(names: Sequence[str]) -> str:
+    """Returns each name with how often it is there; ``none`` without any."""
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
 
 
