@@ -204,6 +204,5 @@ def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
         instances = gpu.instances()
     for each in instances:
         if each.uuid is None:
-            place = f"{each.profile.name} at {each.start}:{each.size}"
-            warnings.append(f"GPU {gpu.index}: {place} is not filled by one compute instance")
+            warnings.append(f"GPU {gpu.index}: {each} is not filled by one compute instance")
     return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)

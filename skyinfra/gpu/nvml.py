@@ -86,6 +86,9 @@ class GpuInstance:
     size: int
     compute: tuple[ComputeInstance, ...]
 
+    def __str__(self) -> str:
+        return f"{self.profile.name} at {self.start}:{self.size}"
+
     @property
     def uuid(self) -> str | None:
         """UUID of its MIG device; None unless one compute instance fills the GPU instance."""

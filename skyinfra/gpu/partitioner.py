@@ -60,11 +60,7 @@ def plan(nvml: Nvml, desired: DesiredLayouts) -> list[Step]:
 
     Raises `PartitionFailed` where NVML refuses to answer, or the GPU has no MIG, no such profile or place.
     """
-    steps = []
-    for gpu in _transitions(nvml, desired, 0):
-        gpu.check()
-        steps += gpu.steps()
-    return steps
+    return [step for gpu in _checked(nvml, desired, 0) for step in gpu.steps()]
 
 
 def apply(
@@ -86,8 +82,9 @@ def apply(
 
 def actual(nvml: Nvml, desired: DesiredLayouts) -> tuple[Partition, ...]:
     """The partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
-    check_no_steps(plan(nvml, desired))
-    return tuple(partition for gpu in _transitions(nvml, desired, 0) for partition in gpu.partitions())
+    gpus = _checked(nvml, desired, 0)
+    check_no_steps([step for gpu in gpus for step in gpu.steps()])
+    return tuple(partition for gpu in gpus for partition in gpu.partitions())
 
 
 def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
@@ -100,6 +97,13 @@ def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list
                 hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
             )
     return [GpuTransition(gpus[index], desired[index], patience_s=patience_s) for index in sorted(desired)]
+
+
+def _checked(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
+    gpus = _transitions(nvml, desired, patience_s)
+    for gpu in gpus:
+        gpu.check()
+    return gpus
 
 
 def _gpus(nvml: Nvml) -> list[Gpu]:
@@ -128,9 +132,7 @@ class _Run:
             RebootGuard(self._options.reboot_file).clear(tuple(self._desired))
         partitions: list[Partition] = []
         for gpu in gpus:
-            if gpu.on:
-                gpu.destroy_unwanted(self._done)
-                gpu.create_missing(self._done)
+            gpu.change(self._done)
             partitions.extend(gpu.partitions())
         machine = self._options.machine
         if machine is not None and self._changed and machine.refresh_cdi():
@@ -148,10 +150,7 @@ class _Run:
         self._emit_event(step.to_event())
 
     def _check(self) -> list[GpuTransition]:
-        gpus = _transitions(self._nvml, self._desired, self._options.patience_s)
-        for gpu in gpus:
-            gpu.check()
-        return gpus
+        return _checked(self._nvml, self._desired, self._options.patience_s)
 
     # The processes on what has to go.
 
@@ -178,7 +177,7 @@ class _Run:
         reasons: dict[int, int] = {}
         for gpu in gpus:
             if gpu.mode_differs:
-                gpu.destroy_unwanted(self._done)
+                gpu.change(self._done)
                 reasons[gpu.index] = self._set_mode(gpu)
                 if gpu.mode_differs:
                     self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)

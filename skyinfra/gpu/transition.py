@@ -104,11 +104,7 @@ class Step:
     def __str__(self) -> str:
         if self.action == "mode":
             return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {self.profile} at {self.start}:{self.size}"
-
-
-# Gets every step that was executed.
-Done = Callable[[Step], None]
+        return f"GPU {self.gpu}: {self.action} {_place(self)}"
 
 
 def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
@@ -153,7 +149,6 @@ class GpuTransition:
         self._desired = sorted(desired, key=lambda p: p.start)
         self._patience_s = patience_s
         self.on = bool(self._desired)
-        self._profiles: dict[str, ProfileInfo] | None = None
         self._live: list[GpuInstance] | None = None
         with self.refused("read its MIG mode"):
             self._mode = gpu.mig_mode()
@@ -175,9 +170,7 @@ class GpuTransition:
             return
         off = self._mode is not None and not self._mode[0]
         try:
-            self._profiles = self._listed_profiles()
-            if off and not self._profiles:
-                self._profiles = None
+            if not self.gpu.profiles() and off:
                 return
             names = dict.fromkeys(partition.profile for partition in self._desired)
             places = {name: self.gpu.places(self._resolve(name)) for name in names}
@@ -205,7 +198,7 @@ class GpuTransition:
             else:
                 unwanted = {partition.start for partition in difference(self._actual(), self._desired)[0]}
                 going = [instance for instance in self._instances() if instance.start in unwanted]
-                held = {_where(instance): self.gpu.processes_on(instance) for instance in going}
+                held = {str(instance): self.gpu.processes_on(instance) for instance in going}
         return {what: pids for what, pids in held.items() if pids}
 
     def set_mode(self) -> int:
@@ -216,16 +209,19 @@ class GpuTransition:
             self._mode = self.gpu.mig_mode()
         return status
 
-    def destroy_unwanted(self, done: Done) -> None:
-        """Destroys the partitions that are not desired: their compute instances, then their GPU instances."""
-        for partition in self._changing()[0]:
+    def change(self, done: Callable[[Step], None]) -> None:
+        """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start.
+
+        *done* gets every step that was executed.
+        """
+        unwanted, missing = difference(self._actual(), self._desired)
+        if unwanted or missing:
+            self._live = None
+        for partition in unwanted:
             with self.refused(f"destroy {_place(partition)}"):
                 self._patiently(partial(self._destroy, partition.start))
             done(Step.at(self.index, "destroy", partition, partition.uuid))
-
-    def create_missing(self, done: Done) -> None:
-        """Creates the missing partitions, by start."""
-        for place in self._changing()[1]:
+        for place in () if self.mode_differs else missing:
             profile = self._resolve(place.profile)
             with self.refused(f"create {_place(place)}"):
                 create = partial(self.gpu.create, profile, start=place.start, size=place.size)
@@ -268,12 +264,6 @@ class GpuTransition:
                 hint = RESET_HINT.format(index=self.index)
             raise self.error(f"NVML refuses to {what}: {error_name(error.value)}", hint) from error
 
-    def _changing(self) -> tuple[list[Partition], list[Placement]]:
-        """The difference, before it is resolved: the instances are listed anew after that."""
-        found = difference(self._actual(), self._desired)
-        self._live = None if any(found) else self._live
-        return found
-
     def _patiently(self, function: Callable[[], T]) -> T:
         """The value of *function*, called again while NVML answers that something is in use."""
         deadline = time.monotonic() + self._patience_s
@@ -310,33 +300,24 @@ class GpuTransition:
                 self._live = self.gpu.instances()
         return self._live
 
-    def _listed_profiles(self) -> dict[str, ProfileInfo]:
-        return {profile.name: profile for profile in self.gpu.profiles()}
-
     def _resolve(self, name: str) -> ProfileInfo:
-        if self._profiles is None:
-            with self.refused("list its profiles"):
-                self._profiles = self._listed_profiles()
-        found = same_profile(name, self._profiles)
+        with self.refused("list its profiles"):
+            profiles = {profile.name: profile for profile in self.gpu.profiles()}
+        found = same_profile(name, profiles)
         if found is None:
-            raise self.error(f"it has no profile {name}", f"It has {', '.join(self._profiles)}.")
-        return self._profiles[found]
+            raise self.error(f"it has no profile {name}", f"It has {', '.join(profiles)}.")
+        return profiles[found]
 
     def _found(self) -> str:
         try:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            live = [_where(instance) for instance in self.gpu.instances()]
-            after = "" if mode[1] else ", off after a reset"
-            return (", ".join(live) or "MIG on, no instance") + after
+            live = ", ".join(map(str, self.gpu.instances())) or "MIG on, no instance"
+            return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:
             return f"not known, {error_name(error.value)}"
 
 
-def _where(instance: GpuInstance) -> str:
-    return f"{instance.profile.name} at {instance.start}:{instance.size}"
-
-
-def _place(partition: Placement | Partition) -> str:
+def _place(partition: Placement | Partition | Step) -> str:
     return f"{partition.profile} at {partition.start}:{partition.size}"
