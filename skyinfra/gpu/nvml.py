@@ -23,7 +23,7 @@ from typing import Any
 
 import pynvml
 
-from skyinfra.gpu.nvml_readings import MigDevice, Readings, asked
+from skyinfra.gpu.nvml_readings import UNSUPPORTED, MigDevice, Readings, asked
 
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
@@ -122,12 +122,8 @@ class Nvml:
 
     def mig_device(self, uuid: str) -> MigDevice | None:
         """The MIG device *uuid*; None where it does not stand any more."""
-        try:
-            handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
-                return None
-            raise
+        gone = (*UNSUPPORTED, pynvml.NVML_ERROR_NOT_FOUND)
+        handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid, absent=gone)
         return None if handle is None else MigDevice(self.api, handle)
 
     def gpus(self) -> list[Gpu]:
@@ -165,22 +161,13 @@ class Gpu(Readings):
 
     def memory_bytes(self) -> int | None:
         """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
-        try:
-            return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-                return None
-            raise
+        memory = self.ask("nvmlDeviceGetMemoryInfo", absent=[pynvml.NVML_ERROR_NO_PERMISSION])
+        return None if memory is None else int(memory.total)
 
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
-        try:
-            current, pending = self._api.nvmlDeviceGetMigMode(self._handle)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                return None
-            raise
-        return bool(current), bool(pending)
+        modes = self.ask("nvmlDeviceGetMigMode", absent=[pynvml.NVML_ERROR_NOT_SUPPORTED])
+        return None if modes is None else (bool(modes[0]), bool(modes[1]))
 
     def set_mig_mode(self, on: bool) -> int:
         """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
@@ -263,16 +250,11 @@ class Gpu(Readings):
 
     def _running(self, kind: str, device: Any) -> list[Any]:
         """The processes of one kind. Drivers before R510 have only the second version of the query."""
-        for version in ("_v3", "_v2"):
-            try:
-                return list(getattr(self._api, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device))
-            except pynvml.NVMLError as error:
-                # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
-                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                    return []
-                if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or version == "_v2":
-                    raise
-        return []
+        # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
+        none = pynvml.NVML_ERROR_NOT_SUPPORTED
+        function = f"nvmlDeviceGet{kind}RunningProcesses"
+        found = asked(self._api, f"{function}_v3", device, absent=[none, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+        return list((asked(self._api, f"{function}_v2", device, absent=[none]) or ()) if found is None else found)
 
     def _profile(self, number: int) -> ProfileInfo | None:
         info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pynvml
 
-_UNSUPPORTED = (
+UNSUPPORTED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -20,15 +20,15 @@ _UNSUPPORTED = (
 )
 
 
-def asked(api: Any, function: str, *arguments: Any) -> Any:
-    """The answer of NVML's *function*; None where the driver, or the device, does not support it."""
+def asked(api: Any, function: str, *arguments: Any, absent: Collection[int] = UNSUPPORTED) -> Any:
+    """The answer of NVML's *function*; None where it refuses with one of *absent*: where it does not support it."""
     call = getattr(api, function, None)
     if call is None:  # the simulated driver has what a partitioner needs
         return None
     try:
         return call(*arguments)
     except pynvml.NVMLError as error:
-        if error.value in _UNSUPPORTED:
+        if error.value in absent:
             return None
         raise
 
@@ -52,17 +52,14 @@ class Readings:
     _api: Any
     _handle: Any
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """The answer of NVML's *function* for this GPU; None where it, or its driver, does not support it."""
-        return asked(self._api, function, self._handle, *arguments)
+    def ask(self, function: str, *arguments: Any, absent: Collection[int] = UNSUPPORTED) -> Any:
+        """The answer of NVML's *function* for this GPU; None as for `asked`."""
+        return asked(self._api, function, self._handle, *arguments, absent=absent)
 
     def temperature(self) -> int | None:
         """In degrees Celsius; None where the driver does not say it."""
-        for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
-            now = self.ask(function, pynvml.NVML_TEMPERATURE_GPU)
-            if now is not None:
-                return int(now)
-        return None
+        asks = (self.ask(f"nvmlDeviceGetTemperature{v}", pynvml.NVML_TEMPERATURE_GPU) for v in ("V", ""))
+        return next((int(now) for now in asks if now is not None), None)
 
     def has_gpm(self) -> bool:
         """Whether it measures its performance (GPM): Hopper and later."""
