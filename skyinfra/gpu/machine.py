@@ -16,8 +16,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,6 @@ _MONITOR = "mig/monitor"
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Address:
-    """One GPU: its index, and its PCI address such as ``0000:1b:00.0``."""
-
-    index: int
-    bus_id: str
-
-
 class SystemMachine:
     """The machine that this process runs on: systemd, and NVIDIA's program for the reset, which NVML has none for."""
 
@@ -96,12 +87,12 @@ class SystemMachine:
         if names:
             _systemctl("--no-block", "start", *names)
 
-    def reset(self, gpus: Sequence[Address]) -> str:
-        """Resets *gpus* together; this process must not hold them. Returns why that failed, else an empty string."""
+    def reset(self, gpus: Mapping[int, str]) -> str:
+        """Resets *gpus* together, PCI addresses by index; this process must not hold them. Returns why that failed."""
         program = shutil.which("nvidia-smi")
         if program is None:
             return "there is no nvidia-smi to reset it with"
-        return _execute([program, "--gpu-reset", "-i", ",".join(gpu.bus_id for gpu in gpus)], _RESET_S) or ""
+        return _execute([program, "--gpu-reset", "-i", ",".join(gpus.values())], _RESET_S) or ""
 
     def refresh_cdi(self) -> bool:
         """Makes the container toolkit list the devices again. False where this machine does not do that."""
@@ -148,10 +139,10 @@ class SimulatedMachine(SystemMachine):
     def start_clients(self, names: Sequence[str]) -> None:
         return
 
-    def reset(self, gpus: Sequence[Address]) -> str:
-        for gpu in gpus:
+    def reset(self, gpus: Mapping[int, str]) -> str:
+        for index in gpus:
             try:
-                self._driver.reset(gpu.index)
+                self._driver.reset(index)
             except pynvml.NVMLError as error:
                 return error_name(error.value)
         return ""

@@ -22,7 +22,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import Address, SystemMachine
+from skyinfra.gpu.machine import SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
 from skyinfra.gpu.reboot import RebootGuard
 from skyinfra.gpu.transition import HINTS, RESET_HINT, GpuTransition, Partition, Step, asking, check_no_steps
@@ -246,7 +246,7 @@ class _Run:
         return True
 
     def _reset(self, machine: SystemMachine, gpus: Sequence[GpuTransition]) -> str:
-        addresses = [Address(gpu.index, gpu.gpu.bus_id) for gpu in gpus]
+        addresses = {gpu.index: gpu.gpu.bus_id for gpu in gpus}
         before = _gpus(self._nvml)
         # This session would hold the GPUs.
         self._nvml.close()
@@ -263,7 +263,7 @@ class _Run:
                 ) from error
         _check_same(before, _gpus(self._nvml))
         result = {"refused": refused} if refused else {}
-        self._emit("reset", gpus=[address.index for address in addresses], **result)
+        self._emit("reset", gpus=list(addresses), **result)
         return refused
 
 
