@@ -81,9 +81,8 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
     files, driver = device_files(accelerator.vendor, root)
     found = ", ".join(str(file) for file in files) or "none"
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
-    if accelerator.vendor == "aws":
-        return _neuron_devices(len(files), _neuron_cores(root))
-    return tuple(Device(index, str(index)) for index in range(len(files)))
+    cores = root / "sys/class/neuron_device/neuron0/core_count"
+    return simulated(accelerator, int(cores.read_text(encoding="utf-8")) if cores.exists() else _NEURON_CORES)
 
 
 def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
@@ -96,11 +95,15 @@ def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], st
     return next(filter(None, found), []), driver
 
 
-def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:
-    """Devices that are only numbers: simulated ones, and custom ones, which no driver lists."""
-    if accelerator.vendor == "aws":
-        return _neuron_devices(accelerator.count, _NEURON_CORES)
-    return tuple(Device(index, str(index)) for index in range(accelerator.count))
+def simulated(accelerator: NodeAccelerator, neuron_cores: int = _NEURON_CORES) -> tuple[Device, ...]:
+    """Devices that are only numbers: simulated ones, and custom ones, which no driver lists.
+
+    The Neuron runtime counts the NeuronCores over all devices, of which each has *neuron_cores*.
+    """
+    numbers = range(accelerator.count)
+    if accelerator.vendor != "aws":
+        return tuple(Device(i, str(i)) for i in numbers)
+    return tuple(Device(i, f"{i * neuron_cores}-{(i + 1) * neuron_cores - 1}") for i in numbers)
 
 
 def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
@@ -151,16 +154,6 @@ def _words(name: str) -> list[str]:
 def counted(names: Sequence[str]) -> str:
     """Returns each name with how often it is there; ``none`` without any."""
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
-
-
-def _neuron_devices(count: int, cores: int) -> tuple[Device, ...]:
-    """Each with the numbers of its NeuronCores, which the Neuron runtime counts over all devices."""
-    return tuple(Device(i, f"{i * cores}-{(i + 1) * cores - 1}") for i in range(count))
-
-
-def _neuron_cores(root: Path) -> int:
-    file = root / "sys/class/neuron_device/neuron0/core_count"
-    return int(file.read_text(encoding="utf-8")) if file.exists() else _NEURON_CORES
 
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:

@@ -95,13 +95,9 @@ class AmdSmi:
             # Partitions of one GPU have its bus and device; the function may be that of the partition.
             address = (_text(row.get("bdf")) or f"{number}.").rpartition(".")[0]
             members = found.setdefault(address, [])
-            partition = _first_whole(row.get("partition_id"), _part(more, "partition").get("partition_id"))
-            device = AmdDevice(
-                number,
-                len(members) if partition is None else partition,
-                _text(row.get("uuid")),
-                _whole(row.get("node_id")),
-            )
+            given = (row.get("partition_id"), _part(more, "partition").get("partition_id"), len(members))
+            partition = next(index for each in given if (index := _whole(each)) is not None)
+            device = AmdDevice(number, partition, _text(row.get("uuid")), _whole(row.get("node_id")))
             members.append((device, more))
         return [_gpu(index, address, found[address]) for index, address in enumerate(found)]
 
@@ -206,10 +202,6 @@ def _whole(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, str) and value.isdecimal() else None
-
-
-def _first_whole(*values: object) -> int | None:
-    return next((number for value in values if (number := _whole(value)) is not None), None)
 
 
 def _answer(command: list[str], given: str = "") -> Answer:
