@@ -22,9 +22,8 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import SystemMachine
+from skyinfra.gpu.machine import RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.reboot import RebootGuard
 from skyinfra.gpu.transition import HINTS, RESET_HINT, GpuTransition, Partition, Step, asking, check_no_steps
 from skyinfra.mig import Layout
 from skyinfra.node import processes
