@@ -19,6 +19,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any, NamedTuple
 
 import pynvml
@@ -65,29 +66,29 @@ class SystemMachine:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps other processes of this machine out: waits for those that are in it, and makes others wait."""
-        with contextlib.ExitStack() as stack:
-            try:
-                lock = stack.enter_context(_LOCK.open("a"))
-            except OSError:
-                # A user who may not write there may not partition either: the driver says so.
-                yield
-                return
+        try:
+            lock = _LOCK.open("a")
+        except OSError:
+            # A user who may not write there may not partition either: the driver says so.
+            yield
+            return
+        with lock:
             _wait_for(lock.fileno())
             yield
 
     def stop_clients(self) -> tuple[str, ...]:
         """Stops the known services that hold GPUs. Returns those that ran, for `start_clients`."""
-        active = tuple(name for name in CLIENTS if _systemctl("is-active", "--quiet", name) is None)
+        active = tuple(name for name in CLIENTS if self._systemctl("is-active", "--quiet", name) is None)
         for name in reversed(active):
             # One that is not stopped in time may still end later: it is started again all the same.
-            _systemctl("stop", name)
+            self._systemctl("stop", name)
         return active
 
     def start_clients(self, names: Sequence[str]) -> None:
         """Starts the services again."""
         # While the machine boots they may be ordered after this very service: systemd starts them when it can.
         if names:
-            _systemctl("--no-block", "start", *names)
+            self._systemctl("--no-block", "start", *names)
 
     def reset(self, gpus: Mapping[int, str]) -> str:
         """Resets *gpus* together, PCI addresses by index; this process must not hold them. Returns why that failed."""
@@ -99,8 +100,8 @@ class SystemMachine:
     def refresh_cdi(self) -> bool:
         """Makes the container toolkit list the devices again. False where this machine does not do that."""
         # With --no-block for the same reason as above.
-        known = _systemctl("cat", _CDI_REFRESH) is None
-        return known and _systemctl("--no-block", "restart", _CDI_REFRESH) is None
+        known = self._systemctl("cat", _CDI_REFRESH) is None
+        return known and self._systemctl("--no-block", "restart", _CDI_REFRESH) is None
 
     def make_device_files(self) -> str:
         """Makes the device files that tasks need. Returns which could not be made and why, else an empty string."""
@@ -120,9 +121,16 @@ class SystemMachine:
 
     def reboot(self) -> None:
         """Starts a reboot of the machine; returns before it. Raises `NodeFailed`."""
-        reason = _systemctl("reboot")
+        reason = self._systemctl("reboot")
         if reason is not None:
             raise NodeFailed(f"the machine cannot be rebooted: {reason}", hint="Reboot it, then run this again.")
+
+    def _systemctl(self, *arguments: str) -> str | None:
+        """None where systemctl succeeds, else why it does not."""
+        program = shutil.which("systemctl")
+        if program is None:
+            return "there is no systemctl"
+        return _execute([program, "--no-ask-password", *arguments], _SERVICE_S)
 
 
 class SimulatedMachine(SystemMachine):
@@ -135,12 +143,6 @@ class SimulatedMachine(SystemMachine):
     def alone(self) -> Iterator[None]:
         yield
 
-    def stop_clients(self) -> tuple[str, ...]:
-        return ()
-
-    def start_clients(self, names: Sequence[str]) -> None:
-        return
-
     def reset(self, gpus: Mapping[int, str]) -> str:
         for index in gpus:
             try:
@@ -148,9 +150,6 @@ class SimulatedMachine(SystemMachine):
             except pynvml.NVMLError as error:
                 return error_name(error.value)
         return ""
-
-    def refresh_cdi(self) -> bool:
-        return False
 
     def make_device_files(self) -> str:
         return ""
@@ -160,6 +159,9 @@ class SimulatedMachine(SystemMachine):
 
     def reboot(self) -> None:
         raise NodeFailed("simulated GPUs do not reboot the machine that they are simulated on")
+
+    def _systemctl(self, *arguments: str) -> str:
+        return "simulated GPUs have no services"
 
 
 class _Asked(NamedTuple):
@@ -281,25 +283,11 @@ def _wait_for(lock: int) -> None:
         timer.cancel()
 
 
-def _systemctl(*arguments: str) -> str | None:
-    program = shutil.which("systemctl")
-    if program is None:
-        return "there is no systemctl"
-    return _execute([program, "--no-ask-password", *arguments], _SERVICE_S)
-
-
 def _execute(command: Sequence[str], seconds: float) -> str | None:
     """None where *command* succeeds, else its output in one line."""
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
+            command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return f"{Path(command[0]).name} has not ended within {seconds:g} s"

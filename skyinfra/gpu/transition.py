@@ -45,13 +45,17 @@ _DEFAULT_HINT = "`nvidia-smi -q` and the kernel log (NVRM lines) say what the dr
 
 
 @contextlib.contextmanager
-def asking(failure: str) -> Iterator[None]:
-    """Turns NVML's refusal into a `PartitionFailed` whose message starts with *failure*."""
+def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
+    """Turns NVML's refusal into a `PartitionFailed` about *gpu*, if given, whose message starts with *failure*."""
     try:
         yield
     except pynvml.NVMLError as error:
-        hint = HINTS.get(error.value, _DEFAULT_HINT)
-        raise PartitionFailed(f"{failure}: {error_text(error)}", field="accelerator", hint=hint) from error
+        message, hint = f"{failure}: {error_text(error)}", HINTS.get(error.value, _DEFAULT_HINT)
+        if gpu is None:
+            raise PartitionFailed(message, field="accelerator", hint=hint) from error
+        if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
+            hint = RESET_HINT.format(index=gpu.index)
+        raise gpu.error(message, hint) from error
 
 
 @dataclass(frozen=True)
@@ -253,16 +257,9 @@ class GpuTransition:
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.gpu.name})"
 
-    @contextlib.contextmanager
-    def refused(self, what: str) -> Iterator[None]:
+    def refused(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Turns NVML's refusal of *what* into a `PartitionFailed`."""
-        try:
-            yield
-        except pynvml.NVMLError as error:
-            hint = HINTS.get(error.value, _DEFAULT_HINT)
-            if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
-                hint = RESET_HINT.format(index=self.index)
-            raise self.error(f"NVML refuses to {what}: {error_name(error.value)}", hint) from error
+        return asking(f"NVML refuses to {what}", self)
 
     def _patiently(self, function: Callable[[], T]) -> T:
         """The value of *function*, called again while NVML answers that something is in use."""

@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import fcntl
 import json
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -25,8 +26,8 @@ from skyinfra.node.folder import appending, replace_file, writing
 
 T = TypeVar("T")
 
-# Where gpu, epoch, instance and compute are in a handle: shift and mask.
-_FIELDS = ((48, 0xFF), (32, 0xFFFF), (16, 0xFFFF), (0, 0xFFFF))
+# A handle in eight bytes: kind, gpu, epoch, instance and compute.
+_HANDLE = struct.Struct(">BBHHH")
 _REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
 # Compute instance profiles, NVML's enumeration -> compute slices; the last is that of the double-memory GPU instance.
 _COMPUTE_SLICES = {
@@ -71,15 +72,15 @@ class Handle(NamedTuple):
 
     def pointer(self) -> Any:
         """The handle as the caller gets it."""
-        number = self.kind << 56 | self.gpu << 48 | self.epoch << 32 | self.instance << 16 | self.compute
-        return ctypes.cast(ctypes.c_void_p(number), _TYPES[self.kind])
+        return ctypes.cast(ctypes.c_void_p(int.from_bytes(_HANDLE.pack(*self), "big")), _TYPES[self.kind])
 
     @classmethod
     def read(cls, pointer: Any) -> Handle:
         """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
         number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, number >> 56 not in list(HandleKind))
-        return cls(HandleKind(number >> 56), *(number >> shift & mask for shift, mask in _FIELDS))
+        kind, *fields = _HANDLE.unpack(number.to_bytes(8, "big"))
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, kind not in list(HandleKind))
+        return cls(HandleKind(kind), *fields)
 
 
 def refuse(error: int, condition: object) -> None:
