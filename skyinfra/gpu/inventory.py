@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.gpu.nvml import Nvml, error_text
 from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
@@ -41,8 +41,13 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
         raise no_driver(error) from error
     found = counted([gpu.name for gpu in gpus])
     check_count(accelerator, len(gpus), found)
+    nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
     for gpu, total in zip(gpus, memory, strict=True):
-        _check_model(accelerator, gpu, total, found)
+        if not same_model(accelerator.name, gpu.name):
+            raise other_model(accelerator, f"{found}: GPU {gpu.index} is another model")
+        if nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
+            wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
+            raise other_model(accelerator, f"{found}: {wrong}")
     return tuple(Device(gpu.index, gpu.uuid, gpu.uuid) for gpu in gpus)
 
 
@@ -72,10 +77,7 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
 
 
 def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:
-    """The accelerators of AMD, AWS, Google and Intel, by their device files below *root*.
-
-    Raises `AcceleratorMissing` where there are not as many as *accelerator* declares.
-    """
+    """The accelerators, by device files below *root*. Raises `AcceleratorMissing` unless as many as declared exist."""
     if accelerator.vendor not in _FILES:
         return simulated(accelerator)
     files, driver = device_files(accelerator.vendor, root)
@@ -96,13 +98,11 @@ def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], st
 
 
 def simulated(accelerator: NodeAccelerator, neuron_cores: int = _NEURON_CORES) -> tuple[Device, ...]:
-    """Devices that are only numbers: simulated ones, and custom ones, which no driver lists.
-
-    The Neuron runtime counts the NeuronCores over all devices, of which each has *neuron_cores*.
-    """
+    """Devices that are only numbers: simulated ones, and custom ones, which no driver lists."""
     numbers = range(accelerator.count)
     if accelerator.vendor != "aws":
         return tuple(Device(i, str(i)) for i in numbers)
+    # The Neuron runtime counts the cores over all devices.
     return tuple(Device(i, f"{i * neuron_cores}-{(i + 1) * neuron_cores - 1}") for i in numbers)
 
 
@@ -114,17 +114,6 @@ def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str 
             field="accelerator.count",
             hint=hint or "The machine type may be another than declared, or a GPU has failed: `dmesg | grep NVRM`.",
         )
-
-
-def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int | None, found: str) -> None:
-    nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
-    if not same_model(accelerator.name, gpu.name):
-        wrong = f"GPU {gpu.index} is another model"
-    elif nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
-        wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
-    else:
-        return
-    raise other_model(accelerator, f"{found}: {wrong}")
 
 
 def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:

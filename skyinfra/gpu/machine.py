@@ -110,7 +110,9 @@ class SystemMachine:
         program = shutil.which("nvidia-modprobe")
         reasons = ["there is no nvidia-modprobe"]
         if program is not None:
-            run = (_execute(command, _DEVICE_FILES_S) for command in _commands(program, _ROOT))
+            capabilities = [word for file, _ in _minors(_ROOT) for word in ("-f", str(file))]
+            commands = [arguments for arguments in (["-u", "-c", "0"], capabilities) if arguments]
+            run = (_execute([program, *arguments], _DEVICE_FILES_S) for arguments in commands)
             reasons = [reason for reason in run if reason is not None]
         left = ", ".join(map(str, missing_files(_ROOT)))
         return left and f"{left}: {'; '.join(reasons) or 'nvidia-modprobe did not make it'}"
@@ -247,14 +249,6 @@ def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
 def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
     """Returns those of `needed_files` that do not exist."""
     return tuple(file for file in needed_files(root) if not file.exists())
-
-
-def _commands(program: str, root: Path = Path("/")) -> Iterator[Sequence[str]]:
-    """The commands that make them; *program* is the path of nvidia-modprobe."""
-    yield program, "-u", "-c", "0"
-    files = [str(file) for file, _ in _minors(root)]
-    if files:
-        yield program, *(word for file in files for word in ("-f", file))
 
 
 def _minors(root: Path) -> Iterator[tuple[Path, int]]:

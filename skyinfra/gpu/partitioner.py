@@ -177,17 +177,11 @@ class _Run:
         for gpu in gpus:
             if gpu.mode_differs:
                 gpu.change(self._done)
-                reasons[gpu.index] = self._set_mode(gpu)
+                reasons[gpu.index] = gpu.set_mode(self._done)
                 if gpu.mode_differs:
                     self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
         if any(gpu.mode_differs for gpu in gpus):
             self._activate(reasons)
-
-    def _set_mode(self, gpu: GpuTransition) -> int:
-        status = gpu.set_mode()
-        if not gpu.mode_differs:
-            self._done(Step(gpu.index, "mode", on=gpu.on))
-        return status
 
     def _pending(self) -> list[GpuTransition]:
         return [t for t in _transitions(self._nvml, self._desired, self._options.patience_s) if t.mode_differs]
@@ -217,7 +211,7 @@ class _Run:
     def _activate_without_clients(self, machine: SystemMachine) -> str:
         """Sets the modes again, then resets. Returns why the reset was refused, or ""."""
         for gpu in self._pending():
-            self._set_mode(gpu)
+            gpu.set_mode(self._done)
         pending = self._pending()
         if not pending:
             return ""

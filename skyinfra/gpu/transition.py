@@ -111,6 +111,10 @@ class Step:
         return f"GPU {self.gpu}: {self.action} {_place(self)}"
 
 
+# Gets every step that was executed.
+Done = Callable[[Step], None]
+
+
 def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
     """The partitions of one GPU that have to go, and the placements that have to be created.
 
@@ -150,6 +154,9 @@ class GpuTransition:
 
     def __init__(self, gpu: Gpu, desired: Sequence[Placement], *, patience_s: float = 10.0) -> None:
         self.gpu = gpu
+        self.index = gpu.index
+        # The field that declares its layout.
+        self.field = f"accelerator.layouts[{gpu.index}]"
         self._desired = sorted(desired, key=lambda p: p.start)
         self._patience_s = patience_s
         self.on = bool(self._desired)
@@ -158,10 +165,6 @@ class GpuTransition:
             self._mode = gpu.mig_mode()
         if self._mode is None and self._desired:
             raise self.error("it has no MIG", "Declare it without a layout, or choose a GPU that has MIG.")
-
-    @property
-    def index(self) -> int:
-        return self.gpu.index
 
     @property
     def mode_differs(self) -> bool:
@@ -205,19 +208,18 @@ class GpuTransition:
                 held = {str(instance): self.gpu.processes_on(instance) for instance in going}
         return {what: pids for what, pids in held.items() if pids}
 
-    def set_mode(self) -> int:
+    def set_mode(self, done: Done) -> int:
         """Asks for the desired mode. Returns NVML's code: 0 where it is active now, else why it is pending."""
         self._live = None
         with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
             status = self.gpu.set_mig_mode(self.on)
             self._mode = self.gpu.mig_mode()
+        if not self.mode_differs:
+            done(Step(self.index, "mode", on=self.on))
         return status
 
-    def change(self, done: Callable[[Step], None]) -> None:
-        """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start.
-
-        *done* gets every step that was executed.
-        """
+    def change(self, done: Done) -> None:
+        """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
         unwanted, missing = difference(self._actual(), self._desired)
         if unwanted or missing:
             self._live = None
@@ -244,11 +246,6 @@ class GpuTransition:
     def error(self, message: str, hint: str) -> PartitionFailed:
         """The exception with *message* about this GPU, its desired and its actual layout."""
         return PartitionFailed(f"{self}: {message}", field=self.field, hint=f"{self.desired_and_actual()}\n{hint}")
-
-    @property
-    def field(self) -> str:
-        """The field that declares the layout of this GPU."""
-        return f"accelerator.layouts[{self.index}]"
 
     def desired_and_actual(self) -> str:
         """One line for a message."""
