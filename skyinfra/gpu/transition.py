@@ -279,11 +279,11 @@ class GpuTransition:
         """The partitions that exist. A desired one has its declared name, whatever this driver calls the profile."""
         live = self._instances()
         declared = {(self._resolve(p.profile).profile_id, p.start): p.profile for p in self._desired} if live else {}
-        names = [declared.get((each.profile.profile_id, each.start), each.profile.name) for each in live]
-        return [
-            Partition(self.index, name, each.start, each.size, each.uuid or "")
-            for name, each in zip(names, live, strict=True)
-        ]
+        found = []
+        for each in live:
+            name = declared.get((each.profile.profile_id, each.start), each.profile.name)
+            found.append(Partition(self.index, name, each.start, each.size, each.uuid or ""))
+        return found
 
     def _instances(self) -> list[GpuInstance]:
         """The GPU instances, listed anew after a change; none where MIG is off."""

@@ -100,8 +100,7 @@ class AmdGpus:
     def partition(self, emit: Emit = lambda event: None) -> tuple[Partition, ...]:
         """Sets the desired modes of every GPU and returns the partitions, by GPU and start.
 
-        *emit* gets an event for every step. Raises `PartitionFailed` with the GPU, its desired and actual modes and the
-        message of amd-smi.
+        *emit* gets an event for every step. Raises `PartitionFailed` with the message of amd-smi.
         """
         gpus = self._driver.gpus()
         if any(map(self._memory_differs, gpus)):
@@ -199,7 +198,7 @@ class AmdGpus:
         ordered = sorted(devices, key=lambda device: (device.node is None, device.node or 0, device.number))
         visible = {device.number: str(rank) for rank, device in enumerate(ordered)}
         uuids = [device.uuid for device in devices]
-        made: list[Partition] = []
+        made = []
         for gpu in gpus:
             layout = sorted(self._accelerator.layouts[gpu.index], key=lambda p: p.start)
             if len(gpu.devices) != len(layout):
@@ -210,12 +209,10 @@ class AmdGpus:
                     "It may be another model than declared. With many partitions the kernel can run out of DRM nodes: "
                     "unload display drivers such as ast (`modprobe -r ast`) and amdgpu, then load amdgpu again.",
                 )
-            for place, device in zip(layout, gpu.devices, strict=True):
-                own = device.uuid if device.uuid and uuids.count(device.uuid) == 1 else None
+            for p, device in zip(layout, gpu.devices, strict=True):
+                own = device.uuid if uuids.count(device.uuid) == 1 else None
                 uuid = own or f"{device.uuid or gpu.address}/{device.partition}"
-                made.append(
-                    ComputePartition(gpu.index, place.profile, place.start, place.size, uuid, visible[device.number])
-                )
+                made.append(ComputePartition(gpu.index, p.profile, p.start, p.size, uuid, visible[device.number]))
         return tuple(made)
 
     def _refused(self, gpu: AmdGpu, desired: str, what: str, answer: Answer) -> PartitionFailed:
@@ -239,11 +236,10 @@ def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) 
     if config.simulate:
         driver = SimulatedAmd(accelerator, path=directory.path, seed=f"{config.fleet}/{config.node}")
         return AmdGpus(driver, accelerator) if accelerator.layouts or driver.exists else None
-    # With as many device files as GPUs, the GPUs are whole.
-    if not accelerator.layouts and (
-        smi.find_program() is None or len(inventory.device_files("amd", root)[0]) == accelerator.count
-    ):
-        return None
+    if not accelerator.layouts:
+        whole = len(inventory.device_files("amd", root)[0]) == accelerator.count
+        if whole or smi.find_program() is None:
+            return None
     return AmdGpus(AmdSmi(), accelerator)
 
 

@@ -157,10 +157,6 @@ class SimulatedDriver:
         every = found.handle.kind == HandleKind.GPU
         return [_running(each) for each in found.gpu.processes if every or each.instance == found.instance.id]
 
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, device: Any) -> list[Any]:
-        self._find(device, HandleKind.GPU, HandleKind.DEVICE)
-        return []
-
     # NVML: MIG mode.
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
@@ -340,6 +336,5 @@ def _placement(start: int, size: int | None) -> Any:
 
 
 def _running(process: ProcessState) -> Any:
-    where = _NO_INSTANCE if process.instance is None else process.instance
-    compute = _NO_INSTANCE if process.instance is None else 0
+    where, compute = (_NO_INSTANCE, _NO_INSTANCE) if process.instance is None else (process.instance, 0)
     return pynvml.c_nvmlProcessInfo_v3_t(pid=process.pid, gpuInstanceId=where, computeInstanceId=compute)
