@@ -160,7 +160,6 @@ class GpuTransition:
         self._desired = sorted(desired, key=lambda p: p.start)
         self._patience_s = patience_s
         self.on = bool(self._desired)
-        self._live: list[GpuInstance] | None = None
         with self.refused("read its MIG mode"):
             self._mode = gpu.mig_mode()
         if self._mode is None and self._desired:
@@ -210,7 +209,6 @@ class GpuTransition:
 
     def set_mode(self, done: Done) -> int:
         """Asks for the desired mode. Returns NVML's code: 0 where it is active now, else why it is pending."""
-        self._live = None
         with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
             status = self.gpu.set_mig_mode(self.on)
             self._mode = self.gpu.mig_mode()
@@ -221,8 +219,6 @@ class GpuTransition:
     def change(self, done: Done) -> None:
         """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
         unwanted, missing = difference(self._actual(), self._desired)
-        if unwanted or missing:
-            self._live = None
         for partition in unwanted:
             with self.refused(f"destroy {_place(partition)}"):
                 self._patiently(partial(self._destroy, partition.start))
@@ -286,13 +282,11 @@ class GpuTransition:
         return found
 
     def _instances(self) -> list[GpuInstance]:
-        """The GPU instances, listed anew after a change; none where MIG is off."""
+        """The GPU instances; none where MIG is off."""
         if self._mode is None or not self._mode[0]:
             return []
-        if self._live is None:
-            with self.refused("list its GPU instances"):
-                self._live = self.gpu.instances()
-        return self._live
+        with self.refused("list its GPU instances"):
+            return self.gpu.instances()
 
     def _resolve(self, name: str) -> ProfileInfo:
         with self.refused("list its profiles"):
