@@ -121,12 +121,12 @@ class _Run:
         self._changed = False
 
     def apply(self) -> tuple[Partition, ...]:
-        gpus = self._check()
+        gpus = _checked(self._nvml, self._desired, self._options.patience_s)
         self._free(gpus)
         if any(gpu.mode_differs for gpu in gpus):
             self._switch(gpus)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
-            gpus = self._check()
+            gpus = _checked(self._nvml, self._desired, self._options.patience_s)
         if self._options.reboot_file is not None:
             RebootGuard(self._options.reboot_file).clear(tuple(self._desired))
         partitions: list[Partition] = []
@@ -148,26 +148,19 @@ class _Run:
         self._changed = True
         self._emit_event(step.to_event())
 
-    def _check(self) -> list[GpuTransition]:
-        return _checked(self._nvml, self._desired, self._options.patience_s)
-
     # The processes on what has to go.
 
     def _free(self, gpus: Sequence[GpuTransition]) -> None:
         """Waits until no process uses what has to go; with ``force``, ends those processes."""
-        if self._options.force:
-            self._end_users(gpus)
+        for gpu in gpus if self._options.force else ():
+            for what, pids in gpu.users().items():
+                self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
+                processes.end(pids, grace_s=_FORCE_GRACE_S)
         deadline = time.monotonic() + self._options.patience_s
         while users := [(gpu, held) for gpu in gpus if (held := gpu.users())]:
             if time.monotonic() >= deadline:
                 raise _busy(users)
             time.sleep(_POLL_S)
-
-    def _end_users(self, gpus: Sequence[GpuTransition]) -> None:
-        for gpu in gpus:
-            for what, pids in gpu.users().items():
-                self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
-                processes.end(pids, grace_s=_FORCE_GRACE_S)
 
     # The mode.
 
@@ -215,31 +208,32 @@ class _Run:
         pending = self._pending()
         if not pending:
             return ""
-        refused = self._reset(machine, pending)
+        refused = self._reset(machine, [gpu.gpu for gpu in pending])
         gpus = _gpus(self._nvml)
-        if refused and len(gpus) > len(pending) and self._all_idle():
+        if refused and len(gpus) > len(pending) and self._all_idle(gpus):
             # GPUs that are linked by NVLink switches reset only together.
-            refused = self._reset(machine, [GpuTransition(gpu, self._desired.get(gpu.index, ())) for gpu in gpus])
+            refused = self._reset(machine, gpus)
         waiting = {gpu.index for gpu in self._pending()}
         for gpu in pending:
             if gpu.index not in waiting:
                 self._done(Step(gpu.index, "mode", on=gpu.on))
         return refused
 
-    def _all_idle(self) -> bool:
+    def _all_idle(self, gpus: Sequence[Gpu]) -> bool:
         """Whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
-        for gpu in _gpus(self._nvml):
-            try:
+        try:
+            for gpu in gpus:
                 mode = gpu.mig_mode()
                 foreign = gpu.index not in self._desired and mode is not None and mode[0] and gpu.instances()
                 if foreign or gpu.processes():
                     return False
-            except pynvml.NVMLError:
-                return False
+        except pynvml.NVMLError:
+            return False
         return True
 
-    def _reset(self, machine: SystemMachine, gpus: Sequence[GpuTransition]) -> str:
-        addresses = {gpu.index: gpu.gpu.bus_id for gpu in gpus}
+    def _reset(self, machine: SystemMachine, gpus: Sequence[Gpu]) -> str:
+        """Resets *gpus*; returns why that was refused, or "". Raises `PartitionFailed` where a GPU is gone after it."""
+        addresses = {gpu.index: gpu.bus_id for gpu in gpus}
         before = _gpus(self._nvml)
         # This session would hold the GPUs.
         self._nvml.close()
@@ -254,22 +248,17 @@ class _Run:
                     field="accelerator",
                     hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
                 ) from error
-        _check_same(before, _gpus(self._nvml))
+        there = {gpu.index: gpu.uuid for gpu in _gpus(self._nvml)}
+        for gpu in before:
+            if there.get(gpu.index) != gpu.uuid:  # the indices of the others may have changed
+                raise PartitionFailed(
+                    f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
+                    field=f"accelerator.layouts[{gpu.index}]",
+                    hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
+                )
         result = {"refused": refused} if refused else {}
         self._emit("reset", gpus=list(addresses), **result)
         return refused
-
-
-def _check_same(before: Sequence[Gpu], after: Sequence[Gpu]) -> None:
-    """Raises `PartitionFailed` where a GPU is gone, because the indices of the others may have changed."""
-    there = {gpu.index: gpu.uuid for gpu in after}
-    for gpu in before:
-        if there.get(gpu.index) != gpu.uuid:
-            raise PartitionFailed(
-                f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
-                field=f"accelerator.layouts[{gpu.index}]",
-                hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
-            )
 
 
 def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) -> PartitionBusy:

@@ -29,16 +29,11 @@ T = TypeVar("T")
 # A handle in eight bytes: kind, gpu, epoch, instance and compute.
 _HANDLE = struct.Struct(">BBHHH")
 _REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
-# Compute instance profiles, NVML's enumeration -> compute slices; the last is that of the double-memory GPU instance.
-_COMPUTE_SLICES = {
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE: 2,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE: 3,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE: 4,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE: 7,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1,
-}
+# That of the double-memory GPU instance.
 _DOUBLE_MEMORY = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
+# Compute instance profiles, NVML's enumeration -> compute slices.
+_COMPUTE_SLICES = {getattr(pynvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{n}_SLICE"): n for n in (1, 2, 3, 4, 7)}
+_COMPUTE_SLICES[_DOUBLE_MEMORY] = 1
 # `nvidia-smi mig -lcip` lists none of three slices on a GPU instance of four.
 _NOT_DIVIDED = {(3, 4)}
 _NEVER = 100
@@ -53,12 +48,8 @@ class HandleKind(IntEnum):
     DEVICE = 4
 
 
-_TYPES: dict[HandleKind, Any] = {
-    HandleKind.GPU: pynvml.c_nvmlDevice_t,
-    HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t,
-    HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t,
-    HandleKind.DEVICE: pynvml.c_nvmlDevice_t,
-}
+# The others are devices.
+_TYPES = {HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t, HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t}
 
 
 class Handle(NamedTuple):
@@ -72,7 +63,8 @@ class Handle(NamedTuple):
 
     def pointer(self) -> Any:
         """The handle as the caller gets it."""
-        return ctypes.cast(ctypes.c_void_p(int.from_bytes(_HANDLE.pack(*self), "big")), _TYPES[self.kind])
+        number = int.from_bytes(_HANDLE.pack(*self), "big")
+        return ctypes.cast(ctypes.c_void_p(number), _TYPES.get(self.kind, pynvml.c_nvmlDevice_t))
 
     @classmethod
     def read(cls, pointer: Any) -> Handle:
