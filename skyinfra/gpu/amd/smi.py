@@ -140,13 +140,19 @@ class AmdSmi:
     def _read(self, *arguments: str) -> list[dict[str, Any]]:
         """The rows of a document of amd-smi, one for each device."""
         command = [self._path(), *arguments, "--json"]
+        rows = None
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, stdin=subprocess.DEVNULL)
+            rows, reason = _rows(done.stdout), _end_of(done.stdout + done.stderr) or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise _unusable(" ".join(arguments), str(error)) from error
-        rows = _rows(done.stdout)
+            reason = str(error)
         if rows is None:
-            raise _unusable(" ".join(arguments), _end_of(done.stdout + done.stderr) or f"exit code {done.returncode}")
+            raise AcceleratorMissing(
+                f"`amd-smi {' '.join(arguments)}` says nothing that can be read: {reason}",
+                field="accelerator",
+                hint="Perhaps the amdgpu driver is not loaded: `modprobe amdgpu`; "
+                "`dmesg | grep amdgpu` says why it was not.",
+            )
         return rows
 
     @staticmethod
@@ -219,11 +225,3 @@ def _end_of(text: str) -> str:
     """The end of what a program printed, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"...{line[-_SHOWN:]}"
-
-
-def _unusable(arguments: str, reason: str) -> AcceleratorMissing:
-    return AcceleratorMissing(
-        f"`amd-smi {arguments}` says nothing that can be read: {reason}",
-        field="accelerator",
-        hint="Perhaps the amdgpu driver is not loaded: `modprobe amdgpu`; `dmesg | grep amdgpu` says why it was not.",
-    )
