@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from skyinfra.doctor import nvidia, packages, system, vendors
@@ -15,23 +13,21 @@ from skyinfra.node.node import file_sha256
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-logger = logging.getLogger("skyinfra.runner")
-
 
 def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Finding]:
     """Returns the findings on this machine, compared with the node configuration in the file *config*, if given.
 
     *root*: the folder with ``dev``, ``proc`` and ``sys``. Raises `InvalidNodeConfig` where *config* cannot be read.
     """
-    node = _node(config) if config is not None else None
     directory = NodeDirectory(config.absolute().parent) if config is not None else None
+    node = _node(config, directory) if config is not None and directory is not None else None
     path = packages.search_path(directory.packages if directory is not None else None)
-    looks: list[Callable[[], Iterator[Finding]]] = [
-        lambda: _runner(directory),
-        lambda: nvidia.look(node, directory, path, root),
-        lambda: vendors.look(node, directory, path, root),
-        lambda: system.look(node, directory, root),
-    ]
+    looks = (
+        _runner(directory) if directory is not None else (),
+        nvidia.look(node, directory, path, root),
+        vendors.look(node, directory, path, root),
+        system.look(node, directory, root),
+    )
     findings = [finding for look in looks for finding in _guarded(look)]
     if node is None and not any(finding.what.startswith("accelerators") for finding in findings):
         found = "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen"
@@ -43,19 +39,19 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     return findings
 
 
-def _node(config: Path) -> NodeConfig:
+def _node(config: Path, directory: NodeDirectory) -> NodeConfig:
     """Returns the configuration with the desired layout."""
     read = NodeConfig.load(config)
     try:
-        return desired.find(read, file_sha256(config), NodeDirectory(config.absolute().parent)).config
+        return desired.find(read, file_sha256(config), directory).config
     except InvalidNodeConfig:
         return read
 
 
-def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(look: Iterable[Finding]) -> Iterator[Finding]:
     """Yields the findings of *look*; an error that it raises is a finding too."""
     try:
-        yield from look()
+        yield from look
     except SkyinfraError as error:
         where = f"{error.field}: " if error.field else ""
         yield Finding("accelerators", "wrong", f"{where}{error.message}", "as declared", error.hint or "")
@@ -63,19 +59,14 @@ def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield Finding("system", "unknown", f"cannot be looked at: {error}", "to be readable")
 
 
-def _runner(directory: NodeDirectory | None) -> Iterator[Finding]:
+def _runner(directory: NodeDirectory) -> Iterator[Finding]:
     """The status of the runner."""
-    if directory is None:
-        return
     status, holder = directory.status(), directory.holder()
-    wanted = "ready"
     if status is None:
-        yield Finding("runner", "wrong", "has not served this node", wanted, "`systemctl status skyinfra-runner`")
+        yield Finding("runner", "wrong", "has not served this node", "ready", "`systemctl status skyinfra-runner`")
         return
-    if holder is None:
-        status = replace(status, state="stopped" if status.state != "failed" else "failed")
+    state = status.state if holder is not None or status.state == "failed" else "stopped"
     reason = ": ".join(status.error) if status.error else status.drain_reason or ""
-    found = f"{status.state}{f': {reason}' if reason else ''}"
-    fine = status.state in ("ready", "drained")
+    found = f"{state}{f': {reason}' if reason else ''}"
     log = directory.log_file if directory.log_file.exists() else "`journalctl -u skyinfra-runner`"
-    yield system.judged("runner", fine, found, wanted, f"{log} says more.")
+    yield system.judged("runner", state in ("ready", "drained"), found, "ready", f"{log} says more.")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)")
 _RECORD = 8192
-# Meanings and remedies: NVIDIA, "XID Errors" of the GPU deployment and management documentation. Another number is a
-# fault that the driver has noticed.
+# Meanings and remedies: NVIDIA, "XID Errors" of the GPU deployment and management documentation.
 _RESET = "Drain the node (`skyinfra-runner drain`) and reset the GPU, or reboot; replace the machine where it returns."
 _REPLACE = "Drain the node and replace the machine."
 _TASK = ""
@@ -40,25 +39,19 @@ _KNOWN: dict[int, tuple[str, str]] = {
     121: ("corrected C2C link error", _TASK),
     140: ("unrecovered ECC error", _RESET),
 }
+# Another number is a fault that the driver has noticed.
+_OTHER = ("an error of the driver or the GPU", _RESET)
 
 
 @dataclass(frozen=True)
 class Xid:
-    """The error *number* of the GPU at the PCI address *device*, with its *count*."""
+    """The error *number* of the GPU at the PCI address *device*; *to_do* is empty where the GPU works after it."""
 
     number: int
     device: str
     count: int
-
-    @property
-    def meaning(self) -> str:
-        """The meaning, for people."""
-        return _KNOWN.get(self.number, ("an error of the driver or the GPU", _RESET))[0]
-
-    @property
-    def to_do(self) -> str:
-        """The remedy; empty for an error of a task, after which the GPU works."""
-        return _KNOWN.get(self.number, ("", _RESET))[1]
+    meaning: str
+    to_do: str
 
 
 def xids(root: Path = Path("/")) -> list[Xid]:
@@ -66,7 +59,9 @@ def xids(root: Path = Path("/")) -> list[Xid]:
     found = Counter(
         (match[1].strip(), int(match[2])) for line in _lines(root / "dev/kmsg") if (match := _XID.search(line))
     )
-    return [Xid(number, device, count) for (device, number), count in sorted(found.items())]
+    return [
+        Xid(number, device, count, *_KNOWN.get(number, _OTHER)) for (device, number), count in sorted(found.items())
+    ]
 
 
 def _lines(file: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pynvml
 
 from skyinfra.doctor import packages
 from skyinfra.doctor.kernel_log import xids
-from skyinfra.doctor.system import judged, text_of
+from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
 from skyinfra.gpu import inventory, machine
 from skyinfra.gpu.actual import RecordedHardware
@@ -39,22 +39,18 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[st
     declared = node is not None and node.accelerator is not None and node.accelerator.vendor == "nvidia"
     if node is not None and (not declared or node.scheduler_only):
         return
-    if node is None and not _present(root) and not _has_driver():
+    if node is None and not _present(root):
         return
     nvml = Hardware(node, directory).nvml() if node is not None and directory is not None else session(Nvml())
+    what, wanted = "accelerators: driver", "a driver that answers"
     try:
         with nvml as opened:
             yield from _opened(opened, node, directory, path, root)
     except AcceleratorMissing as error:
-        yield Finding("accelerators: driver", "wrong", error.message, "a driver that answers", error.hint or "")
+        yield failed(what, error, wanted)
     except pynvml.NVMLError as error:
-        yield Finding(
-            "accelerators: driver",
-            "wrong",
-            f"NVML answers {error_text(error)}",
-            "a driver that answers",
-            "`nvidia-smi -q` and the kernel log say what is wrong; a GPU that fell off the bus needs a reboot.",
-        )
+        todo = "`nvidia-smi -q` and the kernel log say what is wrong; a GPU that fell off the bus needs a reboot."
+        yield Finding(what, "wrong", f"NVML answers {error_text(error)}", wanted, todo)
     yield from _kernel(root)
 
 
@@ -62,17 +58,18 @@ def _opened(
     nvml: Nvml, node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path
 ) -> Iterator[Finding]:
     gpus = nvml.gpus()
-    names = ", ".join(f"{[g.name for g in gpus].count(name)} x {name}" for name in dict.fromkeys(g.name for g in gpus))
+    names = inventory.counted([gpu.name for gpu in gpus])
     wanted = f"{node.accelerator.count} x {node.accelerator.name}" if node and node.accelerator else "at least one"
     if node is None or directory is None:
-        yield judged("accelerators", bool(gpus), names or "none", wanted, "")
+        yield judged("accelerators", bool(gpus), names, wanted, "")
     else:
-        yield from _as_declared(node, directory, names or "none", wanted)
+        yield from _as_declared(node, directory, names, wanted)
     yield from _driver(nvml, packages.cuda(path))
     yield from _fabric(gpus, root)
     yield from _device_files(root)
     for gpu in gpus:
-        yield from _health(gpu)
+        yield from _ecc(gpu)
+        yield from _clocks(gpu)
 
 
 def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted: str) -> Iterator[Finding]:
@@ -81,22 +78,15 @@ def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted:
     try:
         hardware.devices()
     except SkyinfraError as error:
-        yield Finding("accelerators", "wrong", error.message, wanted, error.hint or "")
+        yield failed("accelerators", error, wanted)
         return
     yield Finding("accelerators", "ok", found, wanted)
     if os.geteuid() != 0 and RecordedHardware.applies(node, directory):
         hardware = RecordedHardware(node, directory)
     layouts = node.accelerator.layouts if node.accelerator else ()
     spelled = ", ".join("+".join(p.profile for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
-    try:
-        steps = hardware.plan()
-    except SkyinfraError as error:
-        yield Finding("MIG layout", "wrong", error.message, spelled, error.hint or "")
-        return
-    gpus = ", ".join(map(str, sorted({step.gpu for step in steps})))
-    found = f"differs on GPU {gpus}: {len(steps)} steps to it" if steps else "as wanted"
     todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
-    yield judged("MIG layout", not steps, found, spelled, todo)
+    yield layout("MIG layout", hardware, spelled, todo, counted=True)
 
 
 def _driver(nvml: Nvml, needs: Sequence[packages.Need]) -> Iterator[Finding]:
@@ -106,14 +96,13 @@ def _driver(nvml: Nvml, needs: Sequence[packages.Need]) -> Iterator[Finding]:
     shown = f"driver {driver}" + (f", CUDA up to {offers[0]}.{offers[1]}" if offers else "")
     if not needs:
         yield Finding("CUDA", "ok", shown, "nothing: no package here is made for CUDA")
-    branch = int(re.match(r"\d+", driver)[0]) if re.match(r"\d+", driver) else 0  # type: ignore[index]
+    digits = re.match(r"\d+", driver)
+    branch = int(digits[0]) if digits else 0
     for need in needs:
         what, wanted = f"CUDA of {need.package.split()[0]}", f"CUDA {need} for {need.package}"
         lowest = _BRANCHES.get(need.version[0])
-        if offers is not None and offers >= need.version:
-            yield Finding(what, "ok", shown, wanted)
-        elif offers is None and lowest is None:
-            yield Finding(what, "unknown", shown, wanted)
+        if (offers is not None and offers >= need.version) or (offers is None and lowest is None):
+            yield Finding(what, "unknown" if offers is None else "ok", shown, wanted)
         elif lowest is not None and branch >= lowest and (offers is None or offers[0] == need.version[0]):
             yield Finding(what, "ok", f"{shown}: enough, but for PTX that is compiled at run time", wanted)
         else:
@@ -130,10 +119,10 @@ def _fabric(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
         return
     # The kernel cuts names of processes at 15 characters.
     manager = any(text_of(entry).startswith("nv-fabricmanag") for entry in (root / "proc").glob("[0-9]*/comm"))
-    waiting = {index: state for index, state in states.items() if state != "completed"}
+    waiting = ", ".join(f"GPU {index} {state}" for index, state in states.items() if state != "completed")
     found = "running" if manager else "no process nv-fabricmanager"
     if waiting:
-        found += "; " + ", ".join(f"GPU {index} {state}" for index, state in waiting.items())
+        found += f"; {waiting}"
     elif states:
         found += "; every GPU is in the fabric"
     fine = not waiting and (manager or bool(states))
@@ -155,15 +144,27 @@ def _device_files(root: Path) -> Iterator[Finding]:
     yield judged("device files", not found, shown, wanted, todo)
 
 
-def _health(gpu: Gpu) -> Iterator[Finding]:
-    ecc = gpu.ask("nvmlDeviceGetEccMode")
-    if ecc is not None:
-        what = f"ECC of GPU {gpu.index}"
-        errors = gpu.ask(
-            "nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        )
-        rows = gpu.ask("nvmlDeviceGetRemappedRows")
-        yield _ecc(what, bool(ecc[0]), errors, rows)
+def _ecc(gpu: Gpu) -> Iterator[Finding]:
+    mode = gpu.ask("nvmlDeviceGetEccMode")
+    if mode is None:
+        return
+    errors = gpu.ask("nvmlDeviceGetTotalEccErrors", pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+    _, _, pending, lost = gpu.ask("nvmlDeviceGetRemappedRows") or (0, 0, 0, 0)
+    if lost:
+        found, todo = "a row of memory could not be remapped", "Replace the machine."
+    elif pending:
+        found = "rows of memory wait for a reset to be remapped"
+        todo = "Drain the node (`skyinfra-runner drain`) and reset the GPU, or reboot."
+    elif errors:
+        found = f"{errors} uncorrected errors since the driver was loaded"
+        todo = "Drain the node and reset the GPU; replace the machine where they come back."
+    else:
+        found, todo = "no uncorrected errors" if mode[0] else "off", ""
+    wanted = "no uncorrected errors, no failed rows" if todo or mode[0] else "on or off"
+    yield judged(f"ECC of GPU {gpu.index}", not todo, found, wanted, todo)
+
+
+def _clocks(gpu: Gpu) -> Iterator[Finding]:
     reasons = gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:
         reasons = gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -173,20 +174,6 @@ def _health(gpu: Gpu) -> Iterator[Finding]:
         shown = f"{', '.join(slow) or 'not throttled'}" + (f", {temperature} °C" if temperature is not None else "")
         todo = "Look at the cooling and the power supply, or tell the provider; the GPU runs at lower clocks."
         yield judged(f"clocks of GPU {gpu.index}", not slow, shown, "not throttled", todo)
-
-
-def _ecc(what: str, on: bool, errors: int | None, rows: tuple[int, int, int, int] | None) -> Finding:
-    _, _, pending, failed = rows or (0, 0, 0, 0)
-    wanted = "no uncorrected errors, no failed rows"
-    if failed:
-        return Finding(what, "wrong", "a row of memory could not be remapped", wanted, "Replace the machine.")
-    if pending:
-        todo = "Drain the node (`skyinfra-runner drain`) and reset the GPU, or reboot."
-        return Finding(what, "wrong", "rows of memory wait for a reset to be remapped", wanted, todo)
-    if errors:
-        todo = "Drain the node and reset the GPU; replace the machine where they come back."
-        return Finding(what, "wrong", f"{errors} uncorrected errors since the driver was loaded", wanted, todo)
-    return Finding(what, "ok", "no uncorrected errors" if on else "off", wanted if on else "on or off")
 
 
 def _kernel(root: Path) -> Iterator[Finding]:
@@ -206,16 +193,15 @@ def _kernel(root: Path) -> Iterator[Finding]:
 
 
 def _present(root: Path) -> bool:
-    """Whether a display or 3D controller of NVIDIA is on the PCI bus."""
+    """Whether a display or 3D controller of NVIDIA is on the PCI bus, or its driver is installed."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         if text_of(device / "vendor") == _VENDOR and text_of(device / "class").startswith("0x03"):
             return True
-    return any((root / "dev").glob("nvidia[0-9]*"))
-
-
-def _has_driver() -> bool:
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        return True
     try:
-        with session(Nvml()):
-            return True
-    except AcceleratorMissing as error:
-        return error.message != inventory.no_driver(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)).message
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return bool(error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    return True

@@ -5,13 +5,14 @@ Nothing is imported: importing torch takes seconds and opens devices.
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from skyinfra.doctor.system import text_of
 
 # Packages with a CUDA runtime, or built for one; the name may hold its version.
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu(\d+))?")
@@ -62,28 +63,14 @@ def _cuda(path: list[str]) -> Iterator[tuple[str, Need]]:
 
 def torch_version(distribution: metadata.Distribution, what: str) -> tuple[int, ...] | None:
     """Returns the version that torch was built for: ``torch.version.cuda`` (or ``hip``), from ``torch/version.py``."""
-    file = Path(str(distribution.locate_file("torch/version.py")))
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
-        return None
-    for node in tree.body:
-        if isinstance(node, ast.AnnAssign | ast.Assign):
-            target, value = node.target if isinstance(node, ast.AnnAssign) else node.targets[0], node.value
-            if isinstance(target, ast.Name) and target.id == what and isinstance(value, ast.Constant):
-                return _numbers(value.value)[:2] if isinstance(value.value, str) else None
-    return None
+    text = text_of(Path(str(distribution.locate_file("torch/version.py"))))
+    assigned = re.search(rf"""^{what}\b[^=\n]*= *["']([^"']*)""", text, re.MULTILINE)
+    return _numbers(assigned[1])[:2] if assigned else None
 
 
-def torch(path: list[str]) -> metadata.Distribution | None:
-    """Returns the torch that tasks import."""
-    return next(iter(metadata.distributions(path=path, name="torch")), None)
-
-
-def version_of(name: str, path: list[str]) -> str | None:
-    """Returns the version of the package *name*; None where it is not installed."""
-    found = next(iter(metadata.distributions(path=path, name=name)), None)
-    return found.version if found is not None else None
+def installed(name: str, path: list[str]) -> metadata.Distribution | None:
+    """Returns the package *name* that tasks import; None where it is not installed."""
+    return next(iter(metadata.distributions(path=path, name=name)), None)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from skyinfra.errors import SkyinfraError
+from skyinfra.gpu.hardware import Hardware
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -36,6 +38,22 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -
 def judged(what: str, fine: bool, found: str, wanted: str, to_do: str) -> Finding:
     """Returns a finding that is ok where it is *fine*, else wrong with *to_do*."""
     return Finding(what, "ok" if fine else "wrong", found, wanted, "" if fine else to_do)
+
+
+def failed(what: str, error: SkyinfraError, wanted: str) -> Finding:
+    """Returns the finding that looking at *what* raised *error*."""
+    return Finding(what, "wrong", error.message, wanted, error.hint or "")
+
+
+def layout(what: str, hardware: Hardware, wanted: str, todo: str, *, counted: bool = False) -> Finding:
+    """Returns whether *hardware* has its desired layout; *counted*: with the number of steps to it."""
+    try:
+        steps = hardware.plan()
+    except SkyinfraError as error:
+        return failed(what, error, wanted)
+    gpus = ", ".join(map(str, sorted({step.gpu for step in steps})))
+    found = f"differs on GPU {gpus}" + (f": {len(steps)} steps to it" if counted else "")
+    return judged(what, not steps, found if steps else "as wanted", wanted, todo)
 
 
 def text_of(file: Path) -> str:
@@ -103,11 +121,12 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     settings = {**_of_file(root / "etc/nccl.conf"), **{k: v for k, v in environment.items() if k.startswith("NCCL_")}}
     fabric = sorted(entry.name for entry in (root / "sys/class/infiniband").glob("*"))
     shown = " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
-    problems = [text for text in (_interfaces(settings), *_disabled(settings, fabric)) if text]
-    for text in problems:
-        yield Finding("NCCL settings", "wrong", f"{text} ({shown})", "settings that this machine allows", _NCCL_ADVICE)
+    what, wanted = "NCCL settings", "settings that this machine allows"
+    todo = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
+    problems = list(_problems(settings, fabric))
+    yield from (Finding(what, "wrong", f"{text} ({shown})", wanted, todo) for text in problems)
     if settings and not problems:
-        yield Finding("NCCL settings", "ok", shown, "settings that this machine allows")
+        yield Finding(what, "ok", shown, wanted)
     if fabric:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         free = limit == resource.RLIM_INFINITY
@@ -116,23 +135,14 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
         yield judged("locked memory", free, found, "no limit, for RDMA", todo)
 
 
-_NCCL_ADVICE = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
-
-
-def _interfaces(settings: Mapping[str, str]) -> str:
-    """Returns why NCCL_SOCKET_IFNAME matches no interface, or "". Names are prefixes; ``=``: exact, ``^``: not."""
+def _problems(settings: Mapping[str, str], fabric: list[str]) -> Iterator[str]:
     value = settings.get("NCCL_SOCKET_IFNAME", "")
-    if not value or value.startswith("^"):
-        return ""
-    exact = value.startswith("=")
-    there = [name for _, name in socket.if_nameindex()]
+    # Names are prefixes of interfaces; with = in front they are the whole names, with ^ those that are not used.
     names = value.removeprefix("=").split(",")
-    if any(name == found if exact else found.startswith(name) for name in names for found in there):
-        return ""
-    return f"NCCL_SOCKET_IFNAME names no interface of {', '.join(there)}"
-
-
-def _disabled(settings: Mapping[str, str], fabric: list[str]) -> Iterator[str]:
+    there = [name for _, name in socket.if_nameindex()]
+    matches = str.__eq__ if value.startswith("=") else str.startswith
+    if value and value[0] != "^" and not any(matches(found, name) for name in names for found in there):
+        yield f"NCCL_SOCKET_IFNAME names no interface of {', '.join(there)}"
     if settings.get("NCCL_IB_DISABLE") == "1" and fabric:
         yield f"NCCL_IB_DISABLE=1, and there is {', '.join(fabric)}"
     for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):

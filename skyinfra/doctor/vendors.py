@@ -7,12 +7,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from skyinfra.doctor import packages
-from skyinfra.doctor.system import judged, text_of
-from skyinfra.errors import SkyinfraError
+from skyinfra.doctor.system import judged, layout, text_of
 from skyinfra.gpu import inventory
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.node.folder import NodeDirectory
@@ -22,8 +21,7 @@ from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
 _TOOL_S = 20.0
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """The way to examine the accelerators of one vendor. *tool*: a command that fails where something is wrong."""
 
     vendor: Vendor
@@ -48,7 +46,7 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[st
         accelerator = node.accelerator if node is not None and not node.scheduler_only else None
         declared = accelerator is not None and accelerator.vendor == kind.vendor
         # A group of vfio may be of any device; without a declaration only libtpu says that it is a TPU.
-        guess = kind.vendor != "google" or packages.version_of("libtpu", path) is not None
+        guess = kind.vendor != "google" or packages.installed("libtpu", path) is not None
         if not declared and (node is not None or not files or not guess):
             continue
         if node is not None and node.simulate:
@@ -61,8 +59,10 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[st
         yield judged("accelerators", enough, found, wanted, todo)
         if files:
             yield from _details(kind, files, path, root)
-        if declared and files and directory is not None and node is not None and kind.vendor == "amd":
-            yield from _partitions(node, directory)
+        if accelerator is not None and files and node is not None and directory is not None and kind.vendor == "amd":
+            wanted = next((p.profile for each in accelerator.layouts for p in each), "as they are")
+            todo = "`skyinfra-runner partition --config FILE` sets it, as root."
+            yield layout("partition mode", Hardware(node, directory), wanted, todo)
 
 
 def _details(kind: _Kind, files: list[Path], path: list[str], root: Path) -> Iterator[Finding]:
@@ -101,36 +101,19 @@ def _tool(kind: _Kind) -> Iterator[Finding]:
 
 def _package(kind: _Kind, path: list[str], root: Path) -> Iterator[Finding]:
     """The Python package that tasks need, and for AMD the ROCm of torch."""
-    version = packages.version_of(kind.package, path)
+    package = packages.installed(kind.package, path)
+    if package is None:
+        return
     if kind.vendor != "amd":
-        if version is not None:
-            yield Finding(f"{kind.name}: {kind.package}", "ok", version, "any")
+        yield Finding(f"{kind.name}: {kind.package}", "ok", package.version, "any")
         return
-    torch = packages.torch(path)
-    if torch is None:
-        return
-    built = packages.torch_version(torch, "hip")
-    what = "ROCm of torch"
+    built = packages.torch_version(package, "hip")
+    what, wanted, torch = "ROCm of torch", "a torch made for ROCm", f"torch {package.version}"
     if built is None:
         todo = "Install torch from the index of its ROCm builds."
-        yield Finding(what, "wrong", f"torch {torch.version} is not made for ROCm", "a torch made for ROCm", todo)
+        yield Finding(what, "wrong", f"{torch} is not made for ROCm", wanted, todo)
         return
     # The wheels bring ROCm's user space; only the kernel's part has to be new enough.
     system = re.match(r"\d+\.\d+", text_of(root / "opt/rocm/.info/version"))
-    shown = f"torch {torch.version} with ROCm {'.'.join(map(str, built))}"
-    found = shown + (f", the machine has {system[0]}" if system else "")
-    yield Finding(what, "ok", found, "a torch made for ROCm")
-
-
-def _partitions(node: NodeConfig, directory: NodeDirectory) -> Iterator[Finding]:
-    layouts = node.accelerator.layouts if node.accelerator is not None else ()
-    wanted = layouts[0][0].profile if layouts and layouts[0] else "as they are"
-    try:
-        steps = Hardware(node, directory).plan()
-    except SkyinfraError as error:
-        yield Finding("partition mode", "wrong", error.message, wanted, error.hint or "")
-        return
-    found = f"differs on GPU {', '.join(str(step.gpu) for step in steps)}" if steps else "as wanted"
-    yield judged(
-        "partition mode", not steps, found, wanted, "`skyinfra-runner partition --config FILE` sets it, as root."
-    )
+    found = f"{torch} with ROCm {'.'.join(map(str, built))}" + (f", the machine has {system[0]}" if system else "")
+    yield Finding(what, "ok", found, wanted)

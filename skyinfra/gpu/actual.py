@@ -27,7 +27,7 @@ _NOT_ASKED = object()
 
 
 @dataclass(frozen=True)
-class ActualLayout:
+class ActualLayout(_schema.Document, error=InvalidNodeConfig, source="partitions.json", version=VERSION):
     """The content of ``partitions.json``. layouts: the desired layout of each GPU. partitions: those that exist.
 
     error: class name and message of why root failed; partitions are then those of before.
@@ -46,21 +46,19 @@ def write(directory: NodeDirectory, config: NodeConfig, done: Sequence[Partition
     layouts = config.accelerator.per_gpu
     if isinstance(done, SkyinfraError):
         before = read(directory)
-        error = (type(done).__name__, str(done))
-        actual = ActualLayout(VERSION, layouts, before.partitions if before else (), error)
+        partitions, error = before.partitions if before else (), (type(done).__name__, str(done))
+        actual = ActualLayout(VERSION, layouts, partitions, error)
     else:
         actual = ActualLayout(VERSION, layouts, tuple(done))
-    directory.write(directory.record_file, json.dumps(_schema.write(actual)) + "\n")
+    directory.write(directory.record_file, json.dumps(actual.to_json()) + "\n")
 
 
 def read(directory: NodeDirectory) -> ActualLayout | None:
     """The last record; None where there is none, or it cannot be read."""
     try:
-        value = _schema.load(directory.record_file, error=InvalidNodeConfig)
-        actual = _schema.read(ActualLayout, value, path=str(directory.record_file), error=InvalidNodeConfig)
+        return ActualLayout.load(directory.record_file)
     except InvalidNodeConfig:
         return None
-    return actual if actual.version == VERSION else None
 
 
 class RecordedHardware(Hardware):

@@ -51,7 +51,7 @@ class Desired:
 
 
 @dataclass(frozen=True)
-class _FromHead:
+class _FromHead(_schema.Document, error=InvalidNodeConfig, source="told.json", version=VERSION):
     """The content of ``told.json``."""
 
     version: int
@@ -81,15 +81,27 @@ def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: Fle
 
     *of_head*: the layout that the head sends now; None where it is not known: the one that it sent last counts.
     """
+    refused: InvalidNodeConfig | None = None
     if config.head:
-        return _on_head(config, sha256, directory)
-    layout = of_head if of_head is not None else _remembered(sha256, directory)
-    return _adopt(config, layout) if layout is not None else Desired(config, "node.json")
+        file = directory.desired_file
+        if not os.path.lexists(file):
+            return Desired(config, "node.json")
+        try:
+            return Desired(_with(config, FleetLayout.load(file), str(file)), "desired.json")
+        except InvalidNodeConfig as error:
+            refused, of_head = error, None
+    layout = of_head or _remembered(sha256, directory)
+    if layout is None:
+        return Desired(config, "node.json", refused)
+    try:
+        return Desired(_with(config, layout, "the head's layout"), "told.json", refused)
+    except InvalidNodeConfig as error:
+        return Desired(config, "node.json", refused or error)
 
 
 def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None:
     """Keeps *layout* as the last one of the head. Raises `StateDirectoryError`."""
-    text = json.dumps(_schema.write(_FromHead(VERSION, sha256, layout))) + "\n"
+    text = json.dumps(_FromHead(VERSION, sha256, layout).to_json()) + "\n"
     if not directory.told_file.exists() or directory.told_file.read_text(encoding="utf-8") != text:
         directory.write(directory.told_file, text)
 
@@ -100,33 +112,11 @@ def spelled(layout: Layout) -> str:
     return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items()) or "whole"
 
 
-def _on_head(config: NodeConfig, sha256: str, directory: NodeDirectory) -> Desired:
-    file = directory.desired_file
-    if not os.path.lexists(file):
-        return Desired(config, "node.json")
-    try:
-        layout = FleetLayout.read(_schema.load(file, error=InvalidNodeConfig), source=str(file))
-        return Desired(_with(config, layout, str(file)), "desired.json")
-    except InvalidNodeConfig as refused:
-        last = _remembered(sha256, directory)
-        found = Desired(config, "node.json") if last is None else _adopt(config, last)
-        return replace(found, refused=refused)
-
-
-def _adopt(config: NodeConfig, layout: FleetLayout) -> Desired:
-    """*config* with the head's layout, or as it is where that is refused."""
-    try:
-        return Desired(_with(config, layout, "the head's layout"), "told.json")
-    except InvalidNodeConfig as refused:
-        return Desired(config, "node.json", refused)
-
-
 def _remembered(sha256: str, directory: NodeDirectory) -> FleetLayout | None:
     """The last layout of the head for this very node configuration; None where the file cannot be read."""
     with contextlib.suppress(InvalidNodeConfig):
-        value = _schema.load(directory.told_file, error=InvalidNodeConfig)
-        last = _schema.read(_FromHead, value, path=str(directory.told_file), error=InvalidNodeConfig)
-        if last.version == last.layout.version == VERSION and last.config_sha256 == sha256:
+        last = _FromHead.load(directory.told_file)
+        if last.layout.version == VERSION and last.config_sha256 == sha256:
             return last.layout
     return None
 

@@ -18,7 +18,7 @@ from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions, Emit
 from skyinfra.gpu.transition import Partition, Step
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 
 @contextlib.contextmanager
@@ -48,8 +48,12 @@ class Hardware:
         self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
         self._desired = dict(enumerate(self._gpus.per_gpu)) if self._gpus is not None else {}
-        simulated = self._gpus if config.simulate else None
-        self._driver = _simulated(simulated, config, directory) if simulated is not None else pynvml
+        self._driver: Any = pynvml
+        if self._gpus is not None and config.simulate:
+            from skyinfra.gpu.simulated.driver import SimulatedDriver
+
+            seed = f"{config.fleet}/{config.node}"
+            self._driver = SimulatedDriver(self._gpus, path=directory.simulated_file, seed=seed)
         self._amd = amd.of(config, directory, root=root)
 
     def devices(self) -> tuple[Device, ...]:
@@ -112,9 +116,3 @@ class Hardware:
             raise AcceleratorMissing("this node has no NVIDIA GPUs", field="accelerator")
         with session(Nvml(self._driver)) as nvml:
             yield nvml
-
-
-def _simulated(gpus: NodeAccelerator, config: NodeConfig, directory: NodeDirectory) -> Any:
-    from skyinfra.gpu.simulated.driver import SimulatedDriver
-
-    return SimulatedDriver(gpus, path=directory.simulated_file, seed=f"{config.fleet}/{config.node}")

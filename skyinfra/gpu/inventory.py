@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.gpu.nvml import Nvml, error_text
 from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
@@ -39,10 +39,15 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
         memory = [gpu.memory_bytes() for gpu in gpus]
     except pynvml.NVMLError as error:
         raise no_driver(error) from error
-    found = _counted([gpu.name for gpu in gpus])
+    found = counted([gpu.name for gpu in gpus])
     check_count(accelerator, len(gpus), found)
+    nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
     for gpu, total in zip(gpus, memory, strict=True):
-        _check_model(accelerator, gpu, total, found)
+        if not same_model(accelerator.name, gpu.name):
+            raise other_model(accelerator, f"{found}: GPU {gpu.index} is another model")
+        if nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
+            wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
+            raise other_model(accelerator, f"{found}: {wrong}")
     return tuple(Device(gpu.index, gpu.uuid, gpu.uuid) for gpu in gpus)
 
 
@@ -72,18 +77,14 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
 
 
 def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:
-    """The accelerators of AMD, AWS, Google and Intel, by their device files below *root*.
-
-    Raises `AcceleratorMissing` where there are not as many as *accelerator* declares.
-    """
+    """The accelerators, by device files below *root*. Raises `AcceleratorMissing` unless as many as declared exist."""
     if accelerator.vendor not in _FILES:
         return simulated(accelerator)
     files, driver = device_files(accelerator.vendor, root)
     found = ", ".join(str(file) for file in files) or "none"
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
-    if accelerator.vendor == "aws":
-        return _neuron_devices(len(files), _neuron_cores(root))
-    return tuple(Device(index, str(index)) for index in range(len(files)))
+    cores = root / "sys/class/neuron_device/neuron0/core_count"
+    return simulated(accelerator, int(cores.read_text(encoding="utf-8")) if cores.exists() else _NEURON_CORES)
 
 
 def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
@@ -96,11 +97,13 @@ def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], st
     return next(filter(None, found), []), driver
 
 
-def simulated(accelerator: NodeAccelerator) -> tuple[Device, ...]:
+def simulated(accelerator: NodeAccelerator, neuron_cores: int = _NEURON_CORES) -> tuple[Device, ...]:
     """Devices that are only numbers: simulated ones, and custom ones, which no driver lists."""
-    if accelerator.vendor == "aws":
-        return _neuron_devices(accelerator.count, _NEURON_CORES)
-    return tuple(Device(index, str(index)) for index in range(accelerator.count))
+    numbers = range(accelerator.count)
+    if accelerator.vendor != "aws":
+        return tuple(Device(i, str(i)) for i in numbers)
+    # The Neuron runtime counts the cores over all devices.
+    return tuple(Device(i, f"{i * neuron_cores}-{(i + 1) * neuron_cores - 1}") for i in numbers)
 
 
 def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str | None = None) -> None:
@@ -111,17 +114,6 @@ def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str 
             field="accelerator.count",
             hint=hint or "The machine type may be another than declared, or a GPU has failed: `dmesg | grep NVRM`.",
         )
-
-
-def _check_model(accelerator: NodeAccelerator, gpu: Gpu, total: int | None, found: str) -> None:
-    nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
-    if not same_model(accelerator.name, gpu.name):
-        wrong = f"GPU {gpu.index} is another model"
-    elif nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
-        wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
-    else:
-        return
-    raise other_model(accelerator, f"{found}: {wrong}")
 
 
 def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:
@@ -148,18 +140,9 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-def _counted(names: Sequence[str]) -> str:
+def counted(names: Sequence[str]) -> str:
+    """Returns each name with how often it is there; ``none`` without any."""
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
-
-
-def _neuron_devices(count: int, cores: int) -> tuple[Device, ...]:
-    """Each with the numbers of its NeuronCores, which the Neuron runtime counts over all devices."""
-    return tuple(Device(i, f"{i * cores}-{(i + 1) * cores - 1}") for i in range(count))
-
-
-def _neuron_cores(root: Path) -> int:
-    file = root / "sys/class/neuron_device/neuron0/core_count"
-    return int(file.read_text(encoding="utf-8")) if file.exists() else _NEURON_CORES
 
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:

@@ -6,17 +6,11 @@ The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from skyinfra import mig
-from skyinfra.errors import (
-    AcceleratorMissing,
-    InvalidField,
-    LayoutError,
-    MigNotSupported,
-    UnknownProfile,
-)
+from skyinfra.errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, UnknownProfile
 from skyinfra.gpu.nvml import Gpu, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
 from skyinfra.gpu.transition import asking
@@ -88,7 +82,11 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     warnings: list[str] = []
     with asking(_UNREADABLE):
         gpus = nvml.gpus()
-        for members in _by_model(gpu for gpu in gpus if gpu.mig_mode() is not None):
+        models: dict[tuple[str, str], list[Gpu]] = {}
+        for gpu in gpus:
+            if gpu.mig_mode() is not None:
+                models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
+        for members in models.values():
             found = {gpu.index: _actual(gpu, warnings) for gpu in members}
             example = next((gpu for gpu in members if found[gpu.index] is not None), None)
             if example is None:
@@ -105,25 +103,18 @@ def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
         return ()
     with noting(gpu.index):
         geometry = geometry_of(gpu)
+    known = _known(gpu)
     try:
         (resolved,) = mig.resolve(layout, geometry, 1)
-        _check_driver(resolved, gpu, driver)
+        if known is not None:
+            # The oldest driver of the model does not count: this driver lists the GPU's profiles. Nothing is refused
+            # where the version or a profile is not known.
+            with contextlib.suppress(InvalidField, UnknownProfile):
+                mig.check_driver(resolved, replace(known, min_driver=None), driver)
     except LayoutError as error:
         error.at(f"GPU {gpu.index} ({gpu.name})")
         raise
     return resolved
-
-
-def _check_driver(layout: mig.Layout, gpu: Gpu, driver: str) -> None:
-    """Raises `DriverTooOld` where *driver* is known not to offer the profiles together.
-
-    The oldest driver of the model does not count: this driver lists the GPU's profiles. Nothing is refused where the
-    version or a profile is not known.
-    """
-    known = _known(gpu)
-    if known is not None:
-        with contextlib.suppress(InvalidField, UnknownProfile):
-            mig.check_driver(layout, replace(known, min_driver=None), driver)
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:
@@ -188,13 +179,6 @@ def _profile(info: ProfileInfo, places: Sequence[tuple[int, int]]) -> mig.Profil
     )
 
 
-def _by_model(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
-    models: dict[tuple[str, str], list[Gpu]] = {}
-    for gpu in gpus:
-        models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
-    return list(models.values())
-
-
 def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
     """The actual layout of *gpu*; None is MIG off."""
     with noting(gpu.index):
@@ -204,6 +188,5 @@ def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
         instances = gpu.instances()
     for each in instances:
         if each.uuid is None:
-            place = f"{each.profile.name} at {each.start}:{each.size}"
-            warnings.append(f"GPU {gpu.index}: {place} is not filled by one compute instance")
+            warnings.append(f"GPU {gpu.index}: {each} is not filled by one compute instance")
     return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)

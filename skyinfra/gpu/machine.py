@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import Any, NamedTuple
 
 import pynvml
 
-from skyinfra.errors import NodeFailed
+from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu.nvml import error_name
+from skyinfra.node.folder import replace_file, writing
 
 # Services of NVIDIA's that keep a GPU open, in the order in which they start: what NVIDIA's own MIG manager stops, and
 # what `nvidia-smi --gpu-reset` names when it refuses (NVIDIA/mig-parted deployments/systemd/hooks.sh, and
@@ -58,56 +60,48 @@ _MONITOR = "mig/monitor"
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Address:
-    """One GPU: its index, and its PCI address such as ``0000:1b:00.0``."""
-
-    index: int
-    bus_id: str
-
-
 class SystemMachine:
     """The machine that this process runs on: systemd, and NVIDIA's program for the reset, which NVML has none for."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps other processes of this machine out: waits for those that are in it, and makes others wait."""
-        with contextlib.ExitStack() as stack:
-            try:
-                lock = stack.enter_context(_LOCK.open("a"))
-            except OSError:
-                # A user who may not write there may not partition either: the driver says so.
-                yield
-                return
+        try:
+            lock = _LOCK.open("a")
+        except OSError:
+            # A user who may not write there may not partition either: the driver says so.
+            yield
+            return
+        with lock:
             _wait_for(lock.fileno())
             yield
 
     def stop_clients(self) -> tuple[str, ...]:
         """Stops the known services that hold GPUs. Returns those that ran, for `start_clients`."""
-        active = tuple(name for name in CLIENTS if _systemctl("is-active", "--quiet", name) is None)
+        active = tuple(name for name in CLIENTS if self._systemctl("is-active", "--quiet", name) is None)
         for name in reversed(active):
             # One that is not stopped in time may still end later: it is started again all the same.
-            _systemctl("stop", name)
+            self._systemctl("stop", name)
         return active
 
     def start_clients(self, names: Sequence[str]) -> None:
         """Starts the services again."""
         # While the machine boots they may be ordered after this very service: systemd starts them when it can.
         if names:
-            _systemctl("--no-block", "start", *names)
+            self._systemctl("--no-block", "start", *names)
 
-    def reset(self, gpus: Sequence[Address]) -> str:
-        """Resets *gpus* together; this process must not hold them. Returns why that failed, else an empty string."""
+    def reset(self, gpus: Mapping[int, str]) -> str:
+        """Resets *gpus* together, PCI addresses by index; this process must not hold them. Returns why that failed."""
         program = shutil.which("nvidia-smi")
         if program is None:
             return "there is no nvidia-smi to reset it with"
-        return _execute([program, "--gpu-reset", "-i", ",".join(gpu.bus_id for gpu in gpus)], _RESET_S) or ""
+        return _execute([program, "--gpu-reset", "-i", ",".join(gpus.values())], _RESET_S) or ""
 
     def refresh_cdi(self) -> bool:
         """Makes the container toolkit list the devices again. False where this machine does not do that."""
         # With --no-block for the same reason as above.
-        known = _systemctl("cat", _CDI_REFRESH) is None
-        return known and _systemctl("--no-block", "restart", _CDI_REFRESH) is None
+        known = self._systemctl("cat", _CDI_REFRESH) is None
+        return known and self._systemctl("--no-block", "restart", _CDI_REFRESH) is None
 
     def make_device_files(self) -> str:
         """Makes the device files that tasks need. Returns which could not be made and why, else an empty string."""
@@ -116,7 +110,9 @@ class SystemMachine:
         program = shutil.which("nvidia-modprobe")
         reasons = ["there is no nvidia-modprobe"]
         if program is not None:
-            run = (_execute(command, _DEVICE_FILES_S) for command in _commands(program, _ROOT))
+            capabilities = [word for file, _ in _minors(_ROOT) for word in ("-f", str(file))]
+            commands = [arguments for arguments in (["-u", "-c", "0"], capabilities) if arguments]
+            run = (_execute([program, *arguments], _DEVICE_FILES_S) for arguments in commands)
             reasons = [reason for reason in run if reason is not None]
         left = ", ".join(map(str, missing_files(_ROOT)))
         return left and f"{left}: {'; '.join(reasons) or 'nvidia-modprobe did not make it'}"
@@ -127,9 +123,16 @@ class SystemMachine:
 
     def reboot(self) -> None:
         """Starts a reboot of the machine; returns before it. Raises `NodeFailed`."""
-        reason = _systemctl("reboot")
+        reason = self._systemctl("reboot")
         if reason is not None:
             raise NodeFailed(f"the machine cannot be rebooted: {reason}", hint="Reboot it, then run this again.")
+
+    def _systemctl(self, *arguments: str) -> str | None:
+        """None where systemctl succeeds, else why it does not."""
+        program = shutil.which("systemctl")
+        if program is None:
+            return "there is no systemctl"
+        return _execute([program, "--no-ask-password", *arguments], _SERVICE_S)
 
 
 class SimulatedMachine(SystemMachine):
@@ -142,22 +145,13 @@ class SimulatedMachine(SystemMachine):
     def alone(self) -> Iterator[None]:
         yield
 
-    def stop_clients(self) -> tuple[str, ...]:
-        return ()
-
-    def start_clients(self, names: Sequence[str]) -> None:
-        return
-
-    def reset(self, gpus: Sequence[Address]) -> str:
-        for gpu in gpus:
+    def reset(self, gpus: Mapping[int, str]) -> str:
+        for index in gpus:
             try:
-                self._driver.reset(gpu.index)
+                self._driver.reset(index)
             except pynvml.NVMLError as error:
                 return error_name(error.value)
         return ""
-
-    def refresh_cdi(self) -> bool:
-        return False
 
     def make_device_files(self) -> str:
         return ""
@@ -167,6 +161,81 @@ class SimulatedMachine(SystemMachine):
 
     def reboot(self) -> None:
         raise NodeFailed("simulated GPUs do not reboot the machine that they are simulated on")
+
+    def _systemctl(self, *arguments: str) -> str:
+        return "simulated GPUs have no services"
+
+
+class _Asked(NamedTuple):
+    """The boot in which a reboot was last asked for, and its GPUs; None: they are not known."""
+
+    boot: str
+    gpus: frozenset[int] | None
+
+
+class RebootGuard:
+    """Allows one reboot of the machine for the pending MIG mode of each GPU.
+
+    *file* remembers it: ``{"boot": ID, "gpus": [INDEX, ...]}``. A GPU is forgotten when its mode is the desired one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def reboot(self, machine: SystemMachine, gpus: Sequence[int], what: str) -> NodeRebooting:
+        """Reboots *machine* to get *what* done on *gpus*; returns the exception to raise then.
+
+        Raises `PartitionFailed` after a reboot for any of them before, `NodeFailed` where the machine refuses.
+        """
+        numbers = ", ".join(map(str, gpus))
+        boot = machine.boot_id()
+        asked = self._asked()
+        if asked is not None and asked.boot != boot and (asked.gpus is None or asked.gpus & set(gpus)):
+            raise PartitionFailed(
+                f"the node was rebooted to {what} on GPU {numbers}, and it is still pending; it is not rebooted again",
+                field=str(self._file),
+                given=f"asked for in boot {asked.boot}",
+                hint="`nvidia-smi -q -d MIG` and the kernel log (NVRM lines) say what the driver sees. "
+                "Remove the file to allow one more reboot.",
+            )
+        # On the disk before anything else happens: a reboot that is not remembered would come again and again.
+        self._keep(_Asked(boot, frozenset(gpus) | ((asked and asked.gpus) or frozenset())))
+        try:
+            # Also where it was asked for in this boot: that process may have been ended before it could reboot.
+            machine.reboot()
+        except NodeFailed:
+            self._keep(asked)
+            raise
+        return NodeRebooting(
+            f"the node reboots once to {what} on GPU {numbers}",
+            hint="When it is up, run this again to make the partitions; a node of a fleet does so by itself.",
+        )
+
+    def clear(self, gpus: Sequence[int]) -> None:
+        """Forgets a reboot for *gpus* that was successful; that of others is not forgotten."""
+        asked = self._asked()
+        if asked is not None and not (asked.gpus and asked.gpus.isdisjoint(gpus)):
+            left = (asked.gpus or frozenset()) - set(gpus)
+            self._keep(_Asked(asked.boot, left) if left else None)
+
+    def _keep(self, asked: _Asked | None) -> None:
+        with writing(self._file):
+            if asked is None:
+                self._file.unlink(missing_ok=True)
+                return
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"boot": asked.boot, "gpus": sorted(asked.gpus or ())}) + "\n"
+        replace_file(self._file, text, durable=True)
+
+    def _asked(self) -> _Asked | None:
+        """The last reboot. A file that cannot be read counts for every GPU, because a loop is worse."""
+        if not self._file.exists():
+            return None
+        try:
+            read = json.loads(self._file.read_text(encoding="utf-8"))
+            return _Asked(str(read["boot"]), frozenset(map(int, read["gpus"])))
+        except (ValueError, KeyError, TypeError):
+            return _Asked("unknown", None)
 
 
 def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
@@ -180,14 +249,6 @@ def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
 def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
     """Returns those of `needed_files` that do not exist."""
     return tuple(file for file in needed_files(root) if not file.exists())
-
-
-def _commands(program: str, root: Path = Path("/")) -> Iterator[Sequence[str]]:
-    """The commands that make them; *program* is the path of nvidia-modprobe."""
-    yield program, "-u", "-c", "0"
-    files = [str(file) for file, _ in _minors(root)]
-    if files:
-        yield program, *(word for file in files for word in ("-f", file))
 
 
 def _minors(root: Path) -> Iterator[tuple[Path, int]]:
@@ -216,25 +277,11 @@ def _wait_for(lock: int) -> None:
         timer.cancel()
 
 
-def _systemctl(*arguments: str) -> str | None:
-    program = shutil.which("systemctl")
-    if program is None:
-        return "there is no systemctl"
-    return _execute([program, "--no-ask-password", *arguments], _SERVICE_S)
-
-
 def _execute(command: Sequence[str], seconds: float) -> str | None:
     """None where *command* succeeds, else its output in one line."""
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
+            command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return f"{Path(command[0]).name} has not ended within {seconds:g} s"

@@ -16,20 +16,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pynvml
 
-from skyinfra.gpu.nvml_readings import MigDevice, Readings, asked
-
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
 _ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-_SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _MIB = 2**20
+_UNSUPPORTED = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_DATA,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+)
 
 # code -> name as nvml.h has it, such as 23 -> "INSUFFICIENT_RESOURCES"
 ERROR_NAMES: dict[int, str] = {
@@ -45,6 +50,19 @@ def error_name(code: int) -> str:
 def error_text(error: pynvml.NVMLError) -> str:
     """The name of an NVML error, with the GPU that it is of where that was noted: ``GPU_IS_LOST (15) of GPU 3``."""
     return " ".join([error_name(error.value), *getattr(error, "__notes__", ())])
+
+
+def asked(api: Any, function: str, *arguments: Any, absent: Collection[int] = _UNSUPPORTED) -> Any:
+    """The answer of NVML's *function*; None where it refuses with one of *absent*: where it does not support it."""
+    call = getattr(api, function, None)
+    if call is None:  # the simulated driver has what a partitioner needs
+        return None
+    try:
+        return call(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in absent:
+            return None
+        raise
 
 
 @contextlib.contextmanager
@@ -86,11 +104,27 @@ class GpuInstance:
     size: int
     compute: tuple[ComputeInstance, ...]
 
+    def __str__(self) -> str:
+        return f"{self.profile.name} at {self.start}:{self.size}"
+
     @property
     def uuid(self) -> str | None:
         """UUID of its MIG device; None unless one compute instance fills the GPU instance."""
         whole = len(self.compute) == 1 and self.compute[0].compute_slices == self.profile.compute_slices
         return self.compute[0].uuid if whole else None
+
+
+class MigDevice:
+    """A MIG device. ``instance`` is the id of its GPU instance; None where the driver does not say it."""
+
+    def __init__(self, api: Any, handle: Any) -> None:
+        self._api = api
+        self._handle = handle
+        self.instance: int | None = asked(api, "nvmlDeviceGetGpuInstanceId", handle)
+
+    def memory(self) -> Any:
+        """Its memory, with ``total`` and ``used`` in bytes; None where the driver does not say it."""
+        return asked(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
 
 
 class Nvml:
@@ -119,12 +153,8 @@ class Nvml:
 
     def mig_device(self, uuid: str) -> MigDevice | None:
         """The MIG device *uuid*; None where it does not stand any more."""
-        try:
-            handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
-                return None
-            raise
+        gone = (*_UNSUPPORTED, pynvml.NVML_ERROR_NOT_FOUND)
+        handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid, absent=gone)
         return None if handle is None else MigDevice(self.api, handle)
 
     def gpus(self) -> list[Gpu]:
@@ -136,7 +166,7 @@ class Nvml:
         return found
 
 
-class Gpu(Readings):
+class Gpu:
     """One GPU. See `Nvml` for what its methods raise."""
 
     def __init__(self, api: Any, index: int) -> None:
@@ -162,22 +192,13 @@ class Gpu(Readings):
 
     def memory_bytes(self) -> int | None:
         """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
-        try:
-            return int(self._api.nvmlDeviceGetMemoryInfo(self._handle).total)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-                return None
-            raise
+        memory = self.ask("nvmlDeviceGetMemoryInfo", absent=[pynvml.NVML_ERROR_NO_PERMISSION])
+        return None if memory is None else int(memory.total)
 
     def mig_mode(self) -> tuple[bool, bool] | None:
         """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
-        try:
-            current, pending = self._api.nvmlDeviceGetMigMode(self._handle)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                return None
-            raise
-        return bool(current), bool(pending)
+        modes = self.ask("nvmlDeviceGetMigMode", absent=[pynvml.NVML_ERROR_NOT_SUPPORTED])
+        return None if modes is None else (bool(modes[0]), bool(modes[1]))
 
     def set_mig_mode(self, on: bool) -> int:
         """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
@@ -191,10 +212,7 @@ class Gpu(Readings):
         return status
 
     def profiles(self) -> list[ProfileInfo]:
-        """The GPU instance profiles of this device, in the order of NVML's enumeration.
-
-        Empty on a GPU without MIG, and with some drivers (535) on any GPU while MIG is off.
-        """
+        """The GPU instance profiles of this device; none without MIG, and with some drivers (535) while MIG is off."""
         if self._profiles is None:
             found = (self._profile(number) for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT))
             self._profiles = [profile for profile in found if profile is not None]
@@ -202,17 +220,19 @@ class Gpu(Readings):
 
     def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
         """The places (start, size) of an instance of *profile* on this device. Some drivers need MIG on for it."""
-        found = self._filled(
-            pynvml.c_nvmlGpuInstancePlacement_t,
-            self._api.nvmlDeviceGetGpuInstancePossiblePlacements,
-            self._handle,
-            profile.profile_id,
-        )
+        function = self._api.nvmlDeviceGetGpuInstancePossiblePlacements
+        found = self._filled(pynvml.c_nvmlGpuInstancePlacement_t, function, self._handle, profile.profile_id)
         return [(int(place.start), int(place.size)) for place in found]
 
     def instances(self) -> list[GpuInstance]:
         """The GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
-        found = [instance for profile in self.profiles() for instance in self._instances_of(profile)]
+        found = []
+        function = self._api.nvmlDeviceGetGpuInstances
+        for profile in self.profiles():
+            for handle in self._filled(pynvml.c_nvmlGpuInstance_t, function, self._handle, profile.profile_id):
+                placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
+                compute = tuple(self._compute_instances(handle, profile))
+                found.append(GpuInstance(handle, profile, int(placement.start), int(placement.size), compute))
         return sorted(found, key=lambda instance: instance.start)
 
     def create(self, profile: ProfileInfo, *, start: int, size: int) -> Any:
@@ -240,15 +260,55 @@ class Gpu(Readings):
         self._api.nvmlGpuInstanceDestroy(instance.handle)
 
     def processes(self) -> tuple[int, ...]:
-        """The ids of the processes that compute or draw on this GPU, on whatever partition; sorted.
-
-        While MIG is on, the driver tells them to root only, and refuses others with NO_PERMISSION.
-        """
+        """The ids of the processes on this GPU, on whatever partition; sorted. While MIG is on, for root only."""
         return self._processes(self._handle)
 
     def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
         """The ids of the processes on the MIG devices of *instance*; sorted."""
         return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
+
+    def ask(self, function: str, *arguments: Any, absent: Collection[int] = _UNSUPPORTED) -> Any:
+        """The answer of NVML's *function* for this GPU; None as for `asked`."""
+        return asked(self._api, function, self._handle, *arguments, absent=absent)
+
+    def temperature(self) -> int | None:
+        """In degrees Celsius; None where the driver does not say it."""
+        asks = (self.ask(f"nvmlDeviceGetTemperature{v}", pynvml.NVML_TEMPERATURE_GPU) for v in ("V", ""))
+        return next((int(now) for now in asks if now is not None), None)
+
+    def has_gpm(self) -> bool:
+        """Whether it measures its performance (GPM): Hopper and later."""
+        support = self.ask("nvmlGpmQueryDeviceSupport")
+        return support is not None and bool(support.isSupportedDevice)
+
+    @contextlib.contextmanager
+    def gpm_sample(self, instance: int) -> Iterator[Any]:
+        """A sample of the GPU instance *instance* now; None where the driver refuses, as it may but for root."""
+        sample = self._api.nvmlGpmSampleAlloc()
+        try:
+            yield self.ask("nvmlGpmMigSampleGet", instance, sample)
+        finally:
+            self._api.nvmlGpmSampleFree(sample)
+
+    def busy_multiprocessors(self, first: Any, second: Any) -> float | None:
+        """Percent of the multiprocessors that were busy between two samples; None where the driver does not say it."""
+        metrics = pynvml.c_nvmlGpmMetricsGet_t()
+        metrics.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        metrics.numMetrics = 1
+        metrics.sample1, metrics.sample2 = first, second
+        metrics.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        given = asked(self._api, "nvmlGpmMetricsGet", metrics)
+        if given is None or given.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS or math.isnan(given.metrics[0].value):
+            return None
+        return float(given.metrics[0].value)
+
+    def fabric_state(self) -> int | None:
+        """Its state in the fabric of NVSwitch, as NVML counts (3: completed); None where the driver does not say it."""
+        info = pynvml.c_nvmlGpuFabricInfoV_t()
+        # The structure has to say its version; pynvml leaves that to its caller.
+        info.version = pynvml.nvmlGpuFabricInfo_v2
+        given = self.ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info))
+        return None if given is None else int(info.state)
 
     @cached_property
     def _pci(self) -> Any:
@@ -260,16 +320,11 @@ class Gpu(Readings):
 
     def _running(self, kind: str, device: Any) -> list[Any]:
         """The processes of one kind. Drivers before R510 have only the second version of the query."""
-        for version in ("_v3", "_v2"):
-            try:
-                return list(getattr(self._api, f"nvmlDeviceGet{kind}RunningProcesses{version}")(device))
-            except pynvml.NVMLError as error:
-                # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
-                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-                    return []
-                if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND or version == "_v2":
-                    raise
-        return []
+        # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
+        none = pynvml.NVML_ERROR_NOT_SUPPORTED
+        function = f"nvmlDeviceGet{kind}RunningProcesses"
+        found = asked(self._api, f"{function}_v3", device, absent=[none, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+        return list((asked(self._api, f"{function}_v2", device, absent=[none]) or ()) if found is None else found)
 
     def _profile(self, number: int) -> ProfileInfo | None:
         info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)
@@ -289,15 +344,6 @@ class Gpu(Readings):
         media = number in (pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
         return f"{info.sliceCount}g.{memory}gb{'+me' if media else ''}"
 
-    def _instances_of(self, profile: ProfileInfo) -> Iterator[GpuInstance]:
-        handles = self._filled(
-            pynvml.c_nvmlGpuInstance_t, self._api.nvmlDeviceGetGpuInstances, self._handle, profile.profile_id
-        )
-        for handle in handles:
-            placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
-            compute = tuple(self._compute_instances(handle, profile))
-            yield GpuInstance(handle, profile, int(placement.start), int(placement.size), compute)
-
     def _compute_instances(self, handle: Any, profile: ProfileInfo) -> Iterator[ComputeInstance]:
         for number, slices in self._compute_profiles(handle, profile):
             function = self._api.nvmlGpuInstanceGetComputeInstances
@@ -313,7 +359,8 @@ class Gpu(Readings):
         if profile.profile_id not in self._in_profile:
             function = self._api.nvmlGpuInstanceGetComputeInstanceProfileInfo
             numbers = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
-            found = (self._versioned(function, handle, number, _SHARED) for number in numbers)
+            shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            found = (self._versioned(function, handle, number, shared) for number in numbers)
             self._in_profile[profile.profile_id] = [(int(i.id), int(i.sliceCount)) for i in found if i is not None]
         return self._in_profile[profile.profile_id]
 

@@ -22,9 +22,8 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import Address, SystemMachine
+from skyinfra.gpu.machine import RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.reboot import RebootGuard
 from skyinfra.gpu.transition import HINTS, RESET_HINT, GpuTransition, Partition, Step, asking, check_no_steps
 from skyinfra.mig import Layout
 from skyinfra.node import processes
@@ -60,11 +59,7 @@ def plan(nvml: Nvml, desired: DesiredLayouts) -> list[Step]:
 
     Raises `PartitionFailed` where NVML refuses to answer, or the GPU has no MIG, no such profile or place.
     """
-    steps = []
-    for gpu in _transitions(nvml, desired, 0):
-        gpu.check()
-        steps += gpu.steps()
-    return steps
+    return [step for gpu in _checked(nvml, desired, 0) for step in gpu.steps()]
 
 
 def apply(
@@ -86,8 +81,9 @@ def apply(
 
 def actual(nvml: Nvml, desired: DesiredLayouts) -> tuple[Partition, ...]:
     """The partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
-    check_no_steps(plan(nvml, desired))
-    return tuple(partition for gpu in _transitions(nvml, desired, 0) for partition in gpu.partitions())
+    gpus = _checked(nvml, desired, 0)
+    check_no_steps([step for gpu in gpus for step in gpu.steps()])
+    return tuple(partition for gpu in gpus for partition in gpu.partitions())
 
 
 def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
@@ -100,6 +96,13 @@ def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list
                 hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
             )
     return [GpuTransition(gpus[index], desired[index], patience_s=patience_s) for index in sorted(desired)]
+
+
+def _checked(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
+    gpus = _transitions(nvml, desired, patience_s)
+    for gpu in gpus:
+        gpu.check()
+    return gpus
 
 
 def _gpus(nvml: Nvml) -> list[Gpu]:
@@ -118,19 +121,17 @@ class _Run:
         self._changed = False
 
     def apply(self) -> tuple[Partition, ...]:
-        gpus = self._check()
+        gpus = _checked(self._nvml, self._desired, self._options.patience_s)
         self._free(gpus)
         if any(gpu.mode_differs for gpu in gpus):
             self._switch(gpus)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
-            gpus = self._check()
+            gpus = _checked(self._nvml, self._desired, self._options.patience_s)
         if self._options.reboot_file is not None:
             RebootGuard(self._options.reboot_file).clear(tuple(self._desired))
         partitions: list[Partition] = []
         for gpu in gpus:
-            if gpu.on:
-                gpu.destroy_unwanted(self._done)
-                gpu.create_missing(self._done)
+            gpu.change(self._done)
             partitions.extend(gpu.partitions())
         machine = self._options.machine
         if machine is not None and self._changed and machine.refresh_cdi():
@@ -147,29 +148,19 @@ class _Run:
         self._changed = True
         self._emit_event(step.to_event())
 
-    def _check(self) -> list[GpuTransition]:
-        gpus = _transitions(self._nvml, self._desired, self._options.patience_s)
-        for gpu in gpus:
-            gpu.check()
-        return gpus
-
     # The processes on what has to go.
 
     def _free(self, gpus: Sequence[GpuTransition]) -> None:
         """Waits until no process uses what has to go; with ``force``, ends those processes."""
-        if self._options.force:
-            self._end_users(gpus)
+        for gpu in gpus if self._options.force else ():
+            for what, pids in gpu.users().items():
+                self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
+                processes.end(pids, grace_s=_FORCE_GRACE_S)
         deadline = time.monotonic() + self._options.patience_s
         while users := [(gpu, held) for gpu in gpus if (held := gpu.users())]:
             if time.monotonic() >= deadline:
                 raise _busy(users)
             time.sleep(_POLL_S)
-
-    def _end_users(self, gpus: Sequence[GpuTransition]) -> None:
-        for gpu in gpus:
-            for what, pids in gpu.users().items():
-                self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
-                processes.end(pids, grace_s=_FORCE_GRACE_S)
 
     # The mode.
 
@@ -178,18 +169,12 @@ class _Run:
         reasons: dict[int, int] = {}
         for gpu in gpus:
             if gpu.mode_differs:
-                gpu.destroy_unwanted(self._done)
-                reasons[gpu.index] = self._set_mode(gpu)
+                gpu.change(self._done)
+                reasons[gpu.index] = gpu.set_mode(self._done)
                 if gpu.mode_differs:
                     self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
         if any(gpu.mode_differs for gpu in gpus):
             self._activate(reasons)
-
-    def _set_mode(self, gpu: GpuTransition) -> int:
-        status = gpu.set_mode()
-        if not gpu.mode_differs:
-            self._done(Step(gpu.index, "mode", on=gpu.on))
-        return status
 
     def _pending(self) -> list[GpuTransition]:
         return [t for t in _transitions(self._nvml, self._desired, self._options.patience_s) if t.mode_differs]
@@ -219,35 +204,36 @@ class _Run:
     def _activate_without_clients(self, machine: SystemMachine) -> str:
         """Sets the modes again, then resets. Returns why the reset was refused, or ""."""
         for gpu in self._pending():
-            self._set_mode(gpu)
+            gpu.set_mode(self._done)
         pending = self._pending()
         if not pending:
             return ""
-        refused = self._reset(machine, pending)
+        refused = self._reset(machine, [gpu.gpu for gpu in pending])
         gpus = _gpus(self._nvml)
-        if refused and len(gpus) > len(pending) and self._all_idle():
+        if refused and len(gpus) > len(pending) and self._all_idle(gpus):
             # GPUs that are linked by NVLink switches reset only together.
-            refused = self._reset(machine, [GpuTransition(gpu, self._desired.get(gpu.index, ())) for gpu in gpus])
+            refused = self._reset(machine, gpus)
         waiting = {gpu.index for gpu in self._pending()}
         for gpu in pending:
             if gpu.index not in waiting:
                 self._done(Step(gpu.index, "mode", on=gpu.on))
         return refused
 
-    def _all_idle(self) -> bool:
+    def _all_idle(self, gpus: Sequence[Gpu]) -> bool:
         """Whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
-        for gpu in _gpus(self._nvml):
-            try:
+        try:
+            for gpu in gpus:
                 mode = gpu.mig_mode()
                 foreign = gpu.index not in self._desired and mode is not None and mode[0] and gpu.instances()
                 if foreign or gpu.processes():
                     return False
-            except pynvml.NVMLError:
-                return False
+        except pynvml.NVMLError:
+            return False
         return True
 
-    def _reset(self, machine: SystemMachine, gpus: Sequence[GpuTransition]) -> str:
-        addresses = [Address(gpu.index, gpu.gpu.bus_id) for gpu in gpus]
+    def _reset(self, machine: SystemMachine, gpus: Sequence[Gpu]) -> str:
+        """Resets *gpus*; returns why that was refused, or "". Raises `PartitionFailed` where a GPU is gone after it."""
+        addresses = {gpu.index: gpu.bus_id for gpu in gpus}
         before = _gpus(self._nvml)
         # This session would hold the GPUs.
         self._nvml.close()
@@ -262,22 +248,17 @@ class _Run:
                     field="accelerator",
                     hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
                 ) from error
-        _check_same(before, _gpus(self._nvml))
+        there = {gpu.index: gpu.uuid for gpu in _gpus(self._nvml)}
+        for gpu in before:
+            if there.get(gpu.index) != gpu.uuid:  # the indices of the others may have changed
+                raise PartitionFailed(
+                    f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
+                    field=f"accelerator.layouts[{gpu.index}]",
+                    hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
+                )
         result = {"refused": refused} if refused else {}
-        self._emit("reset", gpus=[address.index for address in addresses], **result)
+        self._emit("reset", gpus=list(addresses), **result)
         return refused
-
-
-def _check_same(before: Sequence[Gpu], after: Sequence[Gpu]) -> None:
-    """Raises `PartitionFailed` where a GPU is gone, because the indices of the others may have changed."""
-    there = {gpu.index: gpu.uuid for gpu in after}
-    for gpu in before:
-        if there.get(gpu.index) != gpu.uuid:
-            raise PartitionFailed(
-                f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
-                field=f"accelerator.layouts[{gpu.index}]",
-                hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
-            )
 
 
 def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) -> PartitionBusy:

@@ -45,13 +45,17 @@ _DEFAULT_HINT = "`nvidia-smi -q` and the kernel log (NVRM lines) say what the dr
 
 
 @contextlib.contextmanager
-def asking(failure: str) -> Iterator[None]:
-    """Turns NVML's refusal into a `PartitionFailed` whose message starts with *failure*."""
+def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
+    """Turns NVML's refusal into a `PartitionFailed` about *gpu*, if given, whose message starts with *failure*."""
     try:
         yield
     except pynvml.NVMLError as error:
-        hint = HINTS.get(error.value, _DEFAULT_HINT)
-        raise PartitionFailed(f"{failure}: {error_text(error)}", field="accelerator", hint=hint) from error
+        message, hint = f"{failure}: {error_text(error)}", HINTS.get(error.value, _DEFAULT_HINT)
+        if gpu is None:
+            raise PartitionFailed(message, field="accelerator", hint=hint) from error
+        if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
+            hint = RESET_HINT.format(index=gpu.index)
+        raise gpu.error(message, hint) from error
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Step:
     def __str__(self) -> str:
         if self.action == "mode":
             return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {self.profile} at {self.start}:{self.size}"
+        return f"GPU {self.gpu}: {self.action} {_place(self)}"
 
 
 # Gets every step that was executed.
@@ -150,19 +154,16 @@ class GpuTransition:
 
     def __init__(self, gpu: Gpu, desired: Sequence[Placement], *, patience_s: float = 10.0) -> None:
         self.gpu = gpu
+        self.index = gpu.index
+        # The field that declares its layout.
+        self.field = f"accelerator.layouts[{gpu.index}]"
         self._desired = sorted(desired, key=lambda p: p.start)
         self._patience_s = patience_s
         self.on = bool(self._desired)
-        self._profiles: dict[str, ProfileInfo] | None = None
-        self._live: list[GpuInstance] | None = None
         with self.refused("read its MIG mode"):
             self._mode = gpu.mig_mode()
         if self._mode is None and self._desired:
             raise self.error("it has no MIG", "Declare it without a layout, or choose a GPU that has MIG.")
-
-    @property
-    def index(self) -> int:
-        return self.gpu.index
 
     @property
     def mode_differs(self) -> bool:
@@ -175,9 +176,7 @@ class GpuTransition:
             return
         off = self._mode is not None and not self._mode[0]
         try:
-            self._profiles = self._listed_profiles()
-            if off and not self._profiles:
-                self._profiles = None
+            if not self.gpu.profiles() and off:
                 return
             names = dict.fromkeys(partition.profile for partition in self._desired)
             places = {name: self.gpu.places(self._resolve(name)) for name in names}
@@ -205,27 +204,26 @@ class GpuTransition:
             else:
                 unwanted = {partition.start for partition in difference(self._actual(), self._desired)[0]}
                 going = [instance for instance in self._instances() if instance.start in unwanted]
-                held = {_where(instance): self.gpu.processes_on(instance) for instance in going}
+                held = {str(instance): self.gpu.processes_on(instance) for instance in going}
         return {what: pids for what, pids in held.items() if pids}
 
-    def set_mode(self) -> int:
+    def set_mode(self, done: Done) -> int:
         """Asks for the desired mode. Returns NVML's code: 0 where it is active now, else why it is pending."""
-        self._live = None
         with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
             status = self.gpu.set_mig_mode(self.on)
             self._mode = self.gpu.mig_mode()
+        if not self.mode_differs:
+            done(Step(self.index, "mode", on=self.on))
         return status
 
-    def destroy_unwanted(self, done: Done) -> None:
-        """Destroys the partitions that are not desired: their compute instances, then their GPU instances."""
-        for partition in self._changing()[0]:
+    def change(self, done: Done) -> None:
+        """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
+        unwanted, missing = difference(self._actual(), self._desired)
+        for partition in unwanted:
             with self.refused(f"destroy {_place(partition)}"):
                 self._patiently(partial(self._destroy, partition.start))
             done(Step.at(self.index, "destroy", partition, partition.uuid))
-
-    def create_missing(self, done: Done) -> None:
-        """Creates the missing partitions, by start."""
-        for place in self._changing()[1]:
+        for place in () if self.mode_differs else missing:
             profile = self._resolve(place.profile)
             with self.refused(f"create {_place(place)}"):
                 create = partial(self.gpu.create, profile, start=place.start, size=place.size)
@@ -245,11 +243,6 @@ class GpuTransition:
         """The exception with *message* about this GPU, its desired and its actual layout."""
         return PartitionFailed(f"{self}: {message}", field=self.field, hint=f"{self.desired_and_actual()}\n{hint}")
 
-    @property
-    def field(self) -> str:
-        """The field that declares the layout of this GPU."""
-        return f"accelerator.layouts[{self.index}]"
-
     def desired_and_actual(self) -> str:
         """One line for a message."""
         return f"Wanted: {', '.join(map(_place, self._desired)) or 'MIG off'}. Found: {self._found()}."
@@ -257,22 +250,9 @@ class GpuTransition:
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.gpu.name})"
 
-    @contextlib.contextmanager
-    def refused(self, what: str) -> Iterator[None]:
+    def refused(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Turns NVML's refusal of *what* into a `PartitionFailed`."""
-        try:
-            yield
-        except pynvml.NVMLError as error:
-            hint = HINTS.get(error.value, _DEFAULT_HINT)
-            if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
-                hint = RESET_HINT.format(index=self.index)
-            raise self.error(f"NVML refuses to {what}: {error_name(error.value)}", hint) from error
-
-    def _changing(self) -> tuple[list[Partition], list[Placement]]:
-        """The difference, before it is resolved: the instances are listed anew after that."""
-        found = difference(self._actual(), self._desired)
-        self._live = None if any(found) else self._live
-        return found
+        return asking(f"NVML refuses to {what}", self)
 
     def _patiently(self, function: Callable[[], T]) -> T:
         """The value of *function*, called again while NVML answers that something is in use."""
@@ -295,48 +275,37 @@ class GpuTransition:
         """The partitions that exist. A desired one has its declared name, whatever this driver calls the profile."""
         live = self._instances()
         declared = {(self._resolve(p.profile).profile_id, p.start): p.profile for p in self._desired} if live else {}
-        names = [declared.get((each.profile.profile_id, each.start), each.profile.name) for each in live]
-        return [
-            Partition(self.index, name, each.start, each.size, each.uuid or "")
-            for name, each in zip(names, live, strict=True)
-        ]
+        found = []
+        for each in live:
+            name = declared.get((each.profile.profile_id, each.start), each.profile.name)
+            found.append(Partition(self.index, name, each.start, each.size, each.uuid or ""))
+        return found
 
     def _instances(self) -> list[GpuInstance]:
-        """The GPU instances, listed anew after a change; none where MIG is off."""
+        """The GPU instances; none where MIG is off."""
         if self._mode is None or not self._mode[0]:
             return []
-        if self._live is None:
-            with self.refused("list its GPU instances"):
-                self._live = self.gpu.instances()
-        return self._live
-
-    def _listed_profiles(self) -> dict[str, ProfileInfo]:
-        return {profile.name: profile for profile in self.gpu.profiles()}
+        with self.refused("list its GPU instances"):
+            return self.gpu.instances()
 
     def _resolve(self, name: str) -> ProfileInfo:
-        if self._profiles is None:
-            with self.refused("list its profiles"):
-                self._profiles = self._listed_profiles()
-        found = same_profile(name, self._profiles)
+        with self.refused("list its profiles"):
+            profiles = {profile.name: profile for profile in self.gpu.profiles()}
+        found = same_profile(name, profiles)
         if found is None:
-            raise self.error(f"it has no profile {name}", f"It has {', '.join(self._profiles)}.")
-        return self._profiles[found]
+            raise self.error(f"it has no profile {name}", f"It has {', '.join(profiles)}.")
+        return profiles[found]
 
     def _found(self) -> str:
         try:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            live = [_where(instance) for instance in self.gpu.instances()]
-            after = "" if mode[1] else ", off after a reset"
-            return (", ".join(live) or "MIG on, no instance") + after
+            live = ", ".join(map(str, self.gpu.instances())) or "MIG on, no instance"
+            return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:
             return f"not known, {error_name(error.value)}"
 
 
-def _where(instance: GpuInstance) -> str:
-    return f"{instance.profile.name} at {instance.start}:{instance.size}"
-
-
-def _place(partition: Placement | Partition) -> str:
+def _place(partition: Placement | Partition | Step) -> str:
     return f"{partition.profile} at {partition.start}:{partition.size}"

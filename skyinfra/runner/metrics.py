@@ -21,8 +21,7 @@ import pynvml
 
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.nvml import Gpu, Nvml
-from skyinfra.gpu.nvml_readings import MigDevice
+from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import NodeConfig

@@ -203,8 +203,8 @@ def test_nccl_settings(tmp_path: Path) -> None:
         "NCCL_IB_DISABLE=1, and there is efa_0",
     ]
     assert "locked memory" in [f.what for f in found]
-    assert system._interfaces({"NCCL_SOCKET_IFNAME": "^docker"}) == ""
-    assert system._interfaces({"NCCL_SOCKET_IFNAME": "l"}) == ""
+    assert list(system._problems({"NCCL_SOCKET_IFNAME": "^docker"}, [])) == []
+    assert list(system._problems({"NCCL_SOCKET_IFNAME": "l"}, [])) == []
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from running_node import until
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu import partitioner
-from skyinfra.gpu.machine import CLIENTS, Address, SimulatedMachine, SystemMachine
+from skyinfra.gpu.machine import CLIENTS, SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -59,8 +59,8 @@ class Machine:
             self.driver.hold(index)
         self.calls.append(("start", list(names)))
 
-    def reset(self, gpus: Sequence[Address]) -> str:
-        indices = [gpu.index for gpu in gpus]
+    def reset(self, gpus: Mapping[int, str]) -> str:
+        indices = list(gpus)
         self.calls.append(("reset", indices))
         if self.reset_refused:
             return self.reset_refused
@@ -175,7 +175,7 @@ def test_services_are_started_again_when_the_partitioning_is_terminated(
     """As systemd does with what takes too long."""
     started: list[tuple[str, ...]] = []
 
-    def terminated(self: SimulatedMachine, gpus: Sequence[Address]) -> str:
+    def terminated(self: SimulatedMachine, gpus: Mapping[int, str]) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
         return ""
 

@@ -11,8 +11,7 @@ import pytest
 from running_node import RunningNode, h100
 
 from skyinfra import NodeRebooting
-from skyinfra.gpu.machine import SimulatedMachine
-from skyinfra.gpu.reboot import RebootGuard
+from skyinfra.gpu.machine import RebootGuard, SimulatedMachine
 from skyinfra.gpu.simulated.model import StateFile
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.runner import cli

@@ -8,12 +8,12 @@ first partition of each GPU; the others refuse it. Then the compute modes are se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from skyinfra.errors import AcceleratorMissing, PartitionFailed
+from skyinfra.errors import PartitionFailed
 from skyinfra.gpu import inventory
 from skyinfra.gpu.amd import smi
 from skyinfra.gpu.amd.simulated import SimulatedAmd
@@ -100,8 +100,7 @@ class AmdGpus:
     def partition(self, emit: Emit = lambda event: None) -> tuple[Partition, ...]:
         """Sets the desired modes of every GPU and returns the partitions, by GPU and start.
 
-        *emit* gets an event for every step. Raises `PartitionFailed` with the GPU, its desired and actual modes and the
-        message of amd-smi.
+        *emit* gets an event for every step. Raises `PartitionFailed` with the message of amd-smi.
         """
         gpus = self._driver.gpus()
         if any(map(self._memory_differs, gpus)):
@@ -170,21 +169,19 @@ class AmdGpus:
 
     def _set_compute(self, gpus: Sequence[AmdGpu]) -> list[AmdGpu]:
         """Sets the compute mode of *gpus* and returns all GPUs, read anew: amd-smi's exit code is not enough."""
+        now = list(gpus)
         answers: dict[int, Answer] = {}
         # The last GPU first, so that amd-smi's numbers of the remaining GPUs stay.
         for gpu in reversed(gpus):
             answers[gpu.index] = self._patiently(partial(self._driver.set_compute, gpu, self._compute))
-            if answers[gpu.index].failed:
-                self._check_compute(self._driver.gpus(), answers)
-        now = self._driver.gpus()
-        self._check_compute(now, answers)
+            if not answers[gpu.index].failed and gpu is not gpus[0]:
+                continue
+            now = self._driver.gpus()
+            for each in now:
+                if each.index in answers and self._compute_differs(each):
+                    what = f"refuses the compute mode {self._compute}"
+                    raise self._refused(each, self._compute, what, answers[each.index])
         return now
-
-    def _check_compute(self, gpus: Sequence[AmdGpu], answers: Mapping[int, Answer]) -> None:
-        for gpu in gpus:
-            if gpu.index in answers and self._compute_differs(gpu):
-                what = f"refuses the compute mode {self._compute}"
-                raise self._refused(gpu, self._compute, what, answers[gpu.index])
 
     def _patiently(self, change: Callable[[], Answer]) -> Answer:
         """The answer to *change*, which is called again for as long as a process holds the GPU."""
@@ -201,7 +198,7 @@ class AmdGpus:
         ordered = sorted(devices, key=lambda device: (device.node is None, device.node or 0, device.number))
         visible = {device.number: str(rank) for rank, device in enumerate(ordered)}
         uuids = [device.uuid for device in devices]
-        made: list[Partition] = []
+        made = []
         for gpu in gpus:
             layout = sorted(self._accelerator.layouts[gpu.index], key=lambda p: p.start)
             if len(gpu.devices) != len(layout):
@@ -212,12 +209,10 @@ class AmdGpus:
                     "It may be another model than declared. With many partitions the kernel can run out of DRM nodes: "
                     "unload display drivers such as ast (`modprobe -r ast`) and amdgpu, then load amdgpu again.",
                 )
-            for place, device in zip(layout, gpu.devices, strict=True):
-                own = device.uuid if device.uuid and uuids.count(device.uuid) == 1 else None
+            for p, device in zip(layout, gpu.devices, strict=True):
+                own = device.uuid if uuids.count(device.uuid) == 1 else None
                 uuid = own or f"{device.uuid or gpu.address}/{device.partition}"
-                made.append(
-                    ComputePartition(gpu.index, place.profile, place.start, place.size, uuid, visible[device.number])
-                )
+                made.append(ComputePartition(gpu.index, p.profile, p.start, p.size, uuid, visible[device.number]))
         return tuple(made)
 
     def _refused(self, gpu: AmdGpu, desired: str, what: str, answer: Answer) -> PartitionFailed:
@@ -241,18 +236,11 @@ def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) 
     if config.simulate:
         driver = SimulatedAmd(accelerator, path=directory.path, seed=f"{config.fleet}/{config.node}")
         return AmdGpus(driver, accelerator) if accelerator.layouts or driver.exists else None
-    if not accelerator.layouts and (smi.find_program() is None or _as_many(accelerator, root)):
-        return None
+    if not accelerator.layouts:
+        whole = len(inventory.device_files("amd", root)[0]) == accelerator.count
+        if whole or smi.find_program() is None:
+            return None
     return AmdGpus(AmdSmi(), accelerator)
-
-
-def _as_many(accelerator: NodeAccelerator, root: Path) -> bool:
-    """Whether there are as many device files as GPUs: the GPUs are whole then."""
-    try:
-        inventory.by_device_files(accelerator, root=root)
-    except AcceleratorMissing:
-        return False
-    return True
 
 
 def _error(gpu: AmdGpu, desired: str, message: str, hint: str) -> PartitionFailed:

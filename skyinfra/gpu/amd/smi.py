@@ -95,13 +95,9 @@ class AmdSmi:
             # Partitions of one GPU have its bus and device; the function may be that of the partition.
             address = (_text(row.get("bdf")) or f"{number}.").rpartition(".")[0]
             members = found.setdefault(address, [])
-            partition = _first_whole(row.get("partition_id"), _part(more, "partition").get("partition_id"))
-            device = AmdDevice(
-                number,
-                len(members) if partition is None else partition,
-                _text(row.get("uuid")),
-                _whole(row.get("node_id")),
-            )
+            given = (row.get("partition_id"), _part(more, "partition").get("partition_id"), len(members))
+            partition = next(index for each in given if (index := _whole(each)) is not None)
+            device = AmdDevice(number, partition, _text(row.get("uuid")), _whole(row.get("node_id")))
             members.append((device, more))
         return [_gpu(index, address, found[address]) for index, address in enumerate(found)]
 
@@ -144,13 +140,19 @@ class AmdSmi:
     def _read(self, *arguments: str) -> list[dict[str, Any]]:
         """The rows of a document of amd-smi, one for each device."""
         command = [self._path(), *arguments, "--json"]
+        rows = None
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, stdin=subprocess.DEVNULL)
+            rows, reason = _rows(done.stdout), _end_of(done.stdout + done.stderr) or f"exit code {done.returncode}"
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise _unusable(" ".join(arguments), str(error)) from error
-        rows = _rows(done.stdout)
+            reason = str(error)
         if rows is None:
-            raise _unusable(" ".join(arguments), _end_of(done.stdout + done.stderr) or f"exit code {done.returncode}")
+            raise AcceleratorMissing(
+                f"`amd-smi {' '.join(arguments)}` says nothing that can be read: {reason}",
+                field="accelerator",
+                hint="Perhaps the amdgpu driver is not loaded: `modprobe amdgpu`; "
+                "`dmesg | grep amdgpu` says why it was not.",
+            )
         return rows
 
     @staticmethod
@@ -208,10 +210,6 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, str) and value.isdecimal() else None
 
 
-def _first_whole(*values: object) -> int | None:
-    return next((number for value in values if (number := _whole(value)) is not None), None)
-
-
 def _answer(command: list[str], given: str = "") -> Answer:
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SET_S, check=False)
@@ -227,11 +225,3 @@ def _end_of(text: str) -> str:
     """The end of what a program printed, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"...{line[-_SHOWN:]}"
-
-
-def _unusable(arguments: str, reason: str) -> AcceleratorMissing:
-    return AcceleratorMissing(
-        f"`amd-smi {arguments}` says nothing that can be read: {reason}",
-        field="accelerator",
-        hint="Perhaps the amdgpu driver is not loaded: `modprobe amdgpu`; `dmesg | grep amdgpu` says why it was not.",
-    )

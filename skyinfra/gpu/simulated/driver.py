@@ -15,7 +15,7 @@ import os
 import re
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -29,9 +29,10 @@ from skyinfra.gpu.simulated.model import (
     ProcessState,
     SimulatedModel,
     StateFile,
+    fill,
+    first,
     pointed,
     refuse,
-    required,
 )
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -66,7 +67,10 @@ class SimulatedDriver:
         Raises ValueError where there is no instance at *start*.
         """
         with self._state.change() as gpus:
-            process = ProcessState(pid or os.getpid(), None if start is None else _instance_at(gpus[index], start).id)
+            there = {instance.start: instance.id for instance in gpus[index].instances}
+            if start is not None and start not in there:
+                raise ValueError(f"no instance stands at {start}")
+            process = ProcessState(pid or os.getpid(), None if start is None else there[start])
             if held:
                 gpus[index].processes.append(process)
             else:
@@ -117,29 +121,25 @@ class SimulatedDriver:
         self._initialized()
         parts = [int(part, 16) for part in re.split("[:.]", address)]
         index = parts[1] - _FIRST_BUS
-        if parts != [0, _FIRST_BUS + index, 0, 0] or not 0 <= index < self._accelerator.count:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        there = parts == [0, parts[1], 0, 0] and 0 <= index < self._accelerator.count
+        refuse(pynvml.NVML_ERROR_NOT_FOUND, not there)
         return Handle(HandleKind.GPU, index).pointer()
 
     def nvmlDeviceGetUUID(self, device: Any) -> str:
-        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
-        name = f"{self._seed}/{handle.gpu}"
-        if handle.kind == HandleKind.GPU:
+        found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
+        name = f"{self._seed}/{found.handle.gpu}"
+        if found.handle.kind == HandleKind.GPU:
             return f"GPU-{uuid.uuid5(_NAMESPACE, name)}"
-        _, instance, compute = self._compute_of(handle, self._state.read())
-        place = f"{instance.start}:{instance.size}"
-        return f"MIG-{uuid.uuid5(_NAMESPACE, f'{name}/{place}/{instance.id}/{compute.id}')}"
+        place = f"{found.instance.start}:{found.instance.size}"
+        return f"MIG-{uuid.uuid5(_NAMESPACE, f'{name}/{place}/{found.instance.id}/{found.compute.id}')}"
 
     def nvmlDeviceGetName(self, device: Any) -> str:
-        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
+        found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
         name = f"NVIDIA {self._accelerator.name} (simulated)"
-        if handle.kind == HandleKind.GPU:
-            return name
-        return f"{name} MIG {self._compute_of(handle, self._state.read())[1].profile}"
+        return name if found.handle.kind == HandleKind.GPU else f"{name} MIG {found.instance.profile}"
 
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
-        index = self._read(device, HandleKind.GPU).gpu
-        bus = _FIRST_BUS + index
+        bus = _FIRST_BUS + self._find(device, HandleKind.GPU).handle.gpu
         ids = self._mig.geometry.pci_device_ids if self._mig else ()
         number = (int(ids[0], 16) if ids else 0) << 16 | _NVIDIA
         address = f"00000000:{bus:02X}:00.0".encode()
@@ -148,48 +148,39 @@ class SimulatedDriver:
         )
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
-        self._read(device, HandleKind.GPU)
+        self._find(device, HandleKind.GPU)
         total = self._total_memory()
         return pynvml.c_nvmlMemory_t(total=total, free=total, used=0)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:
-        handle = self._read(device, HandleKind.GPU, HandleKind.DEVICE)
-        gpus = self._state.read()
-        processes = gpus[handle.gpu].processes
-        if handle.kind == HandleKind.DEVICE:
-            _, instance, _ = self._compute_of(handle, gpus)
-            processes = [process for process in processes if process.instance == instance.id]
-        return [_running(process) for process in processes]
-
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, device: Any) -> list[Any]:
-        self._read(device, HandleKind.GPU, HandleKind.DEVICE)
-        return []
+        found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
+        every = found.handle.kind == HandleKind.GPU
+        return [_running(each) for each in found.gpu.processes if every or each.instance == found.instance.id]
 
     # NVML: MIG mode.
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
-        gpu = self._mig_gpu(device, self._state.read())
+        gpu = self._mig_gpu(device).gpu
         return [gpu.current, gpu.pending]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
         with self._state.change() as gpus:
-            gpu = self._mig_gpu(device, gpus)
-            if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            gpu = self._mig_gpu(device, gpus).gpu
+            modes = (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE)
+            refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, mode not in modes)
             gpu.pending = mode
-            if gpu.current == mode:
-                return int(pynvml.NVML_SUCCESS)
-            if gpu.processes or gpu.instances:
-                return int(pynvml.NVML_ERROR_IN_USE)
-            if gpu.guest and not self._model.geometry.resetless:
-                return int(pynvml.NVML_ERROR_RESET_REQUIRED)
-            gpu.activate(mode)
+            if gpu.current != mode:
+                if gpu.processes or gpu.instances:
+                    return int(pynvml.NVML_ERROR_IN_USE)
+                if gpu.guest and not self._model.geometry.resetless:
+                    return int(pynvml.NVML_ERROR_RESET_REQUIRED)
+                gpu.activate(mode)
             return int(pynvml.NVML_SUCCESS)
 
     # NVML: GPU instances.
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
-        self._mig_gpu(device, self._state.read())
+        self._mig_gpu(device)
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
         known = self._model.by_number(profile)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
@@ -202,48 +193,40 @@ class SimulatedDriver:
         return info
 
     def nvmlDeviceGetGpuInstancePossiblePlacements(self, device: Any, profile: int, array: Any, count: Any) -> None:
-        self._mig_gpu(device, self._state.read())
+        self._mig_gpu(device)
         known = self._model.by_id(profile)
-        if array is not None:
-            for i, start in enumerate(known.starts or ()):
-                array[i].start, array[i].size = start, known.size
-        pointed(count).value = len(known.starts or ())
+        fill(array, count, [_placement(start, known.size) for start in known.starts or ()])
 
     def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Any, profile: int, placement: Any) -> Any:
         place = pointed(placement)
-        index = self._read(device, HandleKind.GPU).gpu
         with self._state.change() as gpus:
-            gpu = self._mig_on(device, gpus)
+            handle, gpu, *_ = self._mig_gpu(device, gpus, on=True)
             known = self._model.by_id(profile)
             allowed = place.size == known.size and place.start in (known.starts or ())
             refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not allowed)
             refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, not self._model.has_room(gpu, known, place.start))
             number = self._model.instance_id(place.start, place.size)
             gpu.instances.append(InstanceState(number, known.name, place.start, place.size))
-            return Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
+            return Handle(HandleKind.INSTANCE, handle.gpu, gpu.epoch, number).pointer()
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profile: int, array: Any, count: Any) -> None:
-        index = self._read(device, HandleKind.GPU).gpu
-        gpu = self._mig_on(device, self._state.read())
+        handle, gpu, *_ = self._mig_gpu(device, on=True)
         name = self._model.by_id(profile).name
-        found = [instance.id for instance in gpu.instances if instance.profile == name]
-        for i, number in enumerate(found):
-            array[i] = Handle(HandleKind.INSTANCE, index, gpu.epoch, number).pointer()
-        pointed(count).value = len(found)
+        found = [each.id for each in gpu.instances if each.profile == name]
+        fill(array, count, [Handle(HandleKind.INSTANCE, handle.gpu, gpu.epoch, id).pointer() for id in found])
 
     def nvmlGpuInstanceGetInfo(self, instance: Any) -> Any:
-        handle = self._read(instance, HandleKind.INSTANCE)
-        _, existing = self._instance_of(handle, self._state.read())
+        handle, _, existing, _ = self._find(instance, HandleKind.INSTANCE)
         return pynvml.c_nvmlGpuInstanceInfo_t(
             device=Handle(HandleKind.GPU, handle.gpu).pointer(),
             id=existing.id,
             profileId=self._model.of(existing).profile_id,
-            placement=pynvml.c_nvmlGpuInstancePlacement_t(start=existing.start, size=existing.size),
+            placement=_placement(existing.start, existing.size),
         )
 
     def nvmlGpuInstanceDestroy(self, instance: Any) -> None:
         with self._state.change() as gpus:
-            gpu, existing = self._instance_of(self._read(instance, HandleKind.INSTANCE), gpus)
+            _, gpu, existing, _ = self._find(instance, HandleKind.INSTANCE, gpus=gpus)
             refuse(pynvml.NVML_ERROR_IN_USE, existing.compute or gpu.holds(existing.id))
             gpu.instances.remove(existing)
 
@@ -252,7 +235,7 @@ class SimulatedDriver:
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, instance: Any, profile: int, engine: int, version: int = 2
     ) -> Any:
-        _, existing = self._instance_of(self._read(instance, HandleKind.INSTANCE), self._state.read())
+        existing = self._find(instance, HandleKind.INSTANCE).instance
         slices = self._model.compute_slices(existing, profile)
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, engine != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
         kinds = (pynvml.c_nvmlComputeInstanceProfileInfo_t, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t)
@@ -262,9 +245,8 @@ class SimulatedDriver:
         return info
 
     def nvmlGpuInstanceCreateComputeInstance(self, instance: Any, profile: int) -> Any:
-        handle = self._read(instance, HandleKind.INSTANCE)
         with self._state.change() as gpus:
-            _, existing = self._instance_of(handle, gpus)
+            handle, _, existing, _ = self._find(instance, HandleKind.INSTANCE, gpus=gpus)
             slices = self._model.compute_slices(existing, profile)
             used = sum(compute.slices for compute in existing.compute)
             refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(existing).compute_slices)
@@ -274,97 +256,85 @@ class SimulatedDriver:
         return handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
 
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
-        handle = self._read(instance, HandleKind.INSTANCE)
-        _, existing = self._instance_of(handle, self._state.read())
+        handle, _, existing, _ = self._find(instance, HandleKind.INSTANCE)
         slices = self._model.compute_slices(existing, profile)
         found = [compute.id for compute in existing.compute if compute.slices == slices]
-        for i, number in enumerate(found):
-            array[i] = handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
-        pointed(count).value = len(found)
+        fill(array, count, [handle._replace(kind=HandleKind.COMPUTE, compute=id).pointer() for id in found])
 
     def nvmlComputeInstanceGetInfo_v2(self, compute: Any) -> Any:
-        handle = self._read(compute, HandleKind.COMPUTE)
-        _, _, existing = self._compute_of(handle, self._state.read())
+        handle = self._find(compute, HandleKind.COMPUTE).handle
         return pynvml.c_nvmlComputeInstanceInfo_t(
             device=handle._replace(kind=HandleKind.DEVICE).pointer(),
             gpuInstance=handle._replace(kind=HandleKind.INSTANCE, compute=0).pointer(),
-            id=existing.id,
+            id=handle.compute,
         )
 
     def nvmlComputeInstanceDestroy(self, compute: Any) -> None:
         with self._state.change() as gpus:
-            gpu, instance, existing = self._compute_of(self._read(compute, HandleKind.COMPUTE), gpus)
+            _, gpu, instance, existing = self._find(compute, HandleKind.COMPUTE, gpus=gpus)
             refuse(pynvml.NVML_ERROR_IN_USE, gpu.holds(instance.id))
             instance.compute.remove(existing)
 
     # NVML: MIG devices.
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
-        gpu = self._state.read()[self._read(device, HandleKind.GPU).gpu]
+        gpu = self._find(device, HandleKind.GPU).gpu
         return (self._mig.geometry.compute_slices or 0) if self._mig and gpu.current else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
-        gpu = self._mig_on(device, self._state.read())
+        handle, gpu, *_ = self._mig_gpu(device, on=True)
         devices = [(instance.id, compute.id) for instance in gpu.instances for compute in instance.compute]
         refuse(pynvml.NVML_ERROR_NOT_FOUND, not 0 <= index < len(devices))
-        handle = Handle(HandleKind.DEVICE, self._read(device, HandleKind.GPU).gpu, gpu.epoch, *devices[index])
-        return handle.pointer()
+        return Handle(HandleKind.DEVICE, handle.gpu, gpu.epoch, *devices[index]).pointer()
 
     # The rules.
 
     def _initialized(self) -> None:
         refuse(pynvml.NVML_ERROR_UNINITIALIZED, self._users < 1)
 
-    def _read(self, pointer: Any, *kinds: HandleKind) -> Handle:
-        """The handle that *pointer* is; refused unless it is one of *kinds*."""
-        self._initialized()
-        handle = Handle.read(pointer)
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, handle.kind not in kinds or handle.gpu >= self._accelerator.count)
-        return handle
-
     @property
     def _model(self) -> SimulatedModel:
-        return required(self._mig, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return first([self._mig] if self._mig else [], pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _total_memory(self) -> int:
         """In bytes. A GPU of 80 GB has nearly 80 GiB."""
         return int((self._accelerator.memory_gb or 0) * _BYTES_PER_GIB)
 
-    def _mig_gpu(self, device: Any, gpus: list[GpuState]) -> GpuState:
-        index = self._read(device, HandleKind.GPU).gpu
-        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, self._mig is None)
-        return gpus[index]
+    def _find(self, pointer: Any, *kinds: HandleKind, gpus: list[GpuState] | None = None) -> _Found:
+        """What the handle *pointer* is of; refused unless it is one of *kinds*, and it exists."""
+        self._initialized()
+        handle = Handle.read(pointer)
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, handle.kind not in kinds or handle.gpu >= self._accelerator.count)
+        gpu = (gpus or self._state.read())[handle.gpu]
+        if handle.kind == HandleKind.GPU:
+            return _Found(handle, gpu)
+        there = gpu.instances if gpu.epoch == handle.epoch else []
+        instance = first((i for i in there if i.id == handle.instance), pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if handle.kind == HandleKind.INSTANCE:
+            return _Found(handle, gpu, instance)
+        compute = first((c for c in instance.compute if c.id == handle.compute), pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return _Found(handle, gpu, instance, compute)
 
-    def _mig_on(self, device: Any, gpus: list[GpuState]) -> GpuState:
-        gpu = self._mig_gpu(device, gpus)
-        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, not gpu.current)
-        return gpu
-
-    @staticmethod
-    def _instance_of(handle: Handle, gpus: list[GpuState]) -> tuple[GpuState, InstanceState]:
-        gpu = gpus[handle.gpu]
-        for instance in gpu.instances:
-            if (gpu.epoch, instance.id) == (handle.epoch, handle.instance):
-                return gpu, instance
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-    @classmethod
-    def _compute_of(cls, handle: Handle, gpus: list[GpuState]) -> tuple[GpuState, InstanceState, ComputeState]:
-        gpu, instance = cls._instance_of(handle, gpus)
-        for compute in instance.compute:
-            if compute.id == handle.compute:
-                return gpu, instance, compute
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    def _mig_gpu(self, device: Any, gpus: list[GpuState] | None = None, *, on: bool = False) -> _Found:
+        """The GPU *device*, which has MIG; *on*: its MIG is on."""
+        found = self._find(device, HandleKind.GPU, gpus=gpus)
+        refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, self._mig is None or (on and not found.gpu.current))
+        return found
 
 
-def _instance_at(gpu: GpuState, start: int) -> InstanceState:
-    for instance in gpu.instances:
-        if instance.start == start:
-            return instance
-    raise ValueError(f"no instance stands at {start}")
+class _Found(NamedTuple):
+    """What a handle is of: a GPU, or an instance of it, a compute instance in that, or the device that this makes."""
+
+    handle: Handle
+    gpu: GpuState
+    instance: Any = None
+    compute: Any = None
+
+
+def _placement(start: int, size: int | None) -> Any:
+    return pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
 
 
 def _running(process: ProcessState) -> Any:
-    where = _NO_INSTANCE if process.instance is None else process.instance
-    compute = _NO_INSTANCE if process.instance is None else 0
+    where, compute = (_NO_INSTANCE, _NO_INSTANCE) if process.instance is None else (process.instance, 0)
     return pynvml.c_nvmlProcessInfo_v3_t(pid=process.pid, gpuInstanceId=where, computeInstanceId=compute)

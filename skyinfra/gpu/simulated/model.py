@@ -1,7 +1,7 @@
 """The GPUs of the simulated driver: its handles, the rules of one GPU model, and the state of each GPU in a file.
 
 The rules are those of NVIDIA's MIG user guide and its open kernel modules; the profiles come from `skyinfra.mig`. Every
-process of the node shares the file, under a lock. Handles are opaque to their holder, as NVML's are.
+process of the node shares the file and changes it under a lock. Handles are opaque to their holder, as NVML's are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import ctypes
 import dataclasses
 import fcntl
 import json
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -25,19 +26,14 @@ from skyinfra.node.folder import appending, replace_file, writing
 
 T = TypeVar("T")
 
-# Where gpu, epoch, instance and compute are in a handle: shift and mask.
-_FIELDS = ((48, 0xFF), (32, 0xFFFF), (16, 0xFFFF), (0, 0xFFFF))
+# A handle in eight bytes: kind, gpu, epoch, instance and compute.
+_HANDLE = struct.Struct(">BBHHH")
 _REFERENCE: Any = type(ctypes.byref(ctypes.c_uint()))
-# Compute instance profiles, NVML's enumeration -> compute slices; the last is that of the double-memory GPU instance.
-_COMPUTE_SLICES = {
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE: 1,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE: 2,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE: 3,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE: 4,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE: 7,
-    pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1,
-}
+# That of the double-memory GPU instance.
 _DOUBLE_MEMORY = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
+# Compute instance profiles, NVML's enumeration -> compute slices.
+_COMPUTE_SLICES = {getattr(pynvml, f"NVML_COMPUTE_INSTANCE_PROFILE_{n}_SLICE"): n for n in (1, 2, 3, 4, 7)}
+_COMPUTE_SLICES[_DOUBLE_MEMORY] = 1
 # `nvidia-smi mig -lcip` lists none of three slices on a GPU instance of four.
 _NOT_DIVIDED = {(3, 4)}
 _NEVER = 100
@@ -52,12 +48,8 @@ class HandleKind(IntEnum):
     DEVICE = 4
 
 
-_TYPES: dict[HandleKind, Any] = {
-    HandleKind.GPU: pynvml.c_nvmlDevice_t,
-    HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t,
-    HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t,
-    HandleKind.DEVICE: pynvml.c_nvmlDevice_t,
-}
+# The others are devices.
+_TYPES = {HandleKind.INSTANCE: pynvml.c_nvmlGpuInstance_t, HandleKind.COMPUTE: pynvml.c_nvmlComputeInstance_t}
 
 
 class Handle(NamedTuple):
@@ -71,15 +63,16 @@ class Handle(NamedTuple):
 
     def pointer(self) -> Any:
         """The handle as the caller gets it."""
-        number = self.kind << 56 | self.gpu << 48 | self.epoch << 32 | self.instance << 16 | self.compute
-        return ctypes.cast(ctypes.c_void_p(number), _TYPES[self.kind])
+        number = int.from_bytes(_HANDLE.pack(*self), "big")
+        return ctypes.cast(ctypes.c_void_p(number), _TYPES.get(self.kind, pynvml.c_nvmlDevice_t))
 
     @classmethod
     def read(cls, pointer: Any) -> Handle:
         """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
         number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
-        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, number >> 56 not in list(HandleKind))
-        return cls(HandleKind(number >> 56), *(number >> shift & mask for shift, mask in _FIELDS))
+        kind, *fields = _HANDLE.unpack(number.to_bytes(8, "big"))
+        refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, kind not in list(HandleKind))
+        return cls(HandleKind(kind), *fields)
 
 
 def refuse(error: int, condition: object) -> None:
@@ -88,11 +81,18 @@ def refuse(error: int, condition: object) -> None:
         raise pynvml.NVMLError(error)
 
 
-def required(value: T | None, error: int) -> T:
-    """*value*; raises the NVML *error* for None."""
-    if value is None:
-        raise pynvml.NVMLError(error)
-    return value
+def first(values: Iterable[T], error: int) -> T:
+    """The first of *values*; raises the NVML *error* where there is none."""
+    for value in values:
+        return value
+    raise pynvml.NVMLError(error)
+
+
+def fill(array: Any, count: Any, values: Sequence[Any]) -> None:
+    """Fills the caller's *array*, unless it is None, and *count* as NVML does."""
+    for index, value in enumerate(values if array is not None else ()):
+        array[index] = value
+    pointed(count).value = len(values)
 
 
 def pointed(reference: Any) -> Any:
@@ -163,36 +163,24 @@ class StateFile:
 
     def read(self) -> list[GpuState]:
         """The state of each GPU now."""
-        with self._locked():
-            return self._load()
-
-    @contextlib.contextmanager
-    def change(self) -> Iterator[list[GpuState]]:
-        """The states, for changing; nothing is kept of a change whose body raises."""
-        with self._locked():
-            gpus = self._load()
-            yield gpus
-            self._store(gpus)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self._path.with_suffix(".lock")
-        with writing(lock):
-            stream = appending(lock)
-        with stream:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
-            yield
-
-    def _load(self) -> list[GpuState]:
         gpus: list[GpuState] = []
         if self._path.exists():
             document = json.loads(self._path.read_text(encoding="utf-8"))
             gpus = [_gpu(value) for value in document["gpus"][: self._count]]
         return gpus + [GpuState() for _ in range(self._count - len(gpus))]
 
-    def _store(self, gpus: list[GpuState]) -> None:
-        text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
-        replace_file(self._path, text)
+    @contextlib.contextmanager
+    def change(self) -> Iterator[list[GpuState]]:
+        """The states, for changing; nothing is kept of a change whose body raises."""
+        lock = self._path.with_suffix(".lock")
+        with writing(lock):
+            stream = appending(lock)
+        with stream:
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+            gpus = self.read()
+            yield gpus
+            text = json.dumps({"version": 1, "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}, indent=1) + "\n"
+            replace_file(self._path, text)
 
 
 def _gpu(value: dict[str, object]) -> GpuState:
@@ -221,13 +209,12 @@ class SimulatedModel:
 
     def by_number(self, number: int) -> mig.Profile:
         """The profile of NVML's enumeration; refused where this GPU does not have it."""
-        found = next((p for p in self.geometry.profiles if p.nvml_enum == number), None)
-        return required(found, pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return first((p for p in self.geometry.profiles if p.nvml_enum == number), pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def by_id(self, profile_id: int) -> mig.Profile:
         """The profile that *profile_id* creates; refused where this GPU does not have it."""
-        found = next((p for p in self.geometry.profiles if p.profile_id == profile_id), None)
-        return required(found, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        found = (p for p in self.geometry.profiles if p.profile_id == profile_id)
+        return first(found, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def of(self, instance: InstanceState) -> mig.Profile:
         """The profile of an instance that exists."""
