@@ -15,23 +15,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import distributed
-
 from skyinfra.blobs import store, transfer
 from skyinfra.blobs.store import BlobStore, digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing
 from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
-from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol.rpc import Peer
-from skyinfra.runner.membership import worker_security
+from skyinfra.runner import follow
 from skyinfra.worker import views
 
 # Then the client has to ask again.
 _WAIT_S = 15.0
-_CONNECT_S = 15.0
 
 
 class Files:
@@ -125,14 +121,11 @@ class Files:
 
     def _with_head(self, work: Callable[[Peer], Any]) -> None:
         node = Node.load(self._config)
-        declared = node.config.scheduler
-        if node.config.head:
-            declared = self._directory.scheduler_file.read_text(encoding="utf-8")
+        # The port of the head's own scheduler may be any.
+        own = self._directory.scheduler_file.read_text(encoding="utf-8") if node.config.head else None
 
         async def call() -> None:
-            arguments = worker_security(node).get_connection_args("worker")
-            address = str(head.parse(declared))
-            async with distributed.rpc(address, connection_args=arguments, timeout=_CONNECT_S) as scheduler:
+            async with follow.connection(node, own) as scheduler:
                 await work(scheduler)
 
         try:

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Reconciler:
     """Reconciles one node, again and again.
 
     *partitions*: whether it may change the GPUs' layout. *superseded*: set when something else is desired; a run then
-    ends early. *enter* gets the state that the node comes to.
+    ends early. phase: the state that the node has come to.
     """
 
     def __init__(
@@ -76,14 +76,13 @@ class Reconciler:
         *,
         partitions: bool,
         superseded: asyncio.Event,
-        enter: Callable[[State], None],
     ) -> None:
         self._directory = directory
         self._workers = workers
         self._membership = membership
         self._partitions = partitions
         self._superseded = superseded
-        self._enter = enter
+        self.phase: State = "starting"
         # The actual layout of each GPU, as it was made last.
         self._layouts: tuple[Layout, ...] = ()
 
@@ -108,9 +107,8 @@ class Reconciler:
         patience_s = math.inf if drain.until is None else drain.until - time.time()
         self._membership.promise(node, (), drain=drain.why)
         while await self._workers.drain(self._workers, patience_s, since=began, why=drain.why):
-            self._enter("draining")
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+            self.phase = "draining"
+            if await pause(self._superseded, _POLL_S):
                 return False
         if await self._membership.join(node, layout) is None:
             return False
@@ -122,7 +120,7 @@ class Reconciler:
         while True:
             run.going = await self._workers.drain(run.going, run.node.config.drain_seconds)
             if run.going != brought_up:
-                self._enter("partitioning")
+                self.phase = "partitioning"
                 in_the_way = await self._bring_up(run)
                 if in_the_way is None:
                     return False
@@ -133,9 +131,8 @@ class Reconciler:
             await self._workers.resume(self._workers.draining() - run.going)
             if not self._workers.draining():
                 return True
-            self._enter("draining")
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+            self.phase = "draining"
+            if await pause(self._superseded, _POLL_S):
                 return False
 
     async def _bring_up(self, run: _Run) -> set[Wanted] | None:
@@ -163,7 +160,7 @@ class Reconciler:
             self._layouts = config.accelerator.per_gpu if config.accelerator is not None else ()
         else:
             partitions = await asyncio.to_thread(hardware.actual)
-        self._enter("serving")
+        self.phase = "serving"
         # A booting node waits for its head here, after its GPUs were partitioned.
         run.endpoint = run.endpoint or await self._membership.join(run.node, run.layout)
         if run.endpoint is None:
@@ -186,8 +183,7 @@ class Reconciler:
                     field="accelerator.layouts",
                     hint="`journalctl -u skyinfra-partition` says what it does.",
                 )
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+            if await pause(self._superseded, _POLL_S):
                 return None
         return made
 

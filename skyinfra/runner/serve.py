@@ -54,15 +54,9 @@ class Service:
         answers = Answers(path, self._workers.kill_task)
         self._membership = Membership(directory, self._workers, changed=self._reload, respond=answers)
         self._reconciler = Reconciler(
-            directory,
-            self._workers,
-            self._membership,
-            partitions=partitions,
-            superseded=self._reload,
-            enter=self._enter,
+            directory, self._workers, self._membership, partitions=partitions, superseded=self._reload
         )
         self._drain = DrainWatch(directory, self._membership.may_drain, changed=self._reload)
-        self._phase: State = "starting"
         self._error: SkyinfraError | None = None
         self._retries = 0
         self._retry_at: float | None = None
@@ -132,9 +126,6 @@ class Service:
         if isinstance(error, _MAY_PASS):
             self._retry_at = time.monotonic() + _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
 
-    def _enter(self, phase: State) -> None:
-        self._phase = phase
-
     async def _apply(self, *, anew: bool) -> None:
         """Brings the node to the desired state; ends early where that changes. *anew*: whether this is no retry."""
         self._retry_at, self._retries = None, 0 if anew else self._retries + 1
@@ -151,7 +142,7 @@ class Service:
             if await self._reconciler.drain(node, found.layout, drain):
                 self._done("drained")
             return
-        self._phase = "starting"
+        self._reconciler.phase = "starting"
         await prepare(node.config, self._directory)
         if await self._reconciler.run(node, found.layout):
             if self._error is not None:
@@ -160,7 +151,7 @@ class Service:
 
     def _done(self, phase: State) -> None:
         self._error = None
-        self._phase = phase
+        self._reconciler.phase = phase
         self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
@@ -186,7 +177,7 @@ class Service:
             self._error = error if isinstance(error, SkyinfraError) else unknown
         await self._workers.stop(self._workers)
         await self._membership.close()
-        self._phase = "failed" if self._error else "stopped"
+        self._reconciler.phase = "failed" if self._error else "stopped"
         self._publish()
 
     def _publish(self) -> None:
@@ -211,7 +202,7 @@ class Service:
         if self._node is None or self._desired is None:
             return None
         up = self._workers.up or self._node.config.scheduler_only
-        state: State = "ready" if self._phase == "serving" and up else self._phase
+        state: State = "ready" if self._reconciler.phase == "serving" and up else self._reconciler.phase
         if self._error is not None:
             state = "failed"
         endpoint = self._membership.endpoint
@@ -234,10 +225,8 @@ class Service:
 
     def _problem(self, state: State) -> tuple[str, str] | None:
         """Returns class name and message of the current error."""
-        if self._error is None and self._membership.obstacle is not None:
-            return self._membership.obstacle
         refused = self._desired.refused if self._desired is not None else None
-        error = self._error or refused or self._membership.refused
+        error = self._error or self._membership.obstacle or refused or self._membership.refused
         if error is not None:
             return type(error).__name__, str(error)
         if state == "serving" and self._workers.problems:

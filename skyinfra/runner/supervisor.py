@@ -237,9 +237,8 @@ def _has_worker(nanny: Nanny) -> bool:
     return nanny.process is not None and nanny.process.status == Status.running
 
 
-async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Waits for *event*, at most that long."""
-    try:
+async def pause(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for *event*, at most that long; returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
         await within(event.wait(), seconds)
-    except TimeoutError:
-        return
+    return event.is_set()

@@ -81,9 +81,7 @@ async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | No
     """What root has made once it is asked a second time: systemd notices no request while root's part runs."""
     workers, superseded = Workers(node.directory), asyncio.Event()
     membership = Membership(node.directory, workers, changed=superseded, respond=lambda *_: {})
-    reconciler = Reconciler(
-        node.directory, workers, membership, partitions=False, superseded=superseded, enter=lambda state: None
-    )
+    reconciler = Reconciler(node.directory, workers, membership, partitions=False, superseded=superseded)
     waiting = asyncio.create_task(reconciler._made_by_root(RecordedHardware(node.config, node.directory)))
     while not node.directory.request_file.exists():
         await asyncio.sleep(0.01)
