@@ -24,7 +24,6 @@ from skyinfra.runner import partition_cli
 _REPORT_S = 15.0
 _LOG_BYTES = 5 * 2**20
 _LISTEN = "127.0.0.1:9835"
-_LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +111,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _run_service(config: Path, *, partitions: bool) -> int:
     # A configuration that changes before the service listens to SIGHUP is read by its start.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=drain_cli.LOG_FORMAT, stream=sys.stderr)
     directory = NodeDirectory(config.absolute().parent)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
@@ -150,7 +149,7 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
     except OSError:
         yield
         return
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(logging.Formatter(drain_cli.LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield

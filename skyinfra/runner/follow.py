@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import distributed
@@ -37,39 +38,33 @@ def connection(node: Node, head: str | None = None) -> Any:
     return distributed.rpc(str(address), connection_args=arguments, timeout=ANSWER_S)
 
 
+@dataclass(eq=False)
 class Follower:
     """Follows the head of *node* until it is closed; what breaks is tried again.
 
-    layout: what the head wants, or None while it is not connected. obstacle: why the head cannot be reached.
-
-    *on_layout* gets the layout that the head wants, at first and whenever it changes; *on_refusal* gets the reason
-    where what the head says cannot be read. *respond* answers what clients ask this node.
+    on_layout: gets the layout that the head wants, at first and whenever it changes. on_refusal: gets the reason where
+    what the head says cannot be read. respond: answers what clients ask this node. layout: what the head wants, or None
+    while it is not connected. obstacle: why the head cannot be reached.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        on_layout: Callable[[FleetLayout], None],
-        on_refusal: Callable[[InvalidNodeConfig], None],
-        respond: Respond,
-    ) -> None:
-        self.layout: FleetLayout | None = None
-        head = start.host_port(start.parse(node.config.scheduler))
-        self.obstacle: SkyinfraError = NodeFailed(f"the head {head} has not answered yet")
-        self._node = node
-        self._name = node.name
-        self._on_layout = on_layout
-        self._on_refusal = on_refusal
-        self._respond = respond
-        self._promised: tuple[str, ...] | None = None
-        self._leaving: str | None = None
-        self._news = asyncio.Event()
+    node: Node
+    on_layout: Callable[[FleetLayout], None]
+    on_refusal: Callable[[InvalidNodeConfig], None]
+    respond: Respond
+    layout: FleetLayout | None = None
+    obstacle: SkyinfraError = field(init=False)
+    _promised: tuple[str, ...] | None = None
+    _leaving: str | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        head = start.host_port(start.parse(self.node.config.scheduler))
+        self.obstacle = NodeFailed(f"the head {head} has not answered yet")
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
     def follows(self, node: Node) -> bool:
         """Whether the connection is the one that *node* needs."""
-        mine = self._node
+        mine = self.node
         return (mine.config.scheduler, mine.secret, mine.name) == (node.config.scheduler, node.secret, node.name)
 
     def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
@@ -89,11 +84,11 @@ class Follower:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        head, security = start.parse(self._node.config.scheduler), worker_security(self._node)
+        head, security = start.parse(self.node.config.scheduler), worker_security(self.node)
         while True:
             try:
                 await start.check_reachable(head, security=security)
-                async with connection(self._node) as scheduler, asyncio.TaskGroup() as group:
+                async with connection(self.node) as scheduler, asyncio.TaskGroup() as group:
                     group.create_task(self._listen(scheduler))
                     group.create_task(self._report(scheduler))
                     group.create_task(self._take_questions(scheduler, group))
@@ -112,28 +107,28 @@ class Follower:
             try:
                 layout = await within(services.layout(scheduler, seen=seen, wait_s=_WAIT_S), _WAIT_S + ANSWER_S)
             except InvalidNodeConfig as refused:
-                self._on_refusal(refused)
+                self.on_refusal(refused)
                 await asyncio.sleep(_WAIT_S)
                 continue
             if layout.digest != seen:
                 self.layout = layout
-                self._on_layout(layout)
+                self.on_layout(layout)
 
     async def _take_questions(self, scheduler: Peer, group: asyncio.TaskGroup) -> None:
         while True:
-            asked = services.take_questions(scheduler, node=self._name, wait_s=_WAIT_S)
+            asked = services.take_questions(scheduler, node=self.node.name, wait_s=_WAIT_S)
             for number, question, arguments in await within(asked, _WAIT_S + ANSWER_S):
                 group.create_task(self._answer(scheduler, number, question, arguments))
 
     async def _answer(self, scheduler: Peer, number: int, question: str, arguments: dict[str, Any]) -> None:
-        answer = await answered(self._respond, question, arguments)
-        await within(services.answer_question(scheduler, node=self._name, number=number, answer=answer), ANSWER_S)
+        answer = await answered(self.respond, question, arguments)
+        await within(services.answer_question(scheduler, node=self.node.name, number=number, answer=answer), ANSWER_S)
 
     async def _report(self, scheduler: Peer) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             if self._promised is not None:
-                await within(services.promise(scheduler, node=self._name, slots=self._promised), ANSWER_S)
+                await within(services.promise(scheduler, node=self.node.name, slots=self._promised), ANSWER_S)
             if self._leaving is not None:
-                await within(services.leave(scheduler, node=self._name, why=self._leaving), ANSWER_S)
+                await within(services.leave(scheduler, node=self.node.name, why=self._leaving), ANSWER_S)

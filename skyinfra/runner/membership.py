@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from distributed.core import Status as DaskStatus
 
@@ -20,7 +21,7 @@ from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol import services
-from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import follow
 from skyinfra.runner.follow import Follower
@@ -31,33 +32,34 @@ from skyinfra.runner.workers import Workers
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.05
+_WHOLE = FleetLayout(VERSION)
 
 
+@dataclass(eq=False)
 class Membership:
-    """Ties a node to its fleet. Sets *changed* when the head wants another layout; *respond* answers clients.
+    """Ties a node to its fleet.
 
-    endpoint: the scheduler's, once it has answered. obstacle: why it has not. refused: why the head's layout is not
-    followed.
+    changed: is set when the head wants another layout. respond: answers clients. endpoint: the scheduler's, once it has
+    answered. obstacle: why it has not. refused: why the head's layout is not followed.
     """
 
-    def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event, respond: Respond) -> None:
-        self.endpoint: Endpoint | None = None
-        self.obstacle: SkyinfraError | None = None
-        self.refused: SkyinfraError | None = None
-        self._directory = directory
-        self._workers = workers
-        self._changed = changed
-        self._respond = respond
-        self._scheduler: FleetScheduler | None = None
-        self._scheduler_made_from: tuple[Endpoint, str] | None = None
-        self._jobs: Jobs | None = None
-        self._reports: BootReports | None = None
-        self._follower: Follower | None = None
-        self._sha256 = ""
-        # The layout that the node is brought to.
-        self._layout: FleetLayout | None = None
-        # The layout that the head wants, with the hash of the node configuration.
-        self._heard: tuple[str, FleetLayout | None] = ("", None)
+    directory: NodeDirectory
+    workers: Workers
+    changed: asyncio.Event
+    respond: Respond
+    endpoint: Endpoint | None = None
+    obstacle: SkyinfraError | None = None
+    refused: SkyinfraError | None = None
+    _scheduler: FleetScheduler | None = None
+    _scheduler_made_from: tuple[Endpoint, str] | None = None
+    _jobs: Jobs | None = None
+    _reports: BootReports | None = None
+    _follower: Follower | None = None
+    _sha256: str = ""
+    # The layout that the node is brought to.
+    _layout: FleetLayout = _WHOLE
+    # The layout that the head wants, with the hash of the node configuration.
+    _heard: tuple[str, FleetLayout | None] = ("", None)
 
     def layout_for(self, node: Node) -> FleetLayout | None:
         """Returns the layout that the head wants of *node*, or wanted last for the same configuration."""
@@ -66,20 +68,18 @@ class Membership:
             self._heard = node.sha256, self._follower.layout
         return self._heard[1] if self._heard[0] == node.sha256 else None
 
-    async def join(self, node: Node, layout: FleetLayout) -> Endpoint | None:
-        """Returns the scheduler's address, once it answers; None where the desired state changes before.
-
-        On the head the scheduler passes *layout* on.
-        """
+    async def join(self, node: Node) -> Endpoint | None:
+        """Returns the scheduler's address, once it answers; None where the desired state changes before."""
         declared = start.parse(node.config.scheduler)
         if node.config.head:
             await self._unfollow()
-            return await self._own_scheduler(node, declared, layout)
+            self.endpoint = await self._own_scheduler(node, declared)
+            return self.endpoint
         await self._stop_scheduler()
         follower = await self._follow(node)
         while follower.layout is None and self.refused is None:
             self.obstacle = follower.obstacle
-            if await pause(self._changed, _POLL_S):
+            if await pause(self.changed, _POLL_S):
                 return None
         self.obstacle = None
         self.endpoint = declared
@@ -127,17 +127,21 @@ class Membership:
         await self._unfollow()
         await self._stop_scheduler()
 
-    async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
+    async def _own_scheduler(self, node: Node, declared: Endpoint) -> Endpoint:
         made_from = (declared, node.secret)
         if self.scheduler_ended:
             logger.warning("the scheduler ended; starting it again")
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
-            relay = Relay(node.name, self._respond)
-            jobs = await self._own_jobs()
+            relay = Relay(node.name, self.respond)
+            jobs = self._jobs or Jobs(Journal(self.directory.jobs))
+            if self._jobs is None:
+                await jobs.load()
+                # They outlive a scheduler.
+                self._jobs = jobs
             self._scheduler = await start.start(
-                declared, directory=self._directory, security=security, layout=layout, relay=relay, jobs=jobs
+                declared, directory=self.directory, security=security, layout=self._layout, relay=relay, jobs=jobs
             )
             self._scheduler_made_from = made_from
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
@@ -146,16 +150,7 @@ class Membership:
                 # A local node has no first boot.
                 self._reports = BootReports(declared, node.secret, self._scheduler.fail)
                 await self._reports.start()
-        self.endpoint = start.reached_at(self._scheduler)
-        return self.endpoint
-
-    async def _own_jobs(self) -> Jobs:
-        """Returns the jobs of the journal, which outlive a scheduler."""
-        if self._jobs is None:
-            found = Jobs(Journal(self._directory.jobs))
-            await found.load()
-            self._jobs = found
-        return self._jobs
+        return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:
         if self._reports is not None:
@@ -165,14 +160,14 @@ class Membership:
             await self._jobs.stop()
         if self._scheduler is not None:
             # A closing scheduler ends its workers; they start anew with the next one.
-            await self._workers.stop(self._workers)
+            await self.workers.stop(self.workers)
             await self._scheduler.close(reason="skyinfra-runner")
             self._scheduler = None
 
     async def _follow(self, node: Node) -> Follower:
         if self._follower is None or not self._follower.follows(node):
             await self._unfollow()
-            self._follower = Follower(node, on_layout=self._hear, on_refusal=self._refuse, respond=self._respond)
+            self._follower = Follower(node, self._hear, self._refuse, self.respond)
         return self._follower
 
     async def _unfollow(self) -> None:
@@ -184,7 +179,7 @@ class Membership:
         if self._heard != (self._sha256, layout):
             self._heard = self._sha256, layout
             if layout != self._layout:
-                self._changed.set()
+                self.changed.set()
 
     def _refuse(self, refused: InvalidNodeConfig) -> None:
         if str(refused) != str(self.refused):

@@ -51,12 +51,9 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        answers = Answers(path, self._workers.kill_task)
-        self._membership = Membership(directory, self._workers, changed=self._reload, respond=answers)
-        self._reconciler = Reconciler(
-            directory, self._workers, self._membership, partitions=partitions, superseded=self._reload
-        )
-        self._drain = DrainWatch(directory, self._membership.may_drain, changed=self._reload)
+        self._membership = Membership(directory, self._workers, self._reload, Answers(path, self._workers.kill_task))
+        self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
+        self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
         self._error: SkyinfraError | None = None
         self._retries = 0
         self._retry_at: float | None = None
@@ -71,7 +68,10 @@ class Service:
 
         Raises `NodeFailed` when the node's directory is removed: nothing could find this runner any more.
         """
-        self._handle_signals()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         settings.configure(scratch=self._directory.scratch)
         applying = asyncio.create_task(self._apply(anew=True))
         try:
@@ -96,12 +96,6 @@ class Service:
         finally:
             self._systemd.stopping()
             await self._end(applying)
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     def _watch_desired(self) -> None:
         """Notices that the desired layout of the head was written anew."""
@@ -139,12 +133,12 @@ class Service:
         self._membership.offer(found.layout)
         drain = await self._drain.wanted(node)
         if drain is not None:
-            if await self._reconciler.drain(node, found.layout, drain):
+            if await self._reconciler.drain(node, drain):
                 self._done("drained")
             return
         self._reconciler.phase = "starting"
         await prepare(node.config, self._directory)
-        if await self._reconciler.run(node, found.layout):
+        if await self._reconciler.run(node):
             if self._error is not None:
                 logger.info("what was refused is done now")
             self._done("serving")
@@ -194,9 +188,9 @@ class Service:
             if status != self._unwritten:
                 logger.warning("%s", error)
             self._unwritten = status
-            return
-        self._published = status
-        self._was_ready = self._was_ready or status.state == "ready"
+        else:
+            self._published = status
+            self._was_ready |= status.state == "ready"
 
     def _status(self) -> Status | None:
         if self._node is None or self._desired is None:
