@@ -155,18 +155,12 @@ def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraEr
     arguments: dict[str, object] = {}
     for name, field in fields.items():
         if name in mapping:
-            arguments[name] = _read_field(field, hints[name], mapping[name], f"{path}.{name}", error)
+            try:
+                arguments[name] = _read(hints[name], mapping[name], f"{path}.{name}", error)
+            except SkyinfraError as refused:
+                if not field.repr:
+                    refused.given = None
+                raise
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error("missing field", field=f"{path}.{name}")
     return kind(**arguments)
-
-
-def _read_field(
-    field: dataclasses.Field[Any], kind: Any, value: object, path: str, error: type[SkyinfraError]
-) -> object:
-    try:
-        return _read(kind, value, path, error)
-    except SkyinfraError as refused:
-        if not field.repr:
-            refused.given = None
-        raise

@@ -166,9 +166,8 @@ def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
     place = {each.name: known[each.name] for each in fields(Gang)}
     plain = {f"SKYINFRA_{name.upper()}": str(value) for name, value in place.items() if name not in ("nodes", "slots")}
     ours = {VARIABLE: json.dumps(place), **plain}
-    if rank.framework == "torch":
-        return {**ours, **_torch(rank, address, port)}
-    return {**ours, **_jax(rank, address, port)} if rank.framework == "jax" else ours
+    of_framework = {"torch": _torch, "jax": _jax}.get(rank.framework)
+    return ours if of_framework is None else ours | of_framework(rank, address, port)
 
 
 def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
@@ -192,18 +191,15 @@ def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
 
 
 def _jax(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """Of these, jax.distributed.initialize() reads the address and the devices (jax/_src/distributed.py); how many
-    processes there are and which one this is are arguments of it."""
+    """`jax.distributed.initialize` reads the address and the devices (jax/_src/distributed.py). The number of processes
+    and the index of this one are arguments of it."""
     host = f"[{address}]" if ":" in address else address
-    devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if _grouped(rank) else {}
+    # A rank may see the devices of the other ranks of its node too.
+    grouped = rank.local_world_size > 1 and any("," in value for value in rank.visible.values())
+    devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if grouped else {}
     return {
         **devices,
         "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
         "JAX_NUM_PROCESSES": str(rank.world_size),
         "JAX_PROCESS_ID": str(rank.rank),
     }
-
-
-def _grouped(rank: Rank) -> bool:
-    """Whether it sees the devices of the other ranks of its node too."""
-    return rank.local_world_size > 1 and any("," in value for value in rank.visible.values())

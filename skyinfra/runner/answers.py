@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Answers:
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
-            questions.LOG: self._log,
+            questions.LOG: partial(read_log, self._directory),
             questions.START: commands.start,
             questions.OUTPUT: commands.output,
             questions.END: commands.end,
@@ -58,9 +59,6 @@ class Answers:
         from skyinfra.doctor.examine import examine
 
         return [finding.to_json() for finding in examine(self._config)]
-
-    def _log(self, source: str, task: str = "", offset: int | None = None, lines: int = 100) -> object:
-        return read_log(self._directory, source, task=task, offset=offset, lines=lines)
 
     def _metrics(self) -> object:
         from skyinfra.runner import metrics

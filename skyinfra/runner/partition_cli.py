@@ -131,15 +131,10 @@ def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _orderly_end() -> Iterator[None]:
     """Turns SIGTERM into an exception in the body, so that services that were stopped are started again."""
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
@@ -166,11 +161,6 @@ def _print(event: dict[str, Any]) -> None:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
         # The reader of the events has gone. Partitioning goes on: a half-made layout is worse than lost events.
-        _silence()
-
-
-def _silence() -> None:
-    """Discards all further output, also what is flushed at the end of the program."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        # All further output is discarded, also what is flushed at the end of the program.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -37,21 +37,16 @@ class Watch:
 
         Raises `NodeFailed` where the metadata service does not answer, and what `layout_tag.read_tag` raises.
         """
-        text = self._tag()
+        hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
+        path, base = f"tags/instance/{layout_tag.NAME}", self._endpoint
+        text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
         config = NodeConfig.load(self._path)
         if text is None or config.accelerator is None:
             return False
-        layouts = layout_tag.read_tag(text, config.accelerator.mig_model, config.accelerator.count)
+        layouts = layout_tag.read_tag(text.strip(), config.accelerator.mig_model, config.accelerator.count)
         now = desired.find(config, file_sha256(self._path), self._directory)
         if now.refused is None and now.layout.layouts == layouts:
             return False
         desired.write_desired(self._directory.path, layouts)
-        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text)
+        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text.strip())
         return True
-
-    def _tag(self) -> str | None:
-        """Returns the value of the tag; None where the instance has none."""
-        hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
-        path, base = f"tags/instance/{layout_tag.NAME}", self._endpoint
-        text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
-        return None if text is None else text.strip()
