@@ -55,6 +55,11 @@ class Document:
     def _check(self, source: str) -> None:
         """Raises the error of the class where fields do not fit together."""
 
+    def _refuse(self, wrong: bool, message: str, field: str, given: object = None, hint: str | None = None) -> None:
+        """Raises the error of the class about *field* where it is *wrong*."""
+        if wrong:
+            raise self._reading[0](message, field=field, given=given, hint=hint)
+
     def to_json(self) -> dict[str, Any]:
         """The inverse of `read`: plain JSON values."""
         return write(self)

@@ -97,10 +97,9 @@ class Submission(
         check_name(self.name)
         check_priority(self.priority)
         for name, number in (("retries", self.retries), ("size", self.size)):
-            if number < 0:
-                raise InvalidField("a number from 0", field=name, given=number)
-        if not self.resources or any(count < 1 for count in self.resources.values()):
-            raise InvalidField("names what a slot must have, each at least once", field="resources")
+            self._refuse(number < 0, "a number from 0", name, number)
+        none = not self.resources or min(self.resources.values()) < 1
+        self._refuse(none, "names what a slot must have, each at least once", "resources")
         try:
             Header.loads(self.header.encode())
         except (TypeError, ValueError):
