@@ -102,12 +102,10 @@ def read_log(
 
 
 def _boot(root: Path) -> Path:
-    found = [root / name for name in _BOOT_LOGS if (root / name).exists()]
-    if not found:
-        raise NodeFailed(
-            "this node was not set up by a boot: it has no log of one", hint="`--runner` has its runner's."
-        )
-    return found[0]
+    for file in (root / name for name in _BOOT_LOGS):
+        if file.exists():
+            return file
+    raise NodeFailed("this node was not set up by a boot: it has no log of one", hint="`--runner` has its runner's.")
 
 
 def _part(file: Path, offset: int | None, lines: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from skyinfra.doctor import cli as doctor_cli
@@ -63,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     keep = _command(commands, "keep", _keep, "start a runner in the background again where it is killed")
     keep.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for it to be ready (120)")
     partition_cli.add(commands)
-    _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
+    _command(
+        commands, "serve", partial(_run_service, partitions=False), "serve the node; its GPUs stand as declared already"
+    )
     watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
@@ -87,7 +90,7 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
-        return _run_service(options.config, partitions=True)
+        return _run_service(options, partitions=True)
     from skyinfra.node import detach, watchdog
 
     status = detach.boot(options.config, wait_s=options.wait)
@@ -104,15 +107,12 @@ def _keep(options: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(options: argparse.Namespace) -> int:
-    return _run_service(options.config, partitions=False)
-
-
-def _run_service(config: Path, *, partitions: bool) -> int:
+def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
     # A configuration that changes before the service listens to SIGHUP is read by its start.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=drain_cli.LOG_FORMAT, stream=sys.stderr)
-    directory = NodeDirectory(config.absolute().parent)
+    file = options.config.absolute()
+    directory = NodeDirectory(file.parent)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
         import asyncio
@@ -122,7 +122,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
         os.chdir(directory.path)
 
         async def serve() -> None:
-            await Service(directory.path / config.name, directory, partitions=partitions).run()
+            await Service(file, directory, partitions=partitions).run()
 
         try:
             asyncio.run(serve())
@@ -131,7 +131,7 @@ def _run_service(config: Path, *, partitions: bool) -> int:
                 from skyinfra.runner import reports
 
                 # It is started again then.
-                reports.tell(directory.path / config.name, error, seconds=_REPORT_S)
+                reports.tell(file, error, seconds=_REPORT_S)
             raise
     return 0
 

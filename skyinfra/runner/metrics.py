@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pynvml
 
@@ -41,11 +40,9 @@ def read(config: Path) -> list[SlotReading]:
     status = directory.status()
     slots = status.slots if status is not None and directory.holder() is not None else ()
     node = NodeConfig.load(config)
-    accelerator = node.accelerator
-    if not slots or accelerator is None or accelerator.vendor != "nvidia":
-        return [SlotReading(slot) for slot in slots]
-    with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
-        return _of_gpus(nvml, slots)
+    if slots and node.accelerator is not None and node.accelerator.vendor == "nvidia":
+        with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
+            return _of_gpus(nvml, slots)
     return [SlotReading(slot) for slot in slots]
 
 
@@ -142,8 +139,12 @@ def _escaped(value: str) -> str:
 
 def serve(config: Path, host: str, port: int) -> None:
     """Answers GET /metrics until the process ends. *host* may stand in brackets. Raises `PortTaken`, `NodeFailed`."""
+
+    class Handler(_Handler):
+        node = config
+
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), port), partial(_Handler, config))
+        server = ThreadingHTTPServer((host.strip("[]"), port), Handler)
     except OSError as error:
         raise cannot_listen(f"{host}:{port}", error) from None
     with server:
@@ -159,18 +160,15 @@ def cannot_listen(listen: str, error: OSError) -> SkyinfraError:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET /metrics for the node with the configuration file *config*."""
+    """Answers GET /metrics for *node*, by its configuration file."""
 
-    def __init__(self, config: Path, *arguments: Any) -> None:
-        self._config = config
-        super().__init__(*arguments)
+    node: ClassVar[Path]
 
     def do_GET(self) -> None:
-        """Answers one request."""
         status, text = 404, "GET /metrics\n"
         if self.path.partition("?")[0] == "/metrics":
             try:
-                status, text = 200, prometheus(read(self._config))
+                status, text = 200, prometheus(read(self.node))
             except SkyinfraError as error:
                 status, text = 500, f"{error}\n"
         body = text.encode()
