@@ -7,6 +7,7 @@ follows ``drain.json``, see `skyinfra.drain.request`.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 from skyinfra.drain import request
@@ -58,7 +59,8 @@ class PreemptionWatch:
         )
         present = self._request()
         # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
-        if present is not None and present.by == request.OPERATOR and not _sooner(drain, present):
+        ends = math.inf if drain.if_others or drain.until is None else drain.until
+        if present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf):
             logger.info("%s; the node is drained by hand already", notice.why)
         else:
             request.write(self._directory, drain)
@@ -87,7 +89,3 @@ class PreemptionWatch:
             notice.acknowledge()
             self._acknowledged = notice.key
             logger.info("acknowledged: nothing runs here any more")
-
-
-def _sooner(new: Drain, old: Drain) -> bool:
-    return not new.if_others and new.until is not None and (old.until is None or new.until < old.until)

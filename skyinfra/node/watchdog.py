@@ -53,7 +53,8 @@ def end(directory: NodeDirectory) -> None:
 
 def keep(path: Path, *, wait_s: float) -> None:
     """Is the watchdog: starts the runner of the node *path* whenever it was killed, until it ends otherwise."""
-    signal.signal(signal.SIGTERM, _leave)
+    # An exception undoes a start that is under way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     directory = NodeDirectory(path.parent)
     with _claimed(directory) as claimed:
         while claimed and _was_killed(directory) and _starts(path, wait_s):
@@ -83,11 +84,6 @@ def _was_killed(directory: NodeDirectory) -> bool:
         if directory.holder() is None:
             status = directory.status()
             return status is not None and status.state not in _ENDED
-
-
-def _leave(*_: object) -> None:
-    # An exception undoes a start that is under way.
-    raise SystemExit(0)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.node import detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
 from skyinfra.runner import partition_cli
 
@@ -91,8 +92,6 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
         return _run_service(options, partitions=True)
-    from skyinfra.node import detach, watchdog
-
     status = detach.boot(options.config, wait_s=options.wait)
     if options.restart:
         watchdog.ensure(options.config, wait_s=options.wait)
@@ -101,8 +100,6 @@ def _boot(options: argparse.Namespace) -> int:
 
 
 def _keep(options: argparse.Namespace) -> int:
-    from skyinfra.node import watchdog
-
     watchdog.keep(options.config, wait_s=options.wait)
     return 0
 
@@ -197,8 +194,6 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from skyinfra.node import detach, watchdog
-
     directory = NodeDirectory(options.config.parent)
     watchdog.end(directory)
     with contextlib.suppress(ProcessLookupError):

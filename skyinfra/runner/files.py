@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -59,18 +59,15 @@ class Files:
 
     def _answer(self, what: str, name: str, work: Callable[[], str]) -> dict[str, Any]:
         with self._lock:
-            future = self._running.setdefault((what, name), self._workers.submit(work))
-        try:
-            tree = future.result(_WAIT_S)
-        except TimeoutError:
-            if not future.done():
-                return {"done": False, "tree": None}
-            tree = future.result()
-        finally:
-            if future.done():
-                with self._lock:
-                    self._running.pop((what, name), None)
-        return {"done": True, "tree": tree}
+            if (what, name) not in self._running:
+                self._running[what, name] = self._workers.submit(work)
+            future = self._running[what, name]
+        wait([future], _WAIT_S)
+        if not future.done():
+            return {"done": False, "tree": None}
+        with self._lock:
+            self._running.pop((what, name), None)
+        return {"done": True, "tree": future.result()}
 
     def _put(self, name: str) -> str:
         digest, size = parse_name(name)

@@ -18,7 +18,6 @@ from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
 from skyinfra.first_boot import report
 from skyinfra.node.node import Node
-from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
 
@@ -82,7 +81,7 @@ def tell(path: Path, error: SkyinfraError, *, seconds: float) -> None:
         node = Node.load(path)
         until = time.monotonic() + seconds
         failure = failure_of(node.config.fleet, node.name, error)
-        report.spread(_schema.write(node.config), node.secret, failure, lambda: time.monotonic() < until)
+        report.spread(node.config.to_json(), node.secret, failure, lambda: time.monotonic() < until)
 
 
 def failure_of(fleet: str, node: str, error: SkyinfraError) -> dict[str, Any]:

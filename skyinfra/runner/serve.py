@@ -91,7 +91,7 @@ class Service:
                 self._publish()
                 if self._published is not None:
                     # Configuration and secret are read, and the loop runs: from here on systemd watches it.
-                    self._systemd.alive(_line(self._published))
+                    self._systemd.alive(": ".join((self._published.state, *(self._published.error or ()))))
                 await pause(self._stop, _POLL_S)
         finally:
             self._systemd.stopping()
@@ -133,20 +133,17 @@ class Service:
         self._membership.offer(found.layout)
         drain = await self._drain.wanted(node)
         if drain is not None:
-            if await self._reconciler.drain(node, drain):
-                self._done("drained")
-            return
-        self._reconciler.phase = "starting"
-        await prepare(node.config, self._directory)
-        if await self._reconciler.run(node):
-            if self._error is not None:
+            done = await self._reconciler.drain(node, drain)
+        else:
+            self._reconciler.phase = "starting"
+            await prepare(node.config, self._directory)
+            done = await self._reconciler.run(node)
+            if done and self._error is not None:
                 logger.info("what was refused is done now")
-            self._done("serving")
-
-    def _done(self, phase: State) -> None:
-        self._error = None
-        self._reconciler.phase = phase
-        self._generation += 1
+        if done:
+            self._error = None
+            self._reconciler.phase = "serving" if drain is None else "drained"
+            self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
         handed = self._membership.layout_for(node)
@@ -199,6 +196,10 @@ class Service:
         state: State = "ready" if self._reconciler.phase == "serving" and up else self._reconciler.phase
         if self._error is not None:
             state = "failed"
+        error = self._error or self._membership.obstacle or self._desired.refused or self._membership.refused
+        problem = (type(error).__name__, str(error)) if error is not None else None
+        if error is None and state == "serving" and self._workers.problems:
+            problem = "NodeFailed", "; ".join(self._workers.problems)
         endpoint = self._membership.endpoint
         return Status(
             fleet=self._node.config.fleet,
@@ -208,7 +209,7 @@ class Service:
             pid=None if state == "stopped" else os.getpid(),
             scheduler=start.host_port(endpoint) if endpoint else None,
             simulated=self._node.config.simulate,
-            error=self._problem(state),
+            error=problem,
             slots=self._workers.slots,
             generation=self._generation,
             layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
@@ -216,18 +217,3 @@ class Service:
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
         )
-
-    def _problem(self, state: State) -> tuple[str, str] | None:
-        """Returns class name and message of the current error."""
-        refused = self._desired.refused if self._desired is not None else None
-        error = self._error or self._membership.obstacle or refused or self._membership.refused
-        if error is not None:
-            return type(error).__name__, str(error)
-        if state == "serving" and self._workers.problems:
-            return "NodeFailed", "; ".join(self._workers.problems)
-        return None
-
-
-def _line(status: Status) -> str:
-    """Returns the line that systemctl shows."""
-    return f"{status.state}: {': '.join(status.error)}" if status.error else status.state

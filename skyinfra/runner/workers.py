@@ -50,7 +50,6 @@ class Workers:
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
         self._running: dict[Wanted, SlotSupervisor] = {}
-        self._unfinished: dict[Wanted, Unfinished] = {}
 
     def __iter__(self) -> Iterator[Wanted]:
         return iter(tuple(self._running))
@@ -73,8 +72,8 @@ class Workers:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Why drained workers stay, one sentence for each."""
-        found = sorted(self._unfinished.items(), key=lambda item: item[0].slot.worker)
-        return tuple(f"slot {key.slot.slot}: {left}" for key, left in found)
+        found = sorted(self._running.values(), key=lambda supervisor: supervisor.slot.worker)
+        return tuple(f"slot {each.slot.slot}: {each.unfinished}" for each in found if each.unfinished)
 
     def draining(self) -> set[Wanted]:
         """Returns the workers that are out of service."""
@@ -119,10 +118,8 @@ class Workers:
 
         Returns False where the task does not run any more. May be called from any thread.
         """
-        if not attempts.begun(key, self._directory.path):
-            return False
         supervisor = next((each for each in tuple(self._running.values()) if each.slot.slot == slot), None)
-        if supervisor is None:
+        if supervisor is None or not attempts.begun(key, self._directory.path):
             return False
         attempts.forgive(key, self._directory.path)
         supervisor.kill()
@@ -135,7 +132,6 @@ class Workers:
         await asyncio.gather(*(self._running[key].stop() for key in keys if key in self._running))
         for key in keys:
             self._running.pop(key, None)
-            self._unfinished.pop(key, None)
 
     async def drain(
         self, keys: Iterable[Wanted], patience_s: float, *, since: float | None = None, why: str = _CHANGES
@@ -162,9 +158,9 @@ class Workers:
             await self.stop([key])
             logger.info("slot %s: drained and ended", key.slot.slot)
             return False
-        if left != self._unfinished.get(key):
+        if left != supervisor.unfinished:
             logger.info("slot %s: %s; waits for %s", key.slot.slot, why, left)
-        self._unfinished[key] = left
+        supervisor.unfinished = left
         since = supervisor.draining_since if start is None else start
         if since is None or time.monotonic() - since <= patience_s:
             return True
@@ -183,7 +179,7 @@ class Workers:
         for key in tuple(keys):
             supervisor = self._running[key]
             if await supervisor.resume():
-                self._unfinished.pop(key, None)
+                supervisor.unfinished = None
                 logger.info("slot %s: is wanted again", key.slot.slot)
             elif supervisor.ended:
                 await self.stop([key])
