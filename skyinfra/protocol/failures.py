@@ -62,7 +62,8 @@ def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Fai
     text = "".join(traceback.format_exception(type(error), error, frames, chain=False))
     return Failure(
         error=_dump_error(error),
-        traceback=_dump_traceback(frames),
+        # Tracebacks can be pickled because `distributed` registers how; only names and line numbers travel.
+        traceback=None if frames is None else pickle.dumps(frames),
         text=text,
         cause=None if cause is None or id(cause) in seen else of(cause, below=below, seen=seen),
         context=None if context is None or id(context) in seen else of(context, below=below, seen=seen),
@@ -124,10 +125,3 @@ def _rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[st
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-def _dump_traceback(frames: types.TracebackType | None) -> bytes | None:
-    if frames is None:
-        return None
-    # Tracebacks can be pickled because `distributed` registers how; only names and line numbers travel.
-    return pickle.dumps(frames)

@@ -57,7 +57,18 @@ DEFAULTS: dict[Framework, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Gang:
+class _Place:
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gang(_Place):
     """The place of a process in its gang.
 
     rank: from 0, of *world_size*. local_rank: among the *local_world_size* ranks of its node. nodes: names of the
@@ -66,13 +77,6 @@ class Gang:
     started before.
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nodes: tuple[str, ...]
-    slots: tuple[str, ...]
     master_address: str
     master_port: int
     restart: int = 0
@@ -108,7 +112,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Rank:
+class Rank(_Place):
     """One rank, as the client describes it to the node.
 
     gang: the one that was granted its slots. holds: it runs nothing, and keeps its slot for another rank. framework:
@@ -118,13 +122,6 @@ class Rank:
     """
 
     gang: str
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nodes: tuple[str, ...]
-    slots: tuple[str, ...]
     framework: Framework | None
     restart: int = 0
     max_restarts: int = 0

@@ -96,8 +96,8 @@ class Submission(
         check_id(self.id)
         check_name(self.name)
         check_priority(self.priority)
-        for name, number in (("retries", self.retries), ("size", self.size)):
-            self._refuse(number < 0, "a number from 0", name, number)
+        self._refuse(self.retries < 0, "a number from 0", "retries", self.retries)
+        self._refuse(self.size < 0, "a number from 0", "size", self.size)
         none = not self.resources or min(self.resources.values()) < 1
         self._refuse(none, "names what a slot must have, each at least once", "resources")
         try:

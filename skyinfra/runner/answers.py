@@ -133,9 +133,7 @@ def _journal(lines: int) -> dict[str, Any]:
         raise NodeFailed("the runner of this node has no log file, and the system no journal")
     command = [program, "--no-pager", "-o", "short-iso", "-u", _UNIT, "-n", str(lines)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_S)
     except subprocess.TimeoutExpired:
         raise NodeFailed(f"journalctl did not answer within {_JOURNAL_S:g} s", field=_UNIT) from None
     if done.returncode != 0:

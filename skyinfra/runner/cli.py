@@ -118,11 +118,8 @@ def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
 
         os.chdir(directory.path)
 
-        async def serve() -> None:
-            await Service(file, directory, partitions=partitions).run()
-
         try:
-            asyncio.run(serve())
+            asyncio.run(Service(file, directory, partitions=partitions).run())
         except SkyinfraError as error:
             if supervised:
                 from skyinfra.runner import reports
@@ -165,7 +162,6 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    """Prints the metrics, or serves them until a signal."""
     from skyinfra.runner import metrics
 
     if options.once:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 from distributed.core import Status as DaskStatus
 
@@ -53,7 +54,8 @@ class Membership:
     _scheduler: FleetScheduler | None = None
     _scheduler_made_from: tuple[Endpoint, str] | None = None
     _jobs: Jobs | None = None
-    _reports: BootReports | None = None
+    # What ends with the scheduler.
+    _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
     _follower: Follower | None = None
     _sha256: str = ""
     # The layout that the node is brought to.
@@ -144,25 +146,22 @@ class Membership:
                 declared, directory=self.directory, security=security, layout=self._layout, relay=relay, jobs=jobs
             )
             self._scheduler_made_from = made_from
+            self._parts.push_async_callback(self._scheduler.close, reason="skyinfra-runner")
+            # A closing scheduler ends its workers; they start anew with the next one.
+            self._parts.push_async_callback(lambda: self.workers.stop(self.workers))
+            self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             if node.config.provider != "local":
                 # A local node has no first boot.
-                self._reports = BootReports(declared, node.secret, self._scheduler.fail)
-                await self._reports.start()
+                reports = BootReports(declared, node.secret, self._scheduler.fail)
+                self._parts.push_async_callback(reports.close)
+                await reports.start()
         return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:
-        if self._reports is not None:
-            await self._reports.close()
-            self._reports = None
-        if self._jobs is not None:
-            await self._jobs.stop()
-        if self._scheduler is not None:
-            # A closing scheduler ends its workers; they start anew with the next one.
-            await self.workers.stop(self.workers)
-            await self._scheduler.close(reason="skyinfra-runner")
-            self._scheduler = None
+        await self._parts.aclose()
+        self._scheduler = None
 
     async def _follow(self, node: Node) -> Follower:
         if self._follower is None or not self._follower.follows(node):

@@ -40,25 +40,6 @@ _POLL_S = 0.2
 _REMIND_S = 5.0
 
 
-@dataclass
-class _Run:
-    """One run: what is to be, and how far it got.
-
-    going: the running workers that have to end; touched: those of them whose device goes. endpoint: the scheduler's
-    address, once it has answered.
-    """
-
-    node: Node
-    going: set[Wanted] = field(default_factory=set)
-    touched: set[Wanted] = field(default_factory=set)
-    endpoint: Endpoint | None = None
-
-    @property
-    def held(self) -> set[int | None]:
-        """The GPUs that cannot be partitioned yet."""
-        return {key.slot.gpu for key in self.going & self.touched}
-
-
 @dataclass(eq=False)
 class Reconciler:
     """Reconciles one node, again and again.
@@ -75,6 +56,12 @@ class Reconciler:
     phase: State = "starting"
     # The actual layout of each GPU, as it was made last.
     _layouts: tuple[Layout, ...] = ()
+    # Of the present run: the running workers that have to end, those of them whose device goes, and the scheduler's
+    # address, once it has answered.
+    _node: Node = field(init=False)
+    _going: set[Wanted] = field(default_factory=set)
+    _touched: set[Wanted] = field(default_factory=set)
+    _endpoint: Endpoint | None = None
 
     async def run(self, node: Node) -> bool:
         """Brings the node to what *node* says; False where something else was desired before that was done.
@@ -83,7 +70,8 @@ class Reconciler:
         """
         await self.workers.stop([key for key in self.workers if _is_foreign(key, node)])
         try:
-            return await self._run(_Run(node))
+            self._node, self._going, self._touched, self._endpoint = node, set(), set(), None
+            return await self._run()
         except SkyinfraError:
             await self.workers.resume(self.workers.draining())
             raise
@@ -105,40 +93,42 @@ class Reconciler:
         self.membership.promise(node, (), drain=drain.why)
         return True
 
-    async def _run(self, run: _Run) -> bool:
+    async def _run(self) -> bool:
         brought_up: set[Wanted] | None = None
         while True:
-            run.going = await self.workers.drain(run.going, run.node.config.drain_seconds)
-            if run.going != brought_up:
+            self._going = await self.workers.drain(self._going, self._node.config.drain_seconds)
+            if self._going != brought_up:
                 self.phase = "partitioning"
-                in_the_way = await self._bring_up(run)
+                in_the_way = await self._bring_up()
                 if in_the_way is None:
                     return False
-                if not in_the_way <= run.going:
-                    run.going |= in_the_way
+                if not in_the_way <= self._going:
+                    self._going |= in_the_way
                     continue
-                brought_up = set(run.going)
-            await self.workers.resume(self.workers.draining() - run.going)
+                brought_up = set(self._going)
+            await self.workers.resume(self.workers.draining() - self._going)
             if not self.workers.draining():
                 return True
             self.phase = "draining"
             if await pause(self.superseded, _POLL_S):
                 return False
 
-    async def _bring_up(self, run: _Run) -> set[Wanted] | None:
+    async def _bring_up(self) -> set[Wanted] | None:
         """Partitions the GPUs that are free for it and starts what can start there.
 
         Gives the running workers that have to end first; None where something else is desired.
         """
-        config = self._held_back(run.node.config, run.held)
+        # The GPUs that cannot be partitioned yet.
+        held = {key.slot.gpu for key in self._going & self._touched}
+        config = self._held_back(self._node.config, held)
         recorded = not self.partitions and RecordedHardware.applies(config, self.directory)
         hardware = (RecordedHardware if recorded else Hardware)(config, self.directory)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
         touched = {key for key in self.workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}
-        run.touched |= touched
-        if touched or (run.held and not self.partitions):
-            self._promise(run, self.workers.slots, without=touched)
+        self._touched |= touched
+        if touched or (held and not self.partitions):
+            self._promise(self.workers.slots, without=touched)
             return touched
         partitions: Sequence[Partition] | None
         if isinstance(hardware, RecordedHardware):
@@ -152,11 +142,11 @@ class Reconciler:
             return None
         self.phase = "serving"
         # A booting node waits for its head here, after its GPUs were partitioned.
-        run.endpoint = run.endpoint or await self.membership.join(run.node)
-        if run.endpoint is None:
+        endpoint = self._endpoint = self._endpoint or await self.membership.join(self._node)
+        if endpoint is None:
             return None
-        planned = slots.plan(config, devices, partitions, running=self.workers.slots, held=run.held)
-        return self._start(run, planned)
+        planned = slots.plan(config, devices, partitions, running=self.workers.slots, held=held)
+        return self._start(endpoint, planned)
 
     async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
         """The partitions, once root has made them; None where something else is desired before that."""
@@ -177,13 +167,12 @@ class Reconciler:
                 return None
         return made
 
-    def _start(self, run: _Run, planned: Sequence[InstanceInfo]) -> set[Wanted]:
+    def _start(self, endpoint: Endpoint, planned: Sequence[InstanceInfo]) -> set[Wanted]:
         """Starts the workers of the *planned* slots; gives the running workers that have to end first."""
-        assert run.endpoint is not None  # noqa: S101 - the caller has it
-        config = run.node.config
-        wanted = [Wanted.of(slot, config, run.endpoint, run.node.secret) for slot in planned]
+        config = self._node.config
+        wanted = [Wanted.of(slot, config, endpoint, self._node.secret) for slot in planned]
         in_the_way = {key for key in self.workers if key not in wanted}
-        self._promise(run, planned, without=in_the_way)
+        self._promise(planned, without=in_the_way)
         taken = {slot.slot for slot in self.workers.slots}
         threads = max(1, (os.cpu_count() or 1) // max(1, slots.count(config)))
         for key in wanted:
@@ -191,11 +180,11 @@ class Reconciler:
                 self.workers.start(key, threads=threads)
         return in_the_way
 
-    def _promise(self, run: _Run, known: Sequence[InstanceInfo], *, without: Collection[Wanted]) -> None:
+    def _promise(self, known: Sequence[InstanceInfo], *, without: Collection[Wanted]) -> None:
         """Tells the head which slots there are to be: those that are *known*, and as many more as the layout has."""
-        going = {key.slot.slot for key in (*without, *run.going)}
+        going = {key.slot.slot for key in (*without, *self._going)}
         kept = [slot.worker for slot in known if slot.slot not in going]
-        self.membership.promise(run.node, slots.names(run.node.name, slots.count(run.node.config), kept))
+        self.membership.promise(self._node, slots.names(self._node.name, slots.count(self._node.config), kept))
 
     def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
         """*config* with the actual layout on the GPUs *held*."""

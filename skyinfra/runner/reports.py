@@ -36,7 +36,7 @@ class BootReports:
         self._key = report.key(secret)
         self._on_failure = on_failure
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._open = asyncio.Semaphore(_AT_ONCE)
 
     async def start(self) -> None:
         """Listens. Where it cannot, it logs that; the fleet works without."""
@@ -54,15 +54,11 @@ class BootReports:
             self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
-        try:
-            if self._open <= _AT_ONCE:
-                # A peer that hangs up, sends too much, or sends no text is none of the fleet.
-                with contextlib.suppress(OSError, ValueError):
+        # A peer that hangs up, sends too much, or sends no text is none of the fleet.
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
+            if not self._open.locked():
+                async with self._open:
                     await within(self._hear(reader, writer), _ANSWER_S)
-        finally:
-            self._open -= 1
-            writer.close()
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce, line = report.greeting()

@@ -127,7 +127,7 @@ class SlotSupervisor:
         if not self.up:
             return False
         nanny.status = Status.running
-        self.draining_since = None
+        self.draining_since = self.unfinished = None
         return True
 
     async def _call_drain(self, nanny: Nanny, *, on: bool) -> dict[str, Any]:

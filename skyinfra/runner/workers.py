@@ -88,17 +88,12 @@ class Workers:
         """Starts the worker of one slot. *threads*: the number of CPU threads of numerical libraries in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
         confine = slots.environment(wanted.slot, wanted.vendor)
+        folder, packages, variables = self._directory.path, self._directory.packages, dict(wanted.env)
         env = process.environment(
-            wanted.slot,
-            directory=self._directory.path,
-            packages=self._directory.packages,
-            variables=dict(wanted.env),
-            confine=confine,
-            threads=threads,
+            wanted.slot, directory=folder, packages=packages, variables=variables, confine=confine, threads=threads
         )
-
-        shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *dict(wanted.env)) if name not in confine}
-        preload.announce(wanted.preload, packages=self._directory.packages, env=shared)
+        shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *variables) if name not in confine}
+        preload.announce(wanted.preload, packages=packages, env=shared)
 
         def make() -> Nanny:
             return process.nanny(
@@ -107,7 +102,7 @@ class Workers:
                 host=head.own_address(wanted.scheduler),
                 security=security,
                 env=env,
-                packages=self._directory.packages,
+                packages=packages,
                 scratch=self._directory.scratch,
             )
 
@@ -144,26 +139,25 @@ class Workers:
         keys = tuple(keys)
         # All are out of service before one is ended: what ran there would start again on another of them.
         left = await asyncio.gather(*(self._running[key].drain() for key in keys))
-        kept = await asyncio.gather(
-            *(self._drained(key, rest, patience_s, since, why) for key, rest in zip(keys, left, strict=True))
-        )
-        return {key for key, busy in zip(keys, kept, strict=True) if busy}
+        pairs = zip(keys, left, strict=True)
+        await asyncio.gather(*(self._drained(key, rest, patience_s, since, why) for key, rest in pairs))
+        return {key for key in keys if key in self._running}
 
     async def _drained(
         self, key: Wanted, left: Unfinished | None, patience_s: float, start: float | None, why: str
-    ) -> bool:
-        """Ends the worker *key* where nothing is *left* to finish or time is up; returns whether it still runs."""
+    ) -> None:
+        """Ends the worker *key* where nothing is *left* to finish or time is up."""
         supervisor = self._running[key]
         if left is None:
             await self.stop([key])
             logger.info("slot %s: drained and ended", key.slot.slot)
-            return False
+            return
         if left != supervisor.unfinished:
             logger.info("slot %s: %s; waits for %s", key.slot.slot, why, left)
         supervisor.unfinished = left
         since = supervisor.draining_since if start is None else start
         if since is None or time.monotonic() - since <= patience_s:
-            return True
+            return
         logger.warning(
             "slot %s: not finished within %g s and ended: %s; tasks start again on other slots",
             *(key.slot.slot, patience_s, left),
@@ -172,14 +166,12 @@ class Workers:
             attempts.forgive(task, self._directory.path)
         supervisor.kill()
         await self.stop([key])
-        return False
 
     async def resume(self, keys: Iterable[Wanted]) -> None:
         """Takes drained workers back into service, and forgets those that have ended meanwhile."""
         for key in tuple(keys):
             supervisor = self._running[key]
             if await supervisor.resume():
-                supervisor.unfinished = None
                 logger.info("slot %s: is wanted again", key.slot.slot)
             elif supervisor.ended:
                 await self.stop([key])
