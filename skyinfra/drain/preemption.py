@@ -49,14 +49,8 @@ class PreemptionWatch:
         return notice
 
     def _follow(self, notice: Notice) -> None:
-        drain = Drain(
-            request.VERSION,
-            self._provider,
-            notice.why,
-            notice.until,
-            boot=request.this_boot(),
-            if_others=not notice.certain,
-        )
+        why, until, boot = notice.why, notice.until, request.this_boot()
+        drain = Drain(request.VERSION, self._provider, why, until, boot, if_others=not notice.certain)
         present = self._request()
         # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
         ends = math.inf if drain.if_others or drain.until is None else drain.until

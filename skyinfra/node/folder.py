@@ -192,10 +192,7 @@ class NodeDirectory:
 
     def log_tail(self, lines: int = 20) -> str:
         """Returns the last *lines* of the log of a detached runner; empty where there is none."""
-        try:
-            text = self.log_file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
+        text = self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
 

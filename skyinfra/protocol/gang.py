@@ -5,8 +5,6 @@ the order in which gangs asked. The client sends each rank as a task to its slot
 tells the head that the rank has its slot (`gang_join`); once all ranks have, every rank starts. The node reports how
 the rank ended (`gang_report`). The first failure ends the gang: calls of `gang_state` return then. The client releases
 the slots last (`gang_release`).
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations

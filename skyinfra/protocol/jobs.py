@@ -1,7 +1,4 @@
-"""Jobs: tasks that the head keeps on its disk and runs without the client that submitted them.
-
-Travels to nodes: standard library and ``distributed`` only.
-"""
+"""Jobs: tasks that the head keeps on its disk and runs without the client that submitted them."""
 
 from __future__ import annotations
 

@@ -55,8 +55,14 @@ def run(options: argparse.Namespace) -> int:
         options.usage("--force and --reboot go with a change, and nothing is changed here")
     if options.export:
         return _export()
-    with _orderly_end(), _reported(quiet=options.check or options.dry_run):
-        return _by_config(options) if options.layout is None else _by_layout(options)
+    with _orderly_end():
+        try:
+            return _by_config(options) if options.layout is None else _by_layout(options)
+        except SkyinfraError as error:
+            # The stream of events ends with the error, which goes to the user as well.
+            if not (options.check or options.dry_run):
+                _print_event({"phase": "failed", "class": type(error).__name__, "message": str(error)})
+            raise
 
 
 def _by_config(options: argparse.Namespace) -> int:
@@ -139,17 +145,6 @@ def _orderly_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _reported(*, quiet: bool) -> Iterator[None]:
-    """Ends the stream of events with the error, which goes to the user as well."""
-    try:
-        yield
-    except SkyinfraError as error:
-        if not quiet:
-            _print_event({"phase": "failed", "class": type(error).__name__, "message": str(error)})
-        raise
 
 
 def _print_event(event: dict[str, Any]) -> None:

@@ -170,7 +170,9 @@ class Reconciler:
     def _start(self, endpoint: Endpoint, planned: Sequence[InstanceInfo]) -> set[Wanted]:
         """Starts the workers of the *planned* slots; gives the running workers that have to end first."""
         config = self._node.config
-        wanted = [Wanted.of(slot, config, endpoint, self._node.secret) for slot in planned]
+        vendor = config.accelerator.vendor if config.accelerator is not None else None
+        same = (vendor, tuple(config.env.items()), config.pip, config.preload, endpoint, self._node.secret)
+        wanted = [Wanted(slot, *same) for slot in planned]
         in_the_way = {key for key in self.workers if key not in wanted}
         self._promise(planned, without=in_the_way)
         taken = {slot.slot for slot in self.workers.slots}

@@ -78,7 +78,10 @@ class Service:
             while not self._stop.is_set():
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
-                self._watch_desired()
+                seen = stamp(self._directory.desired_file)
+                if self._node is not None and self._node.config.head and seen != self._stamp:
+                    self._stamp = seen
+                    self._reload.set()
                 self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
@@ -96,13 +99,6 @@ class Service:
         finally:
             self._systemd.stopping()
             await self._end(applying)
-
-    def _watch_desired(self) -> None:
-        """Notices that the desired layout of the head was written anew."""
-        seen = stamp(self._directory.desired_file)
-        if self._node is not None and self._node.config.head and seen != self._stamp:
-            self._stamp = seen
-            self._reload.set()
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
         """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""

@@ -15,7 +15,7 @@ from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
+from skyinfra.protocol.nodeconfig import Vendor
 from skyinfra.runner import slots
 from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
 from skyinfra.worker import attempts, preload, process
@@ -36,12 +36,6 @@ class Wanted:
     preload: tuple[str, ...]
     scheduler: Endpoint
     secret: str = field(repr=False)
-
-    @classmethod
-    def of(cls, slot: InstanceInfo, config: NodeConfig, scheduler: Endpoint, secret: str) -> Wanted:
-        """Returns the parameters for *slot* of the node *config*."""
-        vendor = config.accelerator.vendor if config.accelerator else None
-        return cls(slot, vendor, tuple(config.env.items()), config.pip, config.preload, scheduler, secret)
 
 
 class Workers:
