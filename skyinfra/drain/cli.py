@@ -88,9 +88,8 @@ def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], p
             shown = status.waits_for
             print(f"waiting: {'; '.join(shown)}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
-    found = directory.status()
-    state = "has no status" if found is None else f"is {found.state}"
-    reason = f": {': '.join(found.error)}" if found is not None and found.error is not None else ""
+    state = "has no status" if status is None else f"is {status.state}"
+    reason = f": {': '.join(status.error)}" if status is not None and status.error is not None else ""
     raise NodeFailed(f"node {node} {state} after {patience_s:g} s{reason}", field=str(directory.path))
 
 

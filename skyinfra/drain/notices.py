@@ -148,13 +148,9 @@ def notices(config: NodeConfig) -> _Aws | _Gcp | _Azure:
     ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
     ``pause_s`` is the time between two looks.
     """
-    match config.provider:
-        case "aws":
-            return _Aws()
-        case "gcp":
-            return _Gcp(config)
-        case "azure":
-            return _Azure()
+    known: dict[str, Callable[[], _Aws | _Gcp | _Azure]] = {"aws": _Aws, "gcp": lambda: _Gcp(config), "azure": _Azure}
+    if config.provider in known:
+        return known[config.provider]()
     raise NotSupported(
         "this provider gives no notice to machines that it takes back",
         field="provider",

@@ -66,12 +66,11 @@ def _starts(path: Path, wait_s: float) -> bool:
     for _ in range(_ATTEMPTS):
         try:
             detach.boot(path, wait_s=wait_s)
+            return True
         except SkyinfraError as error:
             # The other lines are the end of the log, to which this is written.
             print(f"skyinfra-runner: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_S)
-        else:
-            return True
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,6 +20,8 @@ from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.rpc import Peer
+
+logger = logging.getLogger("skyinfra.runner")
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
 _WAIT_S = 30.0
@@ -42,16 +45,16 @@ def connection(node: Node, head: str | None = None) -> Any:
 class Follower:
     """Follows the head of *node* until it is closed; what breaks is tried again.
 
-    on_layout: gets the layout that the head wants, at first and whenever it changes. on_refusal: gets the reason where
-    what the head says cannot be read. respond: answers what clients ask this node. layout: what the head wants, or None
-    while it is not connected. obstacle: why the head cannot be reached.
+    on_layout: gets the layout that the head wants, at first and whenever it changes. respond: answers what clients ask
+    this node. layout: what the head wants, or None while it is not connected. refused: why what the head says cannot be
+    read. obstacle: why the head cannot be reached.
     """
 
     node: Node
     on_layout: Callable[[FleetLayout], None]
-    on_refusal: Callable[[InvalidNodeConfig], None]
     respond: Respond
     layout: FleetLayout | None = None
+    refused: InvalidNodeConfig | None = None
     obstacle: SkyinfraError = field(init=False)
     _promised: tuple[str, ...] | None = None
     _leaving: str | None = None
@@ -98,7 +101,7 @@ class Follower:
                 self.obstacle = NodeFailed(f"the connection to the head broke: {failed.exceptions[0]}")
             # Another head at its place knows nothing of this node.
             self._news.set()
-            self.layout = None
+            self.layout = self.refused = None
             await asyncio.sleep(_RETRY_S)
 
     async def _listen(self, scheduler: Peer) -> None:
@@ -107,9 +110,12 @@ class Follower:
             try:
                 layout = await within(services.layout(scheduler, seen=seen, wait_s=_WAIT_S), _WAIT_S + ANSWER_S)
             except InvalidNodeConfig as refused:
-                self.on_refusal(refused)
+                if str(refused) != str(self.refused):
+                    logger.error("%s: %s", type(refused).__name__, refused)
+                self.refused = refused
                 await asyncio.sleep(_WAIT_S)
                 continue
+            self.refused = None
             if layout.digest != seen:
                 self.layout = layout
                 self.on_layout(layout)

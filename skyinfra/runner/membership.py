@@ -12,7 +12,7 @@ from distributed.core import Status as DaskStatus
 
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidNodeConfig, NotSupported, SkyinfraError
+from skyinfra.errors import NotSupported, SkyinfraError
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
 from skyinfra.head.jobs import Jobs
@@ -41,7 +41,7 @@ class Membership:
     """Ties a node to its fleet.
 
     changed: is set when the head wants another layout. respond: answers clients. endpoint: the scheduler's, once it has
-    answered. obstacle: why it has not. refused: why the head's layout is not followed.
+    answered. obstacle: why it has not.
     """
 
     directory: NodeDirectory
@@ -50,7 +50,6 @@ class Membership:
     respond: Respond
     endpoint: Endpoint | None = None
     obstacle: SkyinfraError | None = None
-    refused: SkyinfraError | None = None
     _scheduler: FleetScheduler | None = None
     _scheduler_made_from: tuple[Endpoint, str] | None = None
     _jobs: Jobs | None = None
@@ -79,7 +78,7 @@ class Membership:
             return self.endpoint
         await self._stop_scheduler()
         follower = await self._follow(node)
-        while follower.layout is None and self.refused is None:
+        while follower.layout is None and follower.refused is None:
             self.obstacle = follower.obstacle
             if await pause(self.changed, _POLL_S):
                 return None
@@ -118,6 +117,11 @@ class Membership:
             self._jobs.check()
         if self._follower is not None:
             self._follower.check()
+
+    @property
+    def refused(self) -> SkyinfraError | None:
+        """Why the head's layout is not followed."""
+        return self._follower.refused if self._follower is not None else None
 
     @property
     def scheduler_ended(self) -> bool:
@@ -166,7 +170,7 @@ class Membership:
     async def _follow(self, node: Node) -> Follower:
         if self._follower is None or not self._follower.follows(node):
             await self._unfollow()
-            self._follower = Follower(node, self._hear, self._refuse, self.respond)
+            self._follower = Follower(node, self._hear, self.respond)
         return self._follower
 
     async def _unfollow(self) -> None:
@@ -179,8 +183,3 @@ class Membership:
             self._heard = self._sha256, layout
             if layout != self._layout:
                 self.changed.set()
-
-    def _refuse(self, refused: InvalidNodeConfig) -> None:
-        if str(refused) != str(self.refused):
-            logger.error("%s: %s", type(refused).__name__, refused)
-        self.refused = refused

@@ -122,7 +122,7 @@ class Service:
         loaded = await asyncio.to_thread(Node.load, self._path)
         if anew:
             self._error = None
-        self._membership.obstacle, self._membership.refused = None, None
+        self._membership.obstacle = None
         found = await self._find_desired(loaded)
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
