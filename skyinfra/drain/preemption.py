@@ -6,6 +6,7 @@ follows ``drain.json``, see `skyinfra.drain.request`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from pathlib import Path
@@ -70,10 +71,9 @@ class PreemptionWatch:
         self._followed = None
 
     def _request(self) -> Drain | None:
-        try:
+        with contextlib.suppress(InvalidNodeConfig):
             return request.find(self._directory)
-        except InvalidNodeConfig:
-            return None
+        return None
 
     def _acknowledge(self, notice: Notice) -> None:
         """Acknowledges *notice* once nothing runs here any more, so that the provider need not wait."""

@@ -120,7 +120,8 @@ class NodeDirectory:
         # That the machine was rebooted to activate a MIG mode, see `RebootGuard`.
         self.reboot_file = path / "reboot.json"
         # The partitions that root made, where the runner is not root; the request asks for them.
-        self.record_file, self.request_file = path / "partitions.json", path / "partition.request"
+        self.record_file = path / "partitions.json"
+        self.request_file = path / "partition.request"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
         # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.
@@ -128,7 +129,8 @@ class NodeDirectory:
         # The last known layout, where it is not that of the configuration.
         self.told_file = path / "told.json"
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
-        self.drain_file, self.interrupted_file = path / "drain.json", path / interruption.FILE
+        self.drain_file = path / "drain.json"
+        self.interrupted_file = path / interruption.FILE
         # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"

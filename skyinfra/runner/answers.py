@@ -46,14 +46,10 @@ class Answers:
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
         """Returns the answer; blocks until it is there. Raises what the answering function raises."""
-        known = self._known.get(question)
-        if known is None:
-            raise NotSupported(
-                "the runner of this node does not know this question",
-                given=question,
-                hint="It is older than the client: deploy the fleet again.",
-            )
-        return known(**arguments)
+        if question not in self._known:
+            hint = "It is older than the client: deploy the fleet again."
+            raise NotSupported("the runner of this node does not know this question", given=question, hint=hint)
+        return self._known[question](**arguments)
 
     def _doctor(self) -> object:
         from skyinfra.doctor.examine import examine
