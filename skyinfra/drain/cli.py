@@ -24,14 +24,10 @@ _RETRY_S = 2.0
 # After the tasks' time: their workers end, and the head is informed.
 _SLACK_S = 30.0
 _BACK_S = 120.0
-_LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
-_Commands = Any  # argparse's own class for them is private and not generic at run time
-_Command = Callable[[_Commands, str, object, str], argparse.ArgumentParser]
-
-
-def add(commands: _Commands, command: _Command) -> None:
+def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds the commands; *command* adds one with ``--config``."""
     text = "take the node out of service: no new tasks; what runs may end, what has not started moves to other nodes"
     parser = command(commands, "drain", _drain, text)
@@ -92,9 +88,8 @@ def _wait(node: str, directory: NodeDirectory, done: Callable[[Status], bool], p
             shown = status.waits_for
             print(f"waiting: {'; '.join(shown)}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
-    found = directory.status()
-    state = "has no status" if found is None else f"is {found.state}"
-    reason = f": {': '.join(found.error)}" if found is not None and found.error is not None else ""
+    state = "has no status" if status is None else f"is {status.state}"
+    reason = f": {': '.join(status.error)}" if status is not None and status.error is not None else ""
     raise NodeFailed(f"node {node} {state} after {patience_s:g} s{reason}", field=str(directory.path))
 
 
@@ -107,7 +102,7 @@ def _interrupt(options: argparse.Namespace) -> int:
 
 def watch(look: Callable[[], object], *, once: bool, pause_s: float) -> int:
     """Calls *look* *once*, or without end: an error, which may pass, is logged once."""
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     last: str | None = None
     while not once:
         try:

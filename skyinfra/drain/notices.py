@@ -17,8 +17,9 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from skyinfra.errors import NodeFailed, NotSupported
@@ -45,65 +46,39 @@ class Notice:
     why: str
     until: float | None = None
     certain: bool = True
-    acknowledge: Callable[[], None] | None = field(default=None, compare=False)
+    acknowledge: Callable[[], object] | None = field(default=None, compare=False)
 
 
-def notices(config: NodeConfig) -> AwsNotices | GcpNotices | AzureNotices:
-    """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none.
-
-    ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
-    ``pause_s`` is the time between two looks.
-    """
-    if config.provider == "aws":
-        return AwsNotices()
-    if config.provider == "gcp":
-        has_gpus = config.accelerator is not None and config.accelerator.vendor in ("nvidia", "amd")
-        return GcpNotices(hour=has_gpus)
-    if config.provider == "azure":
-        return AzureNotices()
-    raise NotSupported(
-        "this provider gives no notice to machines that it takes back",
-        field="provider",
-        given=config.provider,
-        hint="`skyinfra-runner interrupt` knows aws, gcp and azure; `skyinfra-runner drain` does the same by hand.",
-    )
-
-
-class AwsNotices:
-    """EC2's notices for spot instances."""
-
+class _Aws:
     pause_s = 2.0
 
     def look(self) -> Notice | None:
         action = self._document("spot/instance-action")
         if action is not None:
             what, when = action.get("action", "terminate"), action.get("time")
-            until = _time(when)
-            ends = None if until is None else _before(until)
-            return Notice(f"spot {what} {when}", f"AWS takes the spot instance back ({what} at {when})", ends)
+            why = f"AWS takes the spot instance back ({what} at {when})"
+            return Notice(f"spot {what} {when}", why, _before(_time(when)))
         advice = self._document("events/recommendations/rebalance")
-        if advice is not None:
-            when = advice.get("noticeTime")
-            return Notice(f"rebalance {when}", "AWS recommends to leave the spot instance", certain=False)
-        return None
+        if advice is None:
+            return None
+        key = f"rebalance {advice.get('noticeTime')}"
+        return Notice(key, "AWS recommends to leave the spot instance", certain=False)
 
     def _document(self, path: str) -> dict[str, Any] | None:
         text = ec2_metadata(path, _QUESTION, base=os.environ.get(ENDPOINT))
         return None if text is None else _object(text, path)
 
 
-class GcpNotices:
-    """Compute Engine's notices. *hour*: whether they come an hour before host maintenance, as for GPU machines."""
-
+class _Gcp:
     # The request itself waits.
     pause_s = 0.0
     _WAIT_S = 10
     _PREEMPTED_S = 30.0
 
-    def __init__(self, *, hour: bool) -> None:
-        host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-        self._base = f"http://{host}"
-        self._ahead_s = 3600.0 if hour else 60.0
+    def __init__(self, config: NodeConfig) -> None:
+        has_gpus = config.accelerator is not None and config.accelerator.vendor in ("nvidia", "amd")
+        self._ahead_s = 3600.0 if has_gpus else 60.0
+        self._base = f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}"
         self._since: dict[str, float] = {}
         # Names the value that was seen last: a change between two requests is answered at once.
         self._seen: str | None = None
@@ -131,8 +106,8 @@ class GcpNotices:
         return text.strip()
 
 
-class AzureNotices:
-    """Azure's scheduled events for this machine, except freezes, which last some seconds."""
+class _Azure:
+    """Not for freezes, which last some seconds."""
 
     pause_s = 1.0
     _BASE = "http://169.254.169.254"
@@ -146,31 +121,42 @@ class AzureNotices:
         "Reboot": "reboots the machine",
     }
 
-    def __init__(self) -> None:
-        self._name: str | None = None
+    @cached_property
+    def _name(self) -> str:
+        return _ask(self._BASE, self._NAME, self._HEADERS)[0].strip()
 
     def look(self) -> Notice | None:
-        if self._name is None:
-            self._name = _ask(self._BASE, self._NAME, self._HEADERS)[0].strip()
+        name = self._name
         # The first request of a machine switches the service on, which takes up to two minutes.
         text, _ = _ask(self._BASE, self._EVENTS, self._HEADERS, timeout_s=130)
         events = _object(text, self._EVENTS).get("Events")
         for event in events if isinstance(events, list) else []:
             kind = event.get("EventType")
-            if kind in self._KINDS and self._name in event.get("Resources", ()):
-                return self._notice(event, kind)
+            if kind in self._KINDS and name in event.get("Resources", ()):
+                # The time is empty once the event has begun.
+                until = _before(_time(event.get("NotBefore"))) or time.time()
+                headers = {**self._HEADERS, "Content-Type": "application/json"}
+                body = {"StartRequests": [{"EventId": event["EventId"]}]}
+                acknowledge = partial(_ask, self._BASE, self._EVENTS, headers, body=body)
+                return Notice(event["EventId"], f"Azure {self._KINDS[kind]}", until, acknowledge=acknowledge)
         return None
 
-    def _acknowledge(self, event: str) -> None:
-        headers = {**self._HEADERS, "Content-Type": "application/json"}
-        _ask(self._BASE, self._EVENTS, headers, body={"StartRequests": [{"EventId": event}]})
 
-    def _notice(self, event: Mapping[str, Any], kind: str) -> Notice:
-        # Empty once the event has begun.
-        when = _time(event.get("NotBefore"))
-        until = time.time() if when is None else _before(when)
-        identity = event["EventId"]
-        return Notice(identity, f"Azure {self._KINDS[kind]}", until, acknowledge=lambda: self._acknowledge(identity))
+def notices(config: NodeConfig) -> _Aws | _Gcp | _Azure:
+    """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none.
+
+    ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
+    ``pause_s`` is the time between two looks.
+    """
+    known: dict[str, Callable[[], _Aws | _Gcp | _Azure]] = {"aws": _Aws, "gcp": lambda: _Gcp(config), "azure": _Azure}
+    if config.provider in known:
+        return known[config.provider]()
+    raise NotSupported(
+        "this provider gives no notice to machines that it takes back",
+        field="provider",
+        given=config.provider,
+        hint="`skyinfra-runner interrupt` knows aws, gcp and azure; `skyinfra-runner drain` does the same by hand.",
+    )
 
 
 @contextlib.contextmanager
@@ -220,17 +206,15 @@ def _time(text: str | None) -> float | None:
     """Unix time of a date as AWS (ISO 8601) and Azure (RFC 1123) write it; None where there is none."""
     if not text:
         return None
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return email.utils.parsedate_to_datetime(text).timestamp()
-    except ValueError:
-        return None
+    for parse in (datetime.datetime.fromisoformat, email.utils.parsedate_to_datetime):
+        with contextlib.suppress(ValueError):
+            return parse(text).timestamp()
+    return None
 
 
-def _before(end: float, *, now: float | None = None) -> float:
+def _before(end: float | None, *, now: float | None = None) -> float | None:
     """When tasks are ended for a machine that ends at *end*: 10 s before, and after three quarters of the time."""
+    if end is None:
+        return None
     left = max(0.0, end - (time.time() if now is None else now))
     return end - min(_MARGIN_S, left / 4)

@@ -6,7 +6,9 @@ follows ``drain.json``, see `skyinfra.drain.request`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from pathlib import Path
 
 from skyinfra.drain import request
@@ -48,17 +50,12 @@ class PreemptionWatch:
         return notice
 
     def _follow(self, notice: Notice) -> None:
-        drain = Drain(
-            request.VERSION,
-            self._provider,
-            notice.why,
-            notice.until,
-            boot=request.this_boot(),
-            if_others=not notice.certain,
-        )
+        why, until, boot = notice.why, notice.until, request.this_boot()
+        drain = Drain(request.VERSION, self._provider, why, until, boot, if_others=not notice.certain)
         present = self._request()
         # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
-        if present is not None and present.by == request.OPERATOR and not _sooner(drain, present):
+        ends = math.inf if drain.if_others or drain.until is None else drain.until
+        if present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf):
             logger.info("%s; the node is drained by hand already", notice.why)
         else:
             request.write(self._directory, drain)
@@ -74,10 +71,9 @@ class PreemptionWatch:
         self._followed = None
 
     def _request(self) -> Drain | None:
-        try:
+        with contextlib.suppress(InvalidNodeConfig):
             return request.find(self._directory)
-        except InvalidNodeConfig:
-            return None
+        return None
 
     def _acknowledge(self, notice: Notice) -> None:
         """Acknowledges *notice* once nothing runs here any more, so that the provider need not wait."""
@@ -87,7 +83,3 @@ class PreemptionWatch:
             notice.acknowledge()
             self._acknowledged = notice.key
             logger.info("acknowledged: nothing runs here any more")
-
-
-def _sooner(new: Drain, old: Drain) -> bool:
-    return not new.if_others and new.until is not None and (old.until is None or new.until < old.until)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.node.folder import NodeDirectory, writing
-from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import Document
 
 VERSION = 1
 OPERATOR = "operator"
@@ -23,7 +23,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Drain:
+class Drain(
+    Document,
+    error=InvalidNodeConfig,
+    source="drain.json",
+    version=VERSION,
+    hint=f"This runner reads version {VERSION}; `skyinfra-runner undrain` removes the file.",
+):
     """The content of ``drain.json``.
 
     by: `OPERATOR`, or the name of the provider. why: for people. until: Unix time at which running tasks are ended;
@@ -49,7 +55,7 @@ def this_boot() -> str | None:
 
 def write(directory: NodeDirectory, drain: Drain) -> None:
     """Requests *drain*, in place of an earlier request. Raises `StateDirectoryError`."""
-    directory.write(directory.drain_file, json.dumps(_schema.write(drain)) + "\n")
+    directory.write(directory.drain_file, json.dumps(drain.to_json()) + "\n")
 
 
 def clear(directory: NodeDirectory) -> bool:
@@ -62,11 +68,7 @@ def clear(directory: NodeDirectory) -> bool:
 
 def find(directory: NodeDirectory) -> Drain | None:
     """Returns the request; None where there is none, or one of an earlier boot. Raises `InvalidNodeConfig`."""
-    file = directory.drain_file
-    if not os.path.lexists(file):
+    if not os.path.lexists(directory.drain_file):
         return None
-    value = _schema.load(file, error=InvalidNodeConfig)
-    hint = f"This runner reads version {VERSION}; `skyinfra-runner undrain` removes the file."
-    _schema.check_version(value, VERSION, path=str(file), error=InvalidNodeConfig, hint=hint)
-    drain = _schema.read(Drain, value, path=str(file), error=InvalidNodeConfig)
+    drain = Drain.load(directory.drain_file)
     return drain if drain.boot in (None, this_boot()) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
@@ -19,31 +20,29 @@ logger = logging.getLogger("skyinfra.runner")
 _ASK_AGAIN_S = 15.0
 
 
+@dataclass(eq=False)
 class DrainWatch:
     """Watches ``drain.json`` of *directory*; sets *changed* when the request changes.
 
-    drain: the request that holds now; None while the node serves. *may_drain*: whether the fleet can do without a node.
+    may_drain: whether the fleet can do without a node. drain: the request that holds now; None while the node serves.
     """
 
-    def __init__(
-        self, directory: NodeDirectory, may_drain: Callable[[Node, str], Awaitable[bool]], *, changed: asyncio.Event
-    ) -> None:
-        self.drain: Drain | None = None
-        self._directory = directory
-        self._may_drain = may_drain
-        self._changed = changed
-        self._stamp: tuple[int, int, int] | None = None
-        # The request with `if_others` that the head has granted.
-        self._granted: Drain | None = None
-        self._asking: asyncio.Task[None] | None = None
+    directory: NodeDirectory
+    may_drain: Callable[[Node, str], Awaitable[bool]]
+    changed: asyncio.Event
+    drain: Drain | None = None
+    _stamp: tuple[int, int, int] | None = None
+    # The request with `if_others` that the head has granted.
+    _granted: Drain | None = None
+    _asking: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """Notices a changed request and informs tasks at once, even while the runner is busy."""
-        if stamp(self._directory.drain_file) != self._stamp:
+        if stamp(self.directory.drain_file) != self._stamp:
             drain = self._read()
             if drain is None or not drain.if_others:
                 self._inform_tasks(drain)
-            self._changed.set()
+            self.changed.set()
         if self._asking is not None and self._asking.done():
             self._asking.result()
 
@@ -52,7 +51,7 @@ class DrainWatch:
         self.close()
         drain = self._read()
         undecided = drain is not None and drain.if_others and drain not in (self.drain, self._granted)
-        if drain is not None and undecided and not await self._may_drain(node, drain.why):
+        if drain is not None and undecided and not await self.may_drain(node, drain.why):
             logger.info("%s; no other node has slots, so this one stays in service", drain.why)
             self._asking = asyncio.create_task(self._ask_again(node, drain), name="may drain")
             drain = None
@@ -69,29 +68,30 @@ class DrainWatch:
             self._asking = None
 
     async def _ask_again(self, node: Node, drain: Drain) -> None:
-        await asyncio.sleep(_ASK_AGAIN_S)
-        while not await self._may_drain(node, drain.why):
+        granted = False
+        while not granted:
             await asyncio.sleep(_ASK_AGAIN_S)
+            granted = await self.may_drain(node, drain.why)
         self._granted = drain
-        self._changed.set()
+        self.changed.set()
 
     def _read(self) -> Drain | None:
-        self._stamp = stamp(self._directory.drain_file)
+        self._stamp = stamp(self.directory.drain_file)
         try:
-            return request.find(self._directory)
+            return request.find(self.directory)
         except InvalidNodeConfig as refused:
             logger.error("%s: %s", type(refused).__name__, refused)
             return None
 
     def _inform_tasks(self, drain: Drain | None) -> None:
-        file = self._directory.interrupted_file
+        file = self.directory.interrupted_file
         if drain is None:
             file.unlink(missing_ok=True)
             return
         text = Interruption(drain.why, drain.until).dumps()
         try:
             if not file.exists() or file.read_text(encoding="utf-8") != text:
-                self._directory.write(file, text)
+                self.directory.write(file, text)
         except StateDirectoryError as error:
             # The node is drained all the same; its tasks end without notice.
             logger.warning("%s", error)

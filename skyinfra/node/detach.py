@@ -103,11 +103,7 @@ def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> sub
 
 
 def _wait(
-    node: Node,
-    directory: NodeDirectory,
-    wait_s: float,
-    concerns: Callable[[Status], bool],
-    alive: Callable[[], bool],
+    node: Node, directory: NodeDirectory, wait_s: float, concerns: Callable[[Status], bool], alive: Callable[[], bool]
 ) -> Status:
     """Waits for a final status that *concerns* the request. Raises `NodeFailed`."""
     status: Status | None = None

@@ -1,32 +1,4 @@
-"""The node's directory: its files, and the lock of the runner that serves it.
-
-The directory is the folder of the node configuration. The runner writes
-
-    status.json     the state of the node (`Status`), replaced atomically
-    scheduler       on the head: ``HOST:PORT`` where the scheduler listens
-    runner.pid      process id of the runner that holds the directory
-    runner.lock     locked for as long as a runner serves the directory
-    runner.log      output of a detached runner; the log of one whose output goes elsewhere
-    keeper.pid      process id of the watchdog of a detached runner, which locks the file
-    tasks/          the output of each task
-    blobs/          synced files, and large calls and results; on the head, for the whole fleet
-    trees/          synced files as tasks see them
-    files/          files that clients put there, see `sky.files`
-    partitions.json the partitions that root made, where the runner is not root; partition.request asks for them
-    reboot.json     that the machine was rebooted to activate a MIG mode, see `RebootGuard`
-    told.json       the last known layout, where it is not that of the configuration
-    interrupted.json  while the node is drained: the message for its tasks, see `Interruption`
-
-it reads
-
-    drain.json      the request to drain the node, see `skyinfra.drain.request`
-
-and on the head
-
-    desired.json    the fleet's desired layout, which replaces the configured one, see `desired.write_desired`
-    jobs/           the journal of its jobs, see `skyinfra.head.journal`
-    kept/           synced files that jobs need, see `skyinfra.head.kept_trees`
-"""
+"""The node's directory, the folder of the node configuration: its files, and the lock of the runner that serves it."""
 
 from __future__ import annotations
 
@@ -125,25 +97,41 @@ class Status:
 
 
 class NodeDirectory:
-    """The directory *path* of one node. Every write that fails raises `StateDirectoryError`."""
+    """The directory *path* of one node. Every write that fails raises `StateDirectoryError`.
+
+    The folders of other rooms are ``tasks/``, the output of each task; ``blobs/``, synced files, and large calls and
+    results, on the head for the whole fleet; ``trees/``, synced files as tasks see them; ``files/``, what clients put
+    there, see `sky.files`; on the head ``kept/``, synced files that jobs need, see `skyinfra.head.kept_trees`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The state of the node (`Status`), replaced atomically.
         self.status_file = path / "status.json"
+        # On the head: ``HOST:PORT`` where the scheduler listens.
         self.scheduler_file = path / "scheduler"
         self.pid_file = path / "runner.pid"
+        # Locked for as long as a runner serves the directory.
         self.lock_file = path / "runner.lock"
+        # Output of a detached runner; the log of one whose output goes elsewhere.
         self.log_file = path / "runner.log"
+        # Process id of the watchdog of a detached runner, which locks the file.
         self.watchdog_file = path / "keeper.pid"
+        # That the machine was rebooted to activate a MIG mode, see `RebootGuard`.
         self.reboot_file = path / "reboot.json"
+        # The partitions that root made, where the runner is not root; the request asks for them.
         self.record_file = path / "partitions.json"
         self.request_file = path / "partition.request"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
+        # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.
         self.desired_file = path / "desired.json"
+        # The last known layout, where it is not that of the configuration.
         self.told_file = path / "told.json"
+        # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
+        # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"
         self.scratch = path / "scratch"
@@ -206,10 +194,7 @@ class NodeDirectory:
 
     def log_tail(self, lines: int = 20) -> str:
         """Returns the last *lines* of the log of a detached runner; empty where there is none."""
-        try:
-            text = self.log_file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
+        text = self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
 

@@ -53,7 +53,8 @@ def end(directory: NodeDirectory) -> None:
 
 def keep(path: Path, *, wait_s: float) -> None:
     """Is the watchdog: starts the runner of the node *path* whenever it was killed, until it ends otherwise."""
-    signal.signal(signal.SIGTERM, _leave)
+    # An exception undoes a start that is under way.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     directory = NodeDirectory(path.parent)
     with _claimed(directory) as claimed:
         while claimed and _was_killed(directory) and _starts(path, wait_s):
@@ -65,12 +66,11 @@ def _starts(path: Path, wait_s: float) -> bool:
     for _ in range(_ATTEMPTS):
         try:
             detach.boot(path, wait_s=wait_s)
+            return True
         except SkyinfraError as error:
             # The other lines are the end of the log, to which this is written.
             print(f"skyinfra-runner: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_S)
-        else:
-            return True
     return False
 
 
@@ -83,11 +83,6 @@ def _was_killed(directory: NodeDirectory) -> bool:
         if directory.holder() is None:
             status = directory.status()
             return status is not None and status.state not in _ENDED
-
-
-def _leave(*_: object) -> None:
-    # An exception undoes a start that is under way.
-    raise SystemExit(0)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,11 @@ class Document:
     def _check(self, source: str) -> None:
         """Raises the error of the class where fields do not fit together."""
 
+    def _refuse(self, wrong: bool, message: str, field: str, given: object = None, hint: str | None = None) -> None:
+        """Raises the error of the class about *field* where it is *wrong*."""
+        if wrong:
+            raise self._reading[0](message, field=field, given=given, hint=hint)
+
     def to_json(self) -> dict[str, Any]:
         """The inverse of `read`: plain JSON values."""
         return write(self)
@@ -155,18 +160,12 @@ def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraEr
     arguments: dict[str, object] = {}
     for name, field in fields.items():
         if name in mapping:
-            arguments[name] = _read_field(field, hints[name], mapping[name], f"{path}.{name}", error)
+            try:
+                arguments[name] = _read(hints[name], mapping[name], f"{path}.{name}", error)
+            except SkyinfraError as refused:
+                if not field.repr:
+                    refused.given = None
+                raise
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error("missing field", field=f"{path}.{name}")
     return kind(**arguments)
-
-
-def _read_field(
-    field: dataclasses.Field[Any], kind: Any, value: object, path: str, error: type[SkyinfraError]
-) -> object:
-    try:
-        return _read(kind, value, path, error)
-    except SkyinfraError as refused:
-        if not field.repr:
-            refused.given = None
-        raise

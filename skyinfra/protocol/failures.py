@@ -10,6 +10,7 @@ import pickle
 import traceback
 import types
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import cloudpickle
@@ -61,7 +62,8 @@ def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Fai
     text = "".join(traceback.format_exception(type(error), error, frames, chain=False))
     return Failure(
         error=_dump_error(error),
-        traceback=_dump_traceback(frames),
+        # Tracebacks can be pickled because `distributed` registers how; only names and line numbers travel.
+        traceback=None if frames is None else pickle.dumps(frames),
         text=text,
         cause=None if cause is None or id(cause) in seen else of(cause, below=below, seen=seen),
         context=None if context is None or id(context) in seen else of(context, below=below, seen=seen),
@@ -96,9 +98,10 @@ def _dump_error(error: BaseException) -> bytes | None:
     bare = error.__traceback__, error.__cause__, error.__context__, error.__suppress_context__
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
-        for form in (_AsItSays(error), _Rebuilt(type(error), error.args, dict(error.__dict__))):
+        rebuilt = _rebuild, (type(error), error.args, dict(error.__dict__))
+        for reduced in (partial(error.__reduce_ex__, pickle.HIGHEST_PROTOCOL), lambda: rebuilt):
             with contextlib.suppress(Exception):
-                data = cast(bytes, cloudpickle.dumps(form))
+                data = cast(bytes, cloudpickle.dumps(_Reduced(reduced())))
                 pickle.loads(data)  # noqa: S301 - many exceptions can be pickled and not be read again
                 return data
         return None
@@ -107,36 +110,18 @@ def _dump_error(error: BaseException) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class _AsItSays:
-    """An exception pickled as its own class says. Dask registers another way, which loses SystemExit's code."""
+class _Reduced:
+    """Pickles as *form*, whatever Dask registers for the class of an exception: that loses SystemExit's code."""
 
-    error: BaseException
+    form: str | tuple[object, ...]
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        return self.error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """An exception whose ``__init__`` takes other arguments than it hands to ``Exception``: made without calling it."""
-
-    kind: type[BaseException]
-    args: tuple[object, ...]
-    state: dict[str, object]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.kind, self.args, self.state)
+        return self.form
 
 
 def _rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
+    """Without ``__init__``, which may take other arguments than it hands to ``Exception``."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-def _dump_traceback(frames: types.TracebackType | None) -> bytes | None:
-    if frames is None:
-        return None
-    # Tracebacks can be pickled because `distributed` registers how; only names and line numbers travel.
-    return pickle.dumps(frames)

@@ -29,9 +29,7 @@ class FleetLayout(
 ):
     """The layout of every node of a fleet.
 
-    ``layouts`` holds one layout per GPU index, as ``NodeAccelerator.layouts`` does; empty means whole GPUs.
-    ``mig_model`` is the key of the GPU's MIG geometry, such as ``h100_80gb``; None where the GPU has none.
-    ``memory_mode`` is that of AMD GPUs whose layouts hold partition modes, as in ``NodeAccelerator``; None elsewhere.
+    The fields are those of ``NodeAccelerator``; ``memory_mode`` is None where layouts hold no partition modes.
     """
 
     version: int

@@ -5,8 +5,6 @@ the order in which gangs asked. The client sends each rank as a task to its slot
 tells the head that the rank has its slot (`gang_join`); once all ranks have, every rank starts. The node reports how
 the rank ended (`gang_report`). The first failure ends the gang: calls of `gang_state` return then. The client releases
 the slots last (`gang_release`).
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations
@@ -57,7 +55,18 @@ DEFAULTS: dict[Framework, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Gang:
+class _Place:
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gang(_Place):
     """The place of a process in its gang.
 
     rank: from 0, of *world_size*. local_rank: among the *local_world_size* ranks of its node. nodes: names of the
@@ -66,13 +75,6 @@ class Gang:
     started before.
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nodes: tuple[str, ...]
-    slots: tuple[str, ...]
     master_address: str
     master_port: int
     restart: int = 0
@@ -108,7 +110,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Rank:
+class Rank(_Place):
     """One rank, as the client describes it to the node.
 
     gang: the one that was granted its slots. holds: it runs nothing, and keeps its slot for another rank. framework:
@@ -118,13 +120,6 @@ class Rank:
     """
 
     gang: str
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nodes: tuple[str, ...]
-    slots: tuple[str, ...]
     framework: Framework | None
     restart: int = 0
     max_restarts: int = 0
@@ -166,9 +161,8 @@ def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
     place = {each.name: known[each.name] for each in fields(Gang)}
     plain = {f"SKYINFRA_{name.upper()}": str(value) for name, value in place.items() if name not in ("nodes", "slots")}
     ours = {VARIABLE: json.dumps(place), **plain}
-    if rank.framework == "torch":
-        return {**ours, **_torch(rank, address, port)}
-    return {**ours, **_jax(rank, address, port)} if rank.framework == "jax" else ours
+    of_framework = {"torch": _torch, "jax": _jax}.get(rank.framework)
+    return ours if of_framework is None else ours | of_framework(rank, address, port)
 
 
 def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
@@ -192,18 +186,15 @@ def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
 
 
 def _jax(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """Of these, jax.distributed.initialize() reads the address and the devices (jax/_src/distributed.py); how many
-    processes there are and which one this is are arguments of it."""
+    """`jax.distributed.initialize` reads the address and the devices (jax/_src/distributed.py). The number of processes
+    and the index of this one are arguments of it."""
     host = f"[{address}]" if ":" in address else address
-    devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if _grouped(rank) else {}
+    # A rank may see the devices of the other ranks of its node too.
+    grouped = rank.local_world_size > 1 and any("," in value for value in rank.visible.values())
+    devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if grouped else {}
     return {
         **devices,
         "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
         "JAX_NUM_PROCESSES": str(rank.world_size),
         "JAX_PROCESS_ID": str(rank.rank),
     }
-
-
-def _grouped(rank: Rank) -> bool:
-    """Whether it sees the devices of the other ranks of its node too."""
-    return rank.local_world_size > 1 and any("," in value for value in rank.visible.values())

@@ -1,7 +1,4 @@
-"""The notice to the tasks of a node that is taken out of service: a file in the node's folder.
-
-Travels to nodes: standard library only.
-"""
+"""The notice to the tasks of a node that is taken out of service: a file in the node's folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jobs: tasks that the head keeps on its disk and runs without the client that submitted them.
-
-Travels to nodes: standard library and ``distributed`` only.
-"""
+"""Jobs: tasks that the head keeps on its disk and runs without the client that submitted them."""
 
 from __future__ import annotations
 
@@ -96,11 +93,10 @@ class Submission(
         check_id(self.id)
         check_name(self.name)
         check_priority(self.priority)
-        for name, number in (("retries", self.retries), ("size", self.size)):
-            if number < 0:
-                raise InvalidField("a number from 0", field=name, given=number)
-        if not self.resources or any(count < 1 for count in self.resources.values()):
-            raise InvalidField("names what a slot must have, each at least once", field="resources")
+        self._refuse(self.retries < 0, "a number from 0", "retries", self.retries)
+        self._refuse(self.size < 0, "a number from 0", "size", self.size)
+        none = not self.resources or min(self.resources.values()) < 1
+        self._refuse(none, "names what a slot must have, each at least once", "resources")
         try:
             Header.loads(self.header.encode())
         except (TypeError, ValueError):

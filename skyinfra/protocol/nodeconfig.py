@@ -50,23 +50,6 @@ class NodeAccelerator:
         """One layout for each GPU, empty for a GPU that is not partitioned."""
         return self.layouts or ((),) * self.count
 
-    def check(self, path: str) -> None:
-        """Raises `InvalidNodeConfig` where its fields disagree. *path*: that of the field that holds it."""
-        if self.count < 1:
-            raise InvalidNodeConfig("must be at least 1", field=f"{path}.count", given=self.count)
-        if len(self.per_gpu) != self.count:
-            raise InvalidNodeConfig(
-                "one layout per accelerator is needed",
-                field=f"{path}.layouts",
-                given=len(self.layouts),
-                hint=f"This node has {self.count} accelerators.",
-            )
-        modes = {partition.profile for layout in self.layouts for partition in layout}
-        if self.vendor == "amd" and len(modes) > 1:
-            raise InvalidNodeConfig(
-                "AMD GPUs of one node have one partition mode", field=f"{path}.layouts", given=", ".join(sorted(modes))
-            )
-
 
 @dataclass(frozen=True)
 class NodeConfig(
@@ -114,19 +97,23 @@ class NodeConfig(
         return f"{self.stack}/{self.pool}"
 
     def _check(self, source: str) -> None:
-        if self.accelerator is None and self.cpu_slots < 1:
-            raise InvalidNodeConfig(
-                "a node without accelerators needs at least one CPU slot", field=f"{source}.cpu_slots"
-            )
-        if self.scheduler_only and not self.head:
-            raise InvalidNodeConfig("only the head is without slots", field=f"{source}.scheduler_only")
-        if self.accelerator is not None:
-            self.accelerator.check(f"{source}.accelerator")
+        refuse, accelerator = self._refuse, self.accelerator
+        if accelerator is None:
+            refuse(self.cpu_slots < 1, "a node without accelerators needs at least one CPU slot", f"{source}.cpu_slots")
+        refuse(self.scheduler_only and not self.head, "only the head is without slots", f"{source}.scheduler_only")
+        if accelerator is not None:
+            count, layouts, path = accelerator.count, accelerator.layouts, f"{source}.accelerator"
+            refuse(count < 1, "must be at least 1", f"{path}.count", count)
+            hint = f"This node has {count} accelerators."
+            wrong = len(accelerator.per_gpu) != count
+            refuse(wrong, "one layout per accelerator is needed", f"{path}.layouts", len(layouts), hint)
+            modes = ", ".join(sorted({partition.profile for layout in layouts for partition in layout}))
+            wrong = accelerator.vendor == "amd" and "," in modes
+            refuse(wrong, "AMD GPUs of one node have one partition mode", f"{path}.layouts", modes)
         host, _, port = self.scheduler.rpartition(":")
-        if not host or not port.isdigit():
-            raise InvalidNodeConfig("expected HOST:PORT", field=f"{source}.scheduler", given=self.scheduler)
-        if not 0 <= self.drain_seconds < math.inf:
-            raise InvalidNodeConfig("must be at least 0", field=f"{source}.drain_seconds", given=self.drain_seconds)
+        refuse(not host or not port.isdigit(), "expected HOST:PORT", f"{source}.scheduler", self.scheduler)
+        seconds = self.drain_seconds
+        refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.drain_seconds", seconds)
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""

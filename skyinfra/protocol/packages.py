@@ -26,25 +26,20 @@ class PackageSource:
 
     def environment(self, *, bundle: str) -> dict[str, str]:
         """The variables that pip, uv and other programs take. *bundle*: the file of certificates to trust."""
-        variables: dict[str, str] = {}
-        if self.index:
-            variables.update(PIP_INDEX_URL=self.index, UV_DEFAULT_INDEX=self.index)
-        if self.extra_indexes:
-            variables.update(PIP_EXTRA_INDEX_URL=" ".join(self.extra_indexes), UV_INDEX=" ".join(self.extra_indexes))
-        if self.wheelhouse:
-            variables.update(PIP_FIND_LINKS=self.wheelhouse, UV_FIND_LINKS=self.wheelhouse)
-            if not self.index:
-                # uv has no such variable in all of its versions; whoever calls it looks for this one.
-                variables["PIP_NO_INDEX"] = "1"
-        plain = [url for url in (self.index, *self.extra_indexes, self.wheelhouse) if url and url.startswith("http://")]
-        if plain:
+        urls = (self.index, *self.extra_indexes, self.wheelhouse)
+        plain = dict.fromkeys(urlsplit(url).netloc for url in urls if url and url.startswith("http://"))
+        variables = {
+            ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"): self.index,
+            ("PIP_EXTRA_INDEX_URL", "UV_INDEX"): " ".join(self.extra_indexes),
+            ("PIP_FIND_LINKS", "UV_FIND_LINKS"): self.wheelhouse,
+            # uv has no such variable in all of its versions; whoever calls it looks for this one.
+            ("PIP_NO_INDEX",): "1" if self.wheelhouse and not self.index else None,
             # pip leaves out what is not encrypted, unless it is told so.
-            variables["PIP_TRUSTED_HOST"] = " ".join(dict.fromkeys(urlsplit(url).netloc for url in plain))
-        if self.proxy:
-            for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-                variables[name] = self.proxy
-            variables.update(no_proxy=_NO_PROXY, NO_PROXY=_NO_PROXY)
-        if self.ca_certificate:
-            for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-                variables[name] = bundle
-        return dict(sorted(variables.items()))
+            ("PIP_TRUSTED_HOST",): " ".join(plain),
+            ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"): self.proxy,
+            ("no_proxy", "NO_PROXY"): _NO_PROXY if self.proxy else None,
+            ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"): bundle
+            if self.ca_certificate
+            else None,
+        }
+        return dict(sorted((name, value) for names, value in variables.items() if value for name in names))

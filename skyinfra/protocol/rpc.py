@@ -3,8 +3,6 @@
 `skyinfra.protocol.services` declares the calls. An envelope is ``{"answer": VALUE}``, or ``{"error": {"class": ...,
 "message": ..., "field": ..., "given": ..., "hint": ...}}``. Bytes may stand in requests and answers: Dask's comms carry
 them as they are. A `_schema.Document` travels as JSON.
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations

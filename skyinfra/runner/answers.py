@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Answers:
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
-            questions.LOG: self._log,
+            questions.LOG: partial(read_log, self._directory),
             questions.START: commands.start,
             questions.OUTPUT: commands.output,
             questions.END: commands.end,
@@ -45,22 +46,15 @@ class Answers:
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
         """Returns the answer; blocks until it is there. Raises what the answering function raises."""
-        known = self._known.get(question)
-        if known is None:
-            raise NotSupported(
-                "the runner of this node does not know this question",
-                given=question,
-                hint="It is older than the client: deploy the fleet again.",
-            )
-        return known(**arguments)
+        if question not in self._known:
+            hint = "It is older than the client: deploy the fleet again."
+            raise NotSupported("the runner of this node does not know this question", given=question, hint=hint)
+        return self._known[question](**arguments)
 
     def _doctor(self) -> object:
         from skyinfra.doctor.examine import examine
 
         return [finding.to_json() for finding in examine(self._config)]
-
-    def _log(self, source: str, task: str = "", offset: int | None = None, lines: int = 100) -> object:
-        return read_log(self._directory, source, task=task, offset=offset, lines=lines)
 
     def _metrics(self) -> object:
         from skyinfra.runner import metrics
@@ -104,12 +98,10 @@ def read_log(
 
 
 def _boot(root: Path) -> Path:
-    found = [root / name for name in _BOOT_LOGS if (root / name).exists()]
-    if not found:
-        raise NodeFailed(
-            "this node was not set up by a boot: it has no log of one", hint="`--runner` has its runner's."
-        )
-    return found[0]
+    for file in (root / name for name in _BOOT_LOGS):
+        if file.exists():
+            return file
+    raise NodeFailed("this node was not set up by a boot: it has no log of one", hint="`--runner` has its runner's.")
 
 
 def _part(file: Path, offset: int | None, lines: int) -> dict[str, Any]:
@@ -137,9 +129,7 @@ def _journal(lines: int) -> dict[str, Any]:
         raise NodeFailed("the runner of this node has no log file, and the system no journal")
     command = [program, "--no-pager", "-o", "short-iso", "-u", _UNIT, "-n", str(lines)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_JOURNAL_S)
     except subprocess.TimeoutExpired:
         raise NodeFailed(f"journalctl did not answer within {_JOURNAL_S:g} s", field=_UNIT) from None
     if done.returncode != 0:

@@ -12,11 +12,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.node import detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
 from skyinfra.runner import partition_cli
 
@@ -24,7 +26,6 @@ from skyinfra.runner import partition_cli
 _REPORT_S = 15.0
 _LOG_BYTES = 5 * 2**20
 _LISTEN = "127.0.0.1:9835"
-_LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     keep = _command(commands, "keep", _keep, "start a runner in the background again where it is killed")
     keep.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for it to be ready (120)")
     partition_cli.add(commands)
-    _command(commands, "serve", _serve, "serve the node; its GPUs stand as declared already")
+    _command(
+        commands, "serve", partial(_run_service, partitions=False), "serve the node; its GPUs stand as declared already"
+    )
     watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
@@ -88,9 +91,7 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
-        return _run_service(options.config, partitions=True)
-    from skyinfra.node import detach, watchdog
-
+        return _run_service(options, partitions=True)
     status = detach.boot(options.config, wait_s=options.wait)
     if options.restart:
         watchdog.ensure(options.config, wait_s=options.wait)
@@ -99,21 +100,16 @@ def _boot(options: argparse.Namespace) -> int:
 
 
 def _keep(options: argparse.Namespace) -> int:
-    from skyinfra.node import watchdog
-
     watchdog.keep(options.config, wait_s=options.wait)
     return 0
 
 
-def _serve(options: argparse.Namespace) -> int:
-    return _run_service(options.config, partitions=False)
-
-
-def _run_service(config: Path, *, partitions: bool) -> int:
+def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
     # A configuration that changes before the service listens to SIGHUP is read by its start.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
-    directory = NodeDirectory(config.absolute().parent)
+    logging.basicConfig(level=logging.INFO, format=drain_cli.LOG_FORMAT, stream=sys.stderr)
+    file = options.config.absolute()
+    directory = NodeDirectory(file.parent)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
         import asyncio
@@ -122,17 +118,14 @@ def _run_service(config: Path, *, partitions: bool) -> int:
 
         os.chdir(directory.path)
 
-        async def serve() -> None:
-            await Service(directory.path / config.name, directory, partitions=partitions).run()
-
         try:
-            asyncio.run(serve())
+            asyncio.run(Service(file, directory, partitions=partitions).run())
         except SkyinfraError as error:
             if supervised:
                 from skyinfra.runner import reports
 
                 # It is started again then.
-                reports.tell(directory.path / config.name, error, seconds=_REPORT_S)
+                reports.tell(file, error, seconds=_REPORT_S)
             raise
     return 0
 
@@ -150,7 +143,7 @@ def _log_kept(directory: NodeDirectory) -> Iterator[None]:
     except OSError:
         yield
         return
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.setFormatter(logging.Formatter(drain_cli.LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield
@@ -169,7 +162,6 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    """Prints the metrics, or serves them until a signal."""
     from skyinfra.runner import metrics
 
     if options.once:
@@ -198,8 +190,6 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from skyinfra.node import detach, watchdog
-
     directory = NodeDirectory(options.config.parent)
     watchdog.end(directory)
     with contextlib.suppress(ProcessLookupError):

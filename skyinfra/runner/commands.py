@@ -137,14 +137,12 @@ class _Command:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with stream:
             while data := os.read(stream.fileno(), 65536):
-                self._put(name, decoder.decode(data))
+                text = decoder.decode(data)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting < _BUFFER)
+                    self._parts.append((name, text))
+                    self._waiting += len(text)
+                    self._changed.notify_all()
         with self._changed:
             self._open -= 1
-            self._changed.notify_all()
-
-    def _put(self, name: str, text: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting < _BUFFER)
-            self._parts.append((name, text))
-            self._waiting += len(text)
             self._changed.notify_all()

@@ -9,29 +9,25 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
-
-import distributed
 
 from skyinfra.blobs import store, transfer
 from skyinfra.blobs.store import BlobStore, digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing
 from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
-from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol.rpc import Peer
-from skyinfra.runner.membership import worker_security
+from skyinfra.runner import follow
 from skyinfra.worker import views
 
 # Then the client has to ask again.
 _WAIT_S = 15.0
-_CONNECT_S = 15.0
 
 
 class Files:
@@ -63,18 +59,15 @@ class Files:
 
     def _answer(self, what: str, name: str, work: Callable[[], str]) -> dict[str, Any]:
         with self._lock:
-            future = self._running.setdefault((what, name), self._workers.submit(work))
-        try:
-            tree = future.result(_WAIT_S)
-        except TimeoutError:
-            if not future.done():
-                return {"done": False, "tree": None}
-            tree = future.result()
-        finally:
-            if future.done():
-                with self._lock:
-                    self._running.pop((what, name), None)
-        return {"done": True, "tree": tree}
+            if (what, name) not in self._running:
+                self._running[what, name] = self._workers.submit(work)
+            future = self._running[what, name]
+        wait([future], _WAIT_S)
+        if not future.done():
+            return {"done": False, "tree": None}
+        with self._lock:
+            self._running.pop((what, name), None)
+        return {"done": True, "tree": future.result()}
 
     def _put(self, name: str) -> str:
         digest, size = parse_name(name)
@@ -125,14 +118,11 @@ class Files:
 
     def _with_head(self, work: Callable[[Peer], Any]) -> None:
         node = Node.load(self._config)
-        declared = node.config.scheduler
-        if node.config.head:
-            declared = self._directory.scheduler_file.read_text(encoding="utf-8")
+        # The port of the head's own scheduler may be any.
+        own = self._directory.scheduler_file.read_text(encoding="utf-8") if node.config.head else None
 
         async def call() -> None:
-            arguments = worker_security(node).get_connection_args("worker")
-            address = str(head.parse(declared))
-            async with distributed.rpc(address, connection_args=arguments, timeout=_CONNECT_S) as scheduler:
+            async with follow.connection(node, own) as scheduler:
                 await work(scheduler)
 
         try:

@@ -3,71 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import distributed
 from distributed.security import Security
 
+from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidNodeConfig, NotSupported
+from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, NotSupported, SkyinfraError
+from skyinfra.head import start
 from skyinfra.head.relay import Respond, answered
+from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.fleet import FleetLayout
-from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.rpc import Peer
+
+logger = logging.getLogger("skyinfra.runner")
 
 # The head answers after that long where nothing has changed: a silent link has been noticed by then.
 _WAIT_S = 30.0
-_ANSWER_S = 15.0
+ANSWER_S = 15.0
 _RETRY_S = 1.0
 
 
-async def ask(head: Endpoint, security: Security) -> FleetLayout:
-    """The layout that the *head* wants now.
-
-    Raises OSError where it does not answer, `InvalidNodeConfig` where its answer cannot be read.
-    """
-    async with _rpc(head, security) as scheduler:
-        return await within(services.layout(scheduler), _ANSWER_S)
+def worker_security(node: Node) -> Security:
+    """Returns the TLS settings with which *node* connects to the head."""
+    return Credentials.derive(node.secret, role="worker", name=node.name).security()
 
 
-async def may_leave(head: Endpoint, security: Security, name: str, why: str) -> bool:
-    """Whether the node *name* may leave: another one has slots in service. Raises OSError where *head* is silent."""
-    async with _rpc(head, security) as scheduler:
-        return await within(services.leave(scheduler, node=name, why=why, if_others=True), _ANSWER_S)
+def connection(node: Node, head: str | None = None) -> Any:
+    """Returns a connection of *node* to the scheduler at *head*, ``HOST:PORT``; by default the configured one."""
+    arguments = worker_security(node).get_connection_args("worker")
+    address = start.parse(head or node.config.scheduler)
+    return distributed.rpc(str(address), connection_args=arguments, timeout=ANSWER_S)
 
 
+@dataclass(eq=False)
 class Follower:
-    """Follows *head* for the node *name* until it is closed; what breaks is tried again.
+    """Follows the head of *node* until it is closed; what breaks is tried again.
 
-    layout: what the head wants, or None while it is not connected.
-
-    *on_layout* gets the layout that the head wants, at first and whenever it changes; *on_refusal* gets the reason
-    where what the head says cannot be read. *respond* answers what clients ask this node.
+    on_layout: gets the layout that the head wants, at first and whenever it changes. respond: answers what clients ask
+    this node. layout: what the head wants, or None while it is not connected. refused: why what the head says cannot be
+    read. obstacle: why the head cannot be reached.
     """
 
-    def __init__(
-        self,
-        head: Endpoint,
-        security: Security,
-        name: str,
-        *,
-        on_layout: Callable[[FleetLayout], None],
-        on_refusal: Callable[[InvalidNodeConfig], None],
-        respond: Respond,
-    ) -> None:
-        self.layout: FleetLayout | None = None
-        self._head = head
-        self._security = security
-        self._name = name
-        self._on_layout = on_layout
-        self._on_refusal = on_refusal
-        self._respond = respond
-        self._promised: tuple[str, ...] | None = None
-        self._leaving: str | None = None
-        self._news = asyncio.Event()
+    node: Node
+    on_layout: Callable[[FleetLayout], None]
+    respond: Respond
+    layout: FleetLayout | None = None
+    refused: InvalidNodeConfig | None = None
+    obstacle: SkyinfraError = field(init=False)
+    _promised: tuple[str, ...] | None = None
+    _leaving: str | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        head = start.host_port(start.parse(self.node.config.scheduler))
+        self.obstacle = NodeFailed(f"the head {head} has not answered yet")
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
+
+    def follows(self, node: Node) -> bool:
+        """Whether the connection is the one that *node* needs."""
+        mine = self.node
+        return (mine.config.scheduler, mine.secret, mine.name) == (node.config.scheduler, node.secret, node.name)
 
     def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
         """Informs the head of the names of the slots that this node is to have, and why it leaves if it does."""
@@ -86,50 +87,54 @@ class Follower:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        head, security = start.parse(self.node.config.scheduler), worker_security(self.node)
         while True:
             try:
-                async with _rpc(self._head, self._security) as scheduler, asyncio.TaskGroup() as group:
+                await start.check_reachable(head, security=security)
+                async with connection(self.node) as scheduler, asyncio.TaskGroup() as group:
                     group.create_task(self._listen(scheduler))
                     group.create_task(self._report(scheduler))
                     group.create_task(self._take_questions(scheduler, group))
-            except* (OSError, NotSupported):
-                # The head is gone, silent, or of another version. Another one at its place knows nothing of this node.
-                self._news.set()
-            self.layout = None
+            except* (NodeFailed, CredentialsRefused, NotSupported) as failed:
+                self.obstacle = cast(SkyinfraError, failed.exceptions[0])
+            except* OSError as failed:
+                self.obstacle = NodeFailed(f"the connection to the head broke: {failed.exceptions[0]}")
+            # Another head at its place knows nothing of this node.
+            self._news.set()
+            self.layout = self.refused = None
             await asyncio.sleep(_RETRY_S)
 
     async def _listen(self, scheduler: Peer) -> None:
         while True:
             seen = self.layout.digest if self.layout is not None else None
             try:
-                layout = await within(services.layout(scheduler, seen=seen, wait_s=_WAIT_S), _WAIT_S + _ANSWER_S)
+                layout = await within(services.layout(scheduler, seen=seen, wait_s=_WAIT_S), _WAIT_S + ANSWER_S)
             except InvalidNodeConfig as refused:
-                self._on_refusal(refused)
+                if str(refused) != str(self.refused):
+                    logger.error("%s: %s", type(refused).__name__, refused)
+                self.refused = refused
                 await asyncio.sleep(_WAIT_S)
                 continue
+            self.refused = None
             if layout.digest != seen:
                 self.layout = layout
-                self._on_layout(layout)
+                self.on_layout(layout)
 
     async def _take_questions(self, scheduler: Peer, group: asyncio.TaskGroup) -> None:
         while True:
-            asked = services.take_questions(scheduler, node=self._name, wait_s=_WAIT_S)
-            for number, question, arguments in await within(asked, _WAIT_S + _ANSWER_S):
+            asked = services.take_questions(scheduler, node=self.node.name, wait_s=_WAIT_S)
+            for number, question, arguments in await within(asked, _WAIT_S + ANSWER_S):
                 group.create_task(self._answer(scheduler, number, question, arguments))
 
     async def _answer(self, scheduler: Peer, number: int, question: str, arguments: dict[str, Any]) -> None:
-        answer = await answered(self._respond, question, arguments)
-        await within(services.answer_question(scheduler, node=self._name, number=number, answer=answer), _ANSWER_S)
+        answer = await answered(self.respond, question, arguments)
+        await within(services.answer_question(scheduler, node=self.node.name, number=number, answer=answer), ANSWER_S)
 
     async def _report(self, scheduler: Peer) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             if self._promised is not None:
-                await within(services.promise(scheduler, node=self._name, slots=self._promised), _ANSWER_S)
+                await within(services.promise(scheduler, node=self.node.name, slots=self._promised), ANSWER_S)
             if self._leaving is not None:
-                await within(services.leave(scheduler, node=self._name, why=self._leaving), _ANSWER_S)
-
-
-def _rpc(head: Endpoint, security: Security) -> Any:
-    return distributed.rpc(str(head), connection_args=security.get_connection_args("worker"), timeout=_ANSWER_S)
+                await within(services.leave(scheduler, node=self.node.name, why=self._leaving), ANSWER_S)

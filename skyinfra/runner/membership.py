@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 
 from distributed.core import Status as DaskStatus
-from distributed.security import Security
 
 from skyinfra.engine.credentials import Credentials
-from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, NotSupported, SkyinfraError
+from skyinfra.engine.waiting import within
+from skyinfra.errors import NotSupported, SkyinfraError
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
 from skyinfra.head.jobs import Jobs
@@ -19,7 +21,8 @@ from skyinfra.head.relay import Relay, Respond
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
-from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol import services
+from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner import follow
 from skyinfra.runner.follow import Follower
@@ -29,73 +32,63 @@ from skyinfra.runner.workers import Workers
 
 logger = logging.getLogger("skyinfra.runner")
 
-_RETRY_S = 1.0
+_POLL_S = 0.05
+_WHOLE = FleetLayout(VERSION)
 
 
+@dataclass(eq=False)
 class Membership:
-    """Ties a node to its fleet. Sets *changed* when the head wants another layout; *respond* answers clients.
+    """Ties a node to its fleet.
 
-    endpoint: the scheduler's, once it has answered. obstacle: class name and message of why it has not. refused: why
-    the head's layout is not followed.
+    changed: is set when the head wants another layout. respond: answers clients. endpoint: the scheduler's, once it has
+    answered. obstacle: why it has not.
     """
 
-    def __init__(self, directory: NodeDirectory, workers: Workers, *, changed: asyncio.Event, respond: Respond) -> None:
-        self.endpoint: Endpoint | None = None
-        self.obstacle: tuple[str, str] | None = None
-        self.refused: SkyinfraError | None = None
-        self._directory = directory
-        self._workers = workers
-        self._changed = changed
-        self._respond = respond
-        self._scheduler: FleetScheduler | None = None
-        self._scheduler_made_from: tuple[Endpoint, str] | None = None
-        self._jobs: Jobs | None = None
-        self._reports: BootReports | None = None
-        self._follower: Follower | None = None
-        self._follows: tuple[Endpoint, str, str] | None = None
-        self._sha256 = ""
-        # The layout that the head wants, with the hash of the node configuration.
-        self._heard: tuple[str, FleetLayout | None] = ("", None)
+    directory: NodeDirectory
+    workers: Workers
+    changed: asyncio.Event
+    respond: Respond
+    endpoint: Endpoint | None = None
+    obstacle: SkyinfraError | None = None
+    _scheduler: FleetScheduler | None = None
+    _scheduler_made_from: tuple[Endpoint, str] | None = None
+    _jobs: Jobs | None = None
+    # What ends with the scheduler.
+    _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _follower: Follower | None = None
+    _sha256: str = ""
+    # The layout that the node is brought to.
+    _layout: FleetLayout = _WHOLE
+    # The layout that the head wants, with the hash of the node configuration.
+    _heard: tuple[str, FleetLayout | None] = ("", None)
 
     def layout_for(self, node: Node) -> FleetLayout | None:
         """Returns the layout that the head wants of *node*, or wanted last for the same configuration."""
         self._sha256 = node.sha256
-        if self._hears(node):
-            self._heard = node.sha256, self._follower.layout if self._follower is not None else None
+        if self._follower is not None and self._follower.follows(node) and self._follower.layout is not None:
+            self._heard = node.sha256, self._follower.layout
         return self._heard[1] if self._heard[0] == node.sha256 else None
 
-    async def join(self, node: Node, layout: FleetLayout) -> Endpoint | None:
-        """Returns the scheduler's address, once it answers; None where the desired state changes before.
-
-        On the head the scheduler passes *layout* on.
-        """
+    async def join(self, node: Node) -> Endpoint | None:
+        """Returns the scheduler's address, once it answers; None where the desired state changes before."""
         declared = start.parse(node.config.scheduler)
         if node.config.head:
             await self._unfollow()
-            return await self._own_scheduler(node, declared, layout)
-        if self._hears(node):
-            return declared
+            self.endpoint = await self._own_scheduler(node, declared)
+            return self.endpoint
         await self._stop_scheduler()
-        security = worker_security(node)
-        self.obstacle = ("NodeFailed", f"the head {start.host_port(declared)} has not answered yet")
-        while not self._changed.is_set():
-            try:
-                await start.check_reachable(declared, security=security)
-            except (NodeFailed, CredentialsRefused) as error:
-                self.obstacle = (type(error).__name__, str(error))
-                await pause(self._changed, _RETRY_S)
-            else:
-                self.obstacle = None
-                self.endpoint = declared
-                if await self._learns_better(node, layout, security):
-                    self._changed.set()
-                    return None
-                await self._follow(node, security)
-                return declared
-        return None
+        follower = await self._follow(node)
+        while follower.layout is None and follower.refused is None:
+            self.obstacle = follower.obstacle
+            if await pause(self.changed, _POLL_S):
+                return None
+        self.obstacle = None
+        self.endpoint = declared
+        return declared
 
     def offer(self, layout: FleetLayout) -> None:
-        """On the head: passes *layout* on to the other nodes."""
+        """Notes that the node is brought to *layout*; on the head, passes it on to the other nodes."""
+        self._layout = layout
         if self._scheduler is not None:
             self._scheduler.offer(layout)
 
@@ -113,7 +106,8 @@ class Membership:
         if node.config.head:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
         try:
-            return await follow.may_leave(start.parse(node.config.scheduler), worker_security(node), node.name, why)
+            async with follow.connection(node) as scheduler:
+                return await within(services.leave(scheduler, node=node.name, why=why, if_others=True), follow.ANSWER_S)
         except (OSError, NotSupported):
             return False
 
@@ -125,6 +119,11 @@ class Membership:
             self._follower.check()
 
     @property
+    def refused(self) -> SkyinfraError | None:
+        """Why the head's layout is not followed."""
+        return self._follower.refused if self._follower is not None else None
+
+    @property
     def scheduler_ended(self) -> bool:
         """Whether the head's scheduler was shut down, for instance by a client."""
         return self._scheduler is not None and self._scheduler.status in (DaskStatus.closed, DaskStatus.failed)
@@ -134,78 +133,45 @@ class Membership:
         await self._unfollow()
         await self._stop_scheduler()
 
-    async def _learns_better(self, node: Node, layout: FleetLayout, security: Security) -> bool:
-        """Whether the head, which had not answered when *layout* was chosen, wants another one."""
-        if self._heard[0] == node.sha256:
-            return False
-        try:
-            wanted = await follow.ask(start.parse(node.config.scheduler), security)
-        except (OSError, NotSupported):  # as the head comes and goes; it is asked again
-            return False
-        except InvalidNodeConfig as refused:
-            self._refuse(refused)
-            return False
-        self._heard = node.sha256, wanted
-        return wanted not in (None, layout)
-
-    async def _own_scheduler(self, node: Node, declared: Endpoint, layout: FleetLayout) -> Endpoint:
+    async def _own_scheduler(self, node: Node, declared: Endpoint) -> Endpoint:
         made_from = (declared, node.secret)
         if self.scheduler_ended:
             logger.warning("the scheduler ended; starting it again")
         if self._scheduler is None or self._scheduler_made_from != made_from or self.scheduler_ended:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
-            relay = Relay(node.name, self._respond)
-            jobs = await self._own_jobs()
+            relay = Relay(node.name, self.respond)
+            jobs = self._jobs or Jobs(Journal(self.directory.jobs))
+            if self._jobs is None:
+                await jobs.load()
+                # They outlive a scheduler.
+                self._jobs = jobs
             self._scheduler = await start.start(
-                declared, directory=self._directory, security=security, layout=layout, relay=relay, jobs=jobs
+                declared, directory=self.directory, security=security, layout=self._layout, relay=relay, jobs=jobs
             )
             self._scheduler_made_from = made_from
+            self._parts.push_async_callback(self._scheduler.close, reason="skyinfra-runner")
+            # A closing scheduler ends its workers; they start anew with the next one.
+            self._parts.push_async_callback(lambda: self.workers.stop(self.workers))
+            self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             if node.config.provider != "local":
                 # A local node has no first boot.
-                self._reports = BootReports(declared, node.secret, self._scheduler.fail)
-                await self._reports.start()
-        self.endpoint = start.reached_at(self._scheduler)
-        return self.endpoint
-
-    async def _own_jobs(self) -> Jobs:
-        """Returns the jobs of the journal, which outlive a scheduler."""
-        if self._jobs is None:
-            found = Jobs(Journal(self._directory.jobs))
-            await found.load()
-            self._jobs = found
-        return self._jobs
+                reports = BootReports(declared, node.secret, self._scheduler.fail)
+                self._parts.push_async_callback(reports.close)
+                await reports.start()
+        return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:
-        if self._reports is not None:
-            await self._reports.close()
-            self._reports = None
-        if self._jobs is not None:
-            await self._jobs.stop()
-        if self._scheduler is not None:
-            # A closing scheduler ends its workers; they start anew with the next one.
-            await self._workers.stop(self._workers)
-            await self._scheduler.close(reason="skyinfra-runner")
-            self._scheduler = None
+        await self._parts.aclose()
+        self._scheduler = None
 
-    async def _follow(self, node: Node, security: Security) -> None:
-        if self._follower is None or self._follows != _head_of(node):
+    async def _follow(self, node: Node) -> Follower:
+        if self._follower is None or not self._follower.follows(node):
             await self._unfollow()
-            self._follows = _head_of(node)
-            self._follower = Follower(
-                self._follows[0],
-                security,
-                node.name,
-                on_layout=self._hear,
-                on_refusal=self._refuse,
-                respond=self._respond,
-            )
-
-    def _hears(self, node: Node) -> bool:
-        """Whether the head of *node* is connected and has sent its layout."""
-        return self._follower is not None and self._follows == _head_of(node) and self._follower.layout is not None
+            self._follower = Follower(node, self._hear, self.respond)
+        return self._follower
 
     async def _unfollow(self) -> None:
         if self._follower is not None:
@@ -215,19 +181,5 @@ class Membership:
     def _hear(self, layout: FleetLayout) -> None:
         if self._heard != (self._sha256, layout):
             self._heard = self._sha256, layout
-            self._changed.set()
-
-    def _refuse(self, refused: InvalidNodeConfig) -> None:
-        if str(refused) != str(self.refused):
-            logger.error("%s: %s", type(refused).__name__, refused)
-        self.refused = refused
-
-
-def _head_of(node: Node) -> tuple[Endpoint, str, str]:
-    """Returns the parameters of a connection to the head."""
-    return start.parse(node.config.scheduler), node.secret, node.name
-
-
-def worker_security(node: Node) -> Security:
-    """Returns the TLS settings with which *node* connects to the head."""
-    return Credentials.derive(node.secret, role="worker", name=node.name).security()
+            if layout != self._layout:
+                self.changed.set()

@@ -10,12 +10,11 @@ import contextlib
 import errno
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pynvml
 
@@ -40,11 +39,9 @@ def read(config: Path) -> list[SlotReading]:
     status = directory.status()
     slots = status.slots if status is not None and directory.holder() is not None else ()
     node = NodeConfig.load(config)
-    accelerator = node.accelerator
-    if not slots or accelerator is None or accelerator.vendor != "nvidia":
-        return [SlotReading(slot) for slot in slots]
-    with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
-        return _of_gpus(nvml, slots)
+    if slots and node.accelerator is not None and node.accelerator.vendor == "nvidia":
+        with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
+            return _of_gpus(nvml, slots)
     return [SlotReading(slot) for slot in slots]
 
 
@@ -101,49 +98,38 @@ def _sample(part: tuple[Gpu, MigDevice], stack: contextlib.ExitStack) -> Any:
 # Prometheus ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Family:
-    """A metric of the text format: its help text, and its samples by labels."""
-
-    name: str
-    text: str
-    samples: list[tuple[str, float]] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        if self.samples:
-            yield f"# HELP {self.name} {self.text}"
-            yield f"# TYPE {self.name} gauge"
-            yield from (f"{self.name}{{{labels}}} {value!r}" for labels, value in self.samples)
+# By the field of a reading: the name of the metric, and its help text.
+_GAUGES = {
+    "slot": ("skyinfra_slot_info", "A slot that has a worker; always 1."),
+    "utilization": ("skyinfra_slot_utilization_ratio", "Share of the time, or multiprocessors, in use."),
+    "memory_used": ("skyinfra_slot_memory_used_bytes", "Device memory of the slot in use."),
+    "memory_total": ("skyinfra_slot_memory_bytes", "Device memory of the slot."),
+    "temperature": ("skyinfra_slot_accelerator_celsius", "Temperature of the slot's whole accelerator."),
+    "power": ("skyinfra_slot_accelerator_watts", "Power of the slot's whole accelerator."),
+}
 
 
-def prometheus(readings: Iterable[SlotReading]) -> str:
+def prometheus(readings: Sequence[SlotReading]) -> str:
     """Returns the readings in Prometheus's text format, without unknown values."""
-    info = _Family("skyinfra_slot_info", "A slot that has a worker; always 1.")
-    families = {
-        "utilization": _Family("skyinfra_slot_utilization_ratio", "Share of the time, or multiprocessors, in use."),
-        "memory_used": _Family("skyinfra_slot_memory_used_bytes", "Device memory of the slot in use."),
-        "memory_total": _Family("skyinfra_slot_memory_bytes", "Device memory of the slot."),
-        "temperature": _Family("skyinfra_slot_accelerator_celsius", "Temperature of the slot's whole accelerator."),
-        "power": _Family("skyinfra_slot_accelerator_watts", "Power of the slot's whole accelerator."),
-    }
-    for reading in readings:
-        slot = reading.slot
-        name = _labels(
-            fleet=slot.fleet, node=slot.node, slot=str(slot.worker), gpu="" if slot.gpu is None else str(slot.gpu)
-        )
-        kind = _labels(
-            kind=slot.kind, accelerator=slot.accelerator or "", profile=slot.profile or "", uuid=slot.uuid or ""
-        )
-        info.samples.append((f"{name},{kind}", 1.0))
-        for key, family in families.items():
-            value = getattr(reading, key)
-            if value is not None:
-                family.samples.append((name, value / 100 if key == "utilization" else float(value)))
-    return "".join(f"{line}\n" for family in (info, *families.values()) for line in family.lines())
+    lines = []
+    for field, (name, text) in _GAUGES.items():
+        known = [reading for reading in readings if getattr(reading, field) is not None]
+        if known:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{_labels(each.slot, field)} {_value(each, field)!r}" for each in known]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _labels(**labels: str) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+def _labels(slot: InstanceInfo, field: str) -> str:
+    labels = {"fleet": slot.fleet, "node": slot.node, "slot": slot.worker, "gpu": slot.gpu}
+    if field == "slot":
+        labels |= {"kind": slot.kind, "accelerator": slot.accelerator, "profile": slot.profile, "uuid": slot.uuid}
+    shown = {name: "" if value is None else _escaped(str(value)) for name, value in labels.items()}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in shown.items()) + "}"
+
+
+def _value(reading: SlotReading, field: str) -> float:
+    return 1.0 if field == "slot" else getattr(reading, field) / (100 if field == "utilization" else 1.0)
 
 
 def _escaped(value: str) -> str:
@@ -152,8 +138,12 @@ def _escaped(value: str) -> str:
 
 def serve(config: Path, host: str, port: int) -> None:
     """Answers GET /metrics until the process ends. *host* may stand in brackets. Raises `PortTaken`, `NodeFailed`."""
+
+    class Handler(_Handler):
+        node = config
+
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), port), partial(_Handler, config))
+        server = ThreadingHTTPServer((host.strip("[]"), port), Handler)
     except OSError as error:
         raise cannot_listen(f"{host}:{port}", error) from None
     with server:
@@ -169,25 +159,17 @@ def cannot_listen(listen: str, error: OSError) -> SkyinfraError:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET /metrics for the node with the configuration file *config*."""
+    """Answers GET /metrics for *node*, by its configuration file."""
 
-    def __init__(self, config: Path, *arguments: Any) -> None:
-        self._config = config
-        super().__init__(*arguments)
+    node: ClassVar[Path]
 
     def do_GET(self) -> None:
-        """Answers one request."""
-        if self.path.partition("?")[0] != "/metrics":
-            self._answer(404, "GET /metrics\n")
-            return
-        try:
-            text = prometheus(read(self._config))
-        except SkyinfraError as error:
-            self._answer(500, f"{error}\n")
-            return
-        self._answer(200, text)
-
-    def _answer(self, status: int, text: str) -> None:
+        status, text = 404, "GET /metrics\n"
+        if self.path.partition("?")[0] == "/metrics":
+            try:
+                status, text = 200, prometheus(read(self.node))
+            except SkyinfraError as error:
+                status, text = 500, f"{error}\n"
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -20,8 +20,7 @@ class Notifier:
         patience = os.environ.pop("WATCHDOG_USEC", "")
         self._beat_s = int(patience) / 1e6 / _BEATS if patience.isdigit() and self._address else None
         self._next = 0.0
-        self._ready = False
-        self._status = ""
+        self._status: str | None = None
 
     def alive(self, status: str) -> None:
         """Notifies that the service runs, with *status* in one line. Is called often.
@@ -29,8 +28,7 @@ class Notifier:
         The first call notifies that it has started; from then on the watchdog counts.
         """
         changes = []
-        if not self._ready:
-            self._ready = True
+        if self._status is None:
             changes.append("READY=1")
         if status != self._status:
             self._status = status

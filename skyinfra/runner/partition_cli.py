@@ -55,8 +55,14 @@ def run(options: argparse.Namespace) -> int:
         options.usage("--force and --reboot go with a change, and nothing is changed here")
     if options.export:
         return _export()
-    with _orderly_end(), _reported(quiet=options.check or options.dry_run):
-        return _by_config(options) if options.layout is None else _by_layout(options)
+    with _orderly_end():
+        try:
+            return _by_config(options) if options.layout is None else _by_layout(options)
+        except SkyinfraError as error:
+            # The stream of events ends with the error, which goes to the user as well.
+            if not (options.check or options.dry_run):
+                _print_event({"phase": "failed", "class": type(error).__name__, "message": str(error)})
+            raise
 
 
 def _by_config(options: argparse.Namespace) -> int:
@@ -131,30 +137,14 @@ def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _orderly_end() -> Iterator[None]:
     """Turns SIGTERM into an exception in the body, so that services that were stopped are started again."""
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _reported(*, quiet: bool) -> Iterator[None]:
-    """Ends the stream of events with the error, which goes to the user as well."""
-    try:
-        yield
-    except SkyinfraError as error:
-        if not quiet:
-            _print_event({"phase": "failed", "class": type(error).__name__, "message": str(error)})
-        raise
 
 
 def _print_event(event: dict[str, Any]) -> None:
@@ -166,11 +156,6 @@ def _print(event: dict[str, Any]) -> None:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
         # The reader of the events has gone. Partitioning goes on: a half-made layout is worse than lost events.
-        _silence()
-
-
-def _silence() -> None:
-    """Discards all further output, also what is flushed at the end of the program."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        # All further output is discarded, also what is flushed at the end of the program.
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -34,12 +34,19 @@ async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
     file = directory.prepared_file
     done: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     variables = _variables(config.packages, directory) if config.packages is not None else {}
+    steps: dict[str, tuple[Sequence[str], list[list[str]]]] = {}
     if config.pip:
         commands = _pip_commands(config, directory, only=["--no-index"] if "PIP_NO_INDEX" in variables else [])
-        await _once("pip", [sys.version.split()[0], *config.pip], done, directory, commands, variables)
+        steps["pip"] = [sys.version.split()[0], *config.pip], commands
     if config.run:
-        commands = [["/bin/sh", "-c", command] for command in config.run]
-        await _once("run", config.run, done, directory, commands, variables)
+        steps["run"] = config.run, [["/bin/sh", "-c", command] for command in config.run]
+    for key, (asked, commands) in steps.items():
+        digest = hashlib.sha256(json.dumps(list(asked)).encode()).hexdigest()
+        if done.get(key) != digest:
+            for command in commands:
+                await _execute(command, directory, variables)
+            done[key] = digest
+            directory.write(file, json.dumps(done) + "\n")
 
 
 def _variables(source: PackageSource, directory: NodeDirectory) -> dict[str, str]:
@@ -50,23 +57,6 @@ def _variables(source: PackageSource, directory: NodeDirectory) -> dict[str, str
         system = Path(known).read_text(encoding="utf-8") if known is not None else ""
         directory.write(bundle, f"{system.rstrip()}\n{source.ca_certificate}")
     return source.environment(bundle=str(bundle))
-
-
-async def _once(
-    key: str,
-    asked: Sequence[str],
-    done: dict[str, str],
-    directory: NodeDirectory,
-    commands: Sequence[Sequence[str]],
-    variables: dict[str, str],
-) -> None:
-    digest = hashlib.sha256(json.dumps(list(asked)).encode()).hexdigest()
-    if done.get(key) == digest:
-        return
-    for command in commands:
-        await _execute(command, directory, variables)
-    done[key] = digest
-    directory.write(directory.prepared_file, json.dumps(done) + "\n")
 
 
 def _pip_commands(config: NodeConfig, directory: NodeDirectory, *, only: list[str]) -> list[list[str]]:

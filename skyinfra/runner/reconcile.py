@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from skyinfra.head import start
 from skyinfra.mig import Layout
 from skyinfra.node.folder import NodeDirectory, State
 from skyinfra.node.node import Node
-from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -41,135 +40,113 @@ _POLL_S = 0.2
 _REMIND_S = 5.0
 
 
-@dataclass
-class _Run:
-    """One run: what is to be, and how far it got.
-
-    going: the running workers that have to end; touched: those of them whose device goes. endpoint: the scheduler's
-    address, once it has answered.
-    """
-
-    node: Node
-    layout: FleetLayout
-    going: set[Wanted] = field(default_factory=set)
-    touched: set[Wanted] = field(default_factory=set)
-    endpoint: Endpoint | None = None
-
-    @property
-    def held(self) -> set[int | None]:
-        """The GPUs that cannot be partitioned yet."""
-        return {key.slot.gpu for key in self.going & self.touched}
-
-
+@dataclass(eq=False)
 class Reconciler:
     """Reconciles one node, again and again.
 
-    *partitions*: whether it may change the GPUs' layout. *superseded*: set when something else is desired; a run then
-    ends early. *enter* gets the state that the node comes to.
+    partitions: whether it may change the GPUs' layout. superseded: set when something else is desired; a run then ends
+    early. phase: the state that the node has come to.
     """
 
-    def __init__(
-        self,
-        directory: NodeDirectory,
-        workers: Workers,
-        membership: Membership,
-        *,
-        partitions: bool,
-        superseded: asyncio.Event,
-        enter: Callable[[State], None],
-    ) -> None:
-        self._directory = directory
-        self._workers = workers
-        self._membership = membership
-        self._partitions = partitions
-        self._superseded = superseded
-        self._enter = enter
-        # The actual layout of each GPU, as it was made last.
-        self._layouts: tuple[Layout, ...] = ()
+    directory: NodeDirectory
+    workers: Workers
+    membership: Membership
+    superseded: asyncio.Event
+    partitions: bool
+    phase: State = "starting"
+    # The actual layout of each GPU, as it was made last.
+    _layouts: tuple[Layout, ...] = ()
+    # Of the present run: the running workers that have to end, those of them whose device goes, and the scheduler's
+    # address, once it has answered.
+    _node: Node = field(init=False)
+    _going: set[Wanted] = field(default_factory=set)
+    _touched: set[Wanted] = field(default_factory=set)
+    _endpoint: Endpoint | None = None
 
-    async def run(self, node: Node, layout: FleetLayout) -> bool:
+    async def run(self, node: Node) -> bool:
         """Brings the node to what *node* says; False where something else was desired before that was done.
 
-        *layout*: what a head hands on. A change that is refused leaves in service what is there.
+        A change that is refused leaves in service what is there.
         """
-        await self._workers.stop([key for key in self._workers if _is_foreign(key, node)])
+        await self.workers.stop([key for key in self.workers if _is_foreign(key, node)])
         try:
-            return await self._run(_Run(node, layout))
+            self._node, self._going, self._touched, self._endpoint = node, set(), set(), None
+            return await self._run()
         except SkyinfraError:
-            await self._workers.resume(self._workers.draining())
+            await self.workers.resume(self.workers.draining())
             raise
 
-    async def drain(self, node: Node, layout: FleetLayout, drain: Drain) -> bool:
+    async def drain(self, node: Node, drain: Drain) -> bool:
         """Takes every slot of the node out of service; False where something else was desired before that was done.
 
-        The GPUs stay as they are. *layout*: what a head hands on; its scheduler stays.
+        The GPUs, and the scheduler of a head, stay as they are.
         """
         began = time.monotonic()
         patience_s = math.inf if drain.until is None else drain.until - time.time()
-        self._membership.promise(node, (), drain=drain.why)
-        while await self._workers.drain(self._workers, patience_s, since=began, why=drain.why):
-            self._enter("draining")
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+        self.membership.promise(node, (), drain=drain.why)
+        while await self.workers.drain(self.workers, patience_s, since=began, why=drain.why):
+            self.phase = "draining"
+            if await pause(self.superseded, _POLL_S):
                 return False
-        if await self._membership.join(node, layout) is None:
+        if await self.membership.join(node) is None:
             return False
-        self._membership.promise(node, (), drain=drain.why)
+        self.membership.promise(node, (), drain=drain.why)
         return True
 
-    async def _run(self, run: _Run) -> bool:
+    async def _run(self) -> bool:
         brought_up: set[Wanted] | None = None
         while True:
-            run.going = await self._workers.drain(run.going, run.node.config.drain_seconds)
-            if run.going != brought_up:
-                self._enter("partitioning")
-                in_the_way = await self._bring_up(run)
+            self._going = await self.workers.drain(self._going, self._node.config.drain_seconds)
+            if self._going != brought_up:
+                self.phase = "partitioning"
+                in_the_way = await self._bring_up()
                 if in_the_way is None:
                     return False
-                if not in_the_way <= run.going:
-                    run.going |= in_the_way
+                if not in_the_way <= self._going:
+                    self._going |= in_the_way
                     continue
-                brought_up = set(run.going)
-            await self._workers.resume(self._workers.draining() - run.going)
-            if not self._workers.draining():
+                brought_up = set(self._going)
+            await self.workers.resume(self.workers.draining() - self._going)
+            if not self.workers.draining():
                 return True
-            self._enter("draining")
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+            self.phase = "draining"
+            if await pause(self.superseded, _POLL_S):
                 return False
 
-    async def _bring_up(self, run: _Run) -> set[Wanted] | None:
+    async def _bring_up(self) -> set[Wanted] | None:
         """Partitions the GPUs that are free for it and starts what can start there.
 
         Gives the running workers that have to end first; None where something else is desired.
         """
-        config = self._held_back(run.node.config, run.held)
-        recorded = not self._partitions and RecordedHardware.applies(config, self._directory)
-        hardware = (RecordedHardware if recorded else Hardware)(config, self._directory)
+        # The GPUs that cannot be partitioned yet.
+        held = {key.slot.gpu for key in self._going & self._touched}
+        config = self._held_back(self._node.config, held)
+        recorded = not self.partitions and RecordedHardware.applies(config, self.directory)
+        hardware = (RecordedHardware if recorded else Hardware)(config, self.directory)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
-        touched = {key for key in self._workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}
-        run.touched |= touched
-        if touched or (run.held and not self._partitions):
-            self._promise(run, self._workers.slots, without=touched)
+        touched = {key for key in self.workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}
+        self._touched |= touched
+        if touched or (held and not self.partitions):
+            self._promise(self.workers.slots, without=touched)
             return touched
+        partitions: Sequence[Partition] | None
         if isinstance(hardware, RecordedHardware):
-            made = await self._made_by_root(hardware)
-            if made is None:
-                return None
-            partitions = made
-        elif self._partitions:
+            partitions = await self._made_by_root(hardware)
+        elif self.partitions:
             partitions = await asyncio.to_thread(hardware.partition, _log_event)
             self._layouts = config.accelerator.per_gpu if config.accelerator is not None else ()
         else:
             partitions = await asyncio.to_thread(hardware.actual)
-        self._enter("serving")
-        # A booting node waits for its head here, after its GPUs were partitioned.
-        run.endpoint = run.endpoint or await self._membership.join(run.node, run.layout)
-        if run.endpoint is None:
+        if partitions is None:
             return None
-        planned = slots.plan(config, devices, partitions, running=self._workers.slots, held=run.held)
-        return self._start(run, planned)
+        self.phase = "serving"
+        # A booting node waits for its head here, after its GPUs were partitioned.
+        endpoint = self._endpoint = self._endpoint or await self.membership.join(self._node)
+        if endpoint is None:
+            return None
+        planned = slots.plan(config, devices, partitions, running=self.workers.slots, held=held)
+        return self._start(endpoint, planned)
 
     async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
         """The partitions, once root has made them; None where something else is desired before that."""
@@ -186,30 +163,30 @@ class Reconciler:
                     field="accelerator.layouts",
                     hint="`journalctl -u skyinfra-partition` says what it does.",
                 )
-            await pause(self._superseded, _POLL_S)
-            if self._superseded.is_set():
+            if await pause(self.superseded, _POLL_S):
                 return None
         return made
 
-    def _start(self, run: _Run, planned: Sequence[InstanceInfo]) -> set[Wanted]:
+    def _start(self, endpoint: Endpoint, planned: Sequence[InstanceInfo]) -> set[Wanted]:
         """Starts the workers of the *planned* slots; gives the running workers that have to end first."""
-        assert run.endpoint is not None  # noqa: S101 - the caller has it
-        config = run.node.config
-        wanted = [Wanted.of(slot, config, run.endpoint, run.node.secret) for slot in planned]
-        in_the_way = {key for key in self._workers if key not in wanted}
-        self._promise(run, planned, without=in_the_way)
-        taken = {slot.slot for slot in self._workers.slots}
+        config = self._node.config
+        vendor = config.accelerator.vendor if config.accelerator is not None else None
+        same = (vendor, tuple(config.env.items()), config.pip, config.preload, endpoint, self._node.secret)
+        wanted = [Wanted(slot, *same) for slot in planned]
+        in_the_way = {key for key in self.workers if key not in wanted}
+        self._promise(planned, without=in_the_way)
+        taken = {slot.slot for slot in self.workers.slots}
         threads = max(1, (os.cpu_count() or 1) // max(1, slots.count(config)))
         for key in wanted:
             if key.slot.slot not in taken:
-                self._workers.start(key, threads=threads)
+                self.workers.start(key, threads=threads)
         return in_the_way
 
-    def _promise(self, run: _Run, known: Sequence[InstanceInfo], *, without: Collection[Wanted]) -> None:
+    def _promise(self, known: Sequence[InstanceInfo], *, without: Collection[Wanted]) -> None:
         """Tells the head which slots there are to be: those that are *known*, and as many more as the layout has."""
-        going = {key.slot.slot for key in (*without, *run.going)}
+        going = {key.slot.slot for key in (*without, *self._going)}
         kept = [slot.worker for slot in known if slot.slot not in going]
-        self._membership.promise(run.node, slots.names(run.node.name, slots.count(run.node.config), kept))
+        self.membership.promise(self._node, slots.names(self._node.name, slots.count(self._node.config), kept))
 
     def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
         """*config* with the actual layout on the GPUs *held*."""

@@ -18,7 +18,6 @@ from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
 from skyinfra.first_boot import report
 from skyinfra.node.node import Node
-from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
 
@@ -37,7 +36,7 @@ class BootReports:
         self._key = report.key(secret)
         self._on_failure = on_failure
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._open = asyncio.Semaphore(_AT_ONCE)
 
     async def start(self) -> None:
         """Listens. Where it cannot, it logs that; the fleet works without."""
@@ -55,15 +54,11 @@ class BootReports:
             self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
-        try:
-            if self._open <= _AT_ONCE:
-                # A peer that hangs up, sends too much, or sends no text is none of the fleet.
-                with contextlib.suppress(OSError, ValueError):
+        # A peer that hangs up, sends too much, or sends no text is none of the fleet.
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
+            if not self._open.locked():
+                async with self._open:
                     await within(self._hear(reader, writer), _ANSWER_S)
-        finally:
-            self._open -= 1
-            writer.close()
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce, line = report.greeting()
@@ -82,7 +77,7 @@ def tell(path: Path, error: SkyinfraError, *, seconds: float) -> None:
         node = Node.load(path)
         until = time.monotonic() + seconds
         failure = failure_of(node.config.fleet, node.name, error)
-        report.spread(_schema.write(node.config), node.secret, failure, lambda: time.monotonic() < until)
+        report.spread(node.config.to_json(), node.secret, failure, lambda: time.monotonic() < until)
 
 
 def failure_of(fleet: str, node: str, error: SkyinfraError) -> dict[str, Any]:

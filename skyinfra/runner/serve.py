@@ -51,18 +51,9 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        answers = Answers(path, self._workers.kill_task)
-        self._membership = Membership(directory, self._workers, changed=self._reload, respond=answers)
-        self._reconciler = Reconciler(
-            directory,
-            self._workers,
-            self._membership,
-            partitions=partitions,
-            superseded=self._reload,
-            enter=self._enter,
-        )
-        self._drain = DrainWatch(directory, self._membership.may_drain, changed=self._reload)
-        self._phase: State = "starting"
+        self._membership = Membership(directory, self._workers, self._reload, Answers(path, self._workers.kill_task))
+        self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
+        self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
         self._error: SkyinfraError | None = None
         self._retries = 0
         self._retry_at: float | None = None
@@ -77,14 +68,20 @@ class Service:
 
         Raises `NodeFailed` when the node's directory is removed: nothing could find this runner any more.
         """
-        self._handle_signals()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         settings.configure(scratch=self._directory.scratch)
         applying = asyncio.create_task(self._apply(anew=True))
         try:
             while not self._stop.is_set():
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
-                self._watch_desired()
+                seen = stamp(self._directory.desired_file)
+                if self._node is not None and self._node.config.head and seen != self._stamp:
+                    self._stamp = seen
+                    self._reload.set()
                 self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
@@ -97,24 +94,11 @@ class Service:
                 self._publish()
                 if self._published is not None:
                     # Configuration and secret are read, and the loop runs: from here on systemd watches it.
-                    self._systemd.alive(_line(self._published))
+                    self._systemd.alive(": ".join((self._published.state, *(self._published.error or ()))))
                 await pause(self._stop, _POLL_S)
         finally:
             self._systemd.stopping()
             await self._end(applying)
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-
-    def _watch_desired(self) -> None:
-        """Notices that the desired layout of the head was written anew."""
-        seen = stamp(self._directory.desired_file)
-        if self._node is not None and self._node.config.head and seen != self._stamp:
-            self._stamp = seen
-            self._reload.set()
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
         """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""
@@ -132,36 +116,30 @@ class Service:
         if isinstance(error, _MAY_PASS):
             self._retry_at = time.monotonic() + _RETRY_S[min(self._retries, len(_RETRY_S) - 1)]
 
-    def _enter(self, phase: State) -> None:
-        self._phase = phase
-
     async def _apply(self, *, anew: bool) -> None:
         """Brings the node to the desired state; ends early where that changes. *anew*: whether this is no retry."""
         self._retry_at, self._retries = None, 0 if anew else self._retries + 1
         loaded = await asyncio.to_thread(Node.load, self._path)
         if anew:
             self._error = None
-        self._membership.obstacle, self._membership.refused = None, None
+        self._membership.obstacle = None
         found = await self._find_desired(loaded)
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
         self._membership.offer(found.layout)
         drain = await self._drain.wanted(node)
         if drain is not None:
-            if await self._reconciler.drain(node, found.layout, drain):
-                self._done("drained")
-            return
-        self._phase = "starting"
-        await prepare(node.config, self._directory)
-        if await self._reconciler.run(node, found.layout):
-            if self._error is not None:
+            done = await self._reconciler.drain(node, drain)
+        else:
+            self._reconciler.phase = "starting"
+            await prepare(node.config, self._directory)
+            done = await self._reconciler.run(node)
+            if done and self._error is not None:
                 logger.info("what was refused is done now")
-            self._done("serving")
-
-    def _done(self, phase: State) -> None:
-        self._error = None
-        self._phase = phase
-        self._generation += 1
+        if done:
+            self._error = None
+            self._reconciler.phase = "serving" if drain is None else "drained"
+            self._generation += 1
 
     async def _find_desired(self, node: Node) -> Desired:
         handed = self._membership.layout_for(node)
@@ -186,7 +164,7 @@ class Service:
             self._error = error if isinstance(error, SkyinfraError) else unknown
         await self._workers.stop(self._workers)
         await self._membership.close()
-        self._phase = "failed" if self._error else "stopped"
+        self._reconciler.phase = "failed" if self._error else "stopped"
         self._publish()
 
     def _publish(self) -> None:
@@ -203,17 +181,21 @@ class Service:
             if status != self._unwritten:
                 logger.warning("%s", error)
             self._unwritten = status
-            return
-        self._published = status
-        self._was_ready = self._was_ready or status.state == "ready"
+        else:
+            self._published = status
+            self._was_ready |= status.state == "ready"
 
     def _status(self) -> Status | None:
         if self._node is None or self._desired is None:
             return None
         up = self._workers.up or self._node.config.scheduler_only
-        state: State = "ready" if self._phase == "serving" and up else self._phase
+        state: State = "ready" if self._reconciler.phase == "serving" and up else self._reconciler.phase
         if self._error is not None:
             state = "failed"
+        error = self._error or self._membership.obstacle or self._desired.refused or self._membership.refused
+        problem = (type(error).__name__, str(error)) if error is not None else None
+        if error is None and state == "serving" and self._workers.problems:
+            problem = "NodeFailed", "; ".join(self._workers.problems)
         endpoint = self._membership.endpoint
         return Status(
             fleet=self._node.config.fleet,
@@ -223,7 +205,7 @@ class Service:
             pid=None if state == "stopped" else os.getpid(),
             scheduler=start.host_port(endpoint) if endpoint else None,
             simulated=self._node.config.simulate,
-            error=self._problem(state),
+            error=problem,
             slots=self._workers.slots,
             generation=self._generation,
             layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
@@ -231,20 +213,3 @@ class Service:
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
         )
-
-    def _problem(self, state: State) -> tuple[str, str] | None:
-        """Returns class name and message of the current error."""
-        if self._error is None and self._membership.obstacle is not None:
-            return self._membership.obstacle
-        refused = self._desired.refused if self._desired is not None else None
-        error = self._error or refused or self._membership.refused
-        if error is not None:
-            return type(error).__name__, str(error)
-        if state == "serving" and self._workers.problems:
-            return "NodeFailed", "; ".join(self._workers.problems)
-        return None
-
-
-def _line(status: Status) -> str:
-    """Returns the line that systemctl shows."""
-    return f"{status.state}: {': '.join(status.error)}" if status.error else status.state

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from skyinfra import mig
@@ -15,7 +15,7 @@ from skyinfra.gpu.amd.partitioner import ComputePartition
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.transition import Partition
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.manifest import SlotKind, slot_kind
+from skyinfra.protocol.manifest import slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
 
 # The variables that confine a process to one device, by vendor. ROCm's runtime reads the first of its two and HIP
@@ -49,13 +49,14 @@ def plan(
     if config.scheduler_only:
         return ()
     kept = {_device_of(slot): slot.worker for slot in running}
-    accelerator = config.accelerator
-    if accelerator is None:
-        desired = [replace(_blank(config, "cpu"), worker=index) for index in range(config.cpu_slots)]
-    else:
-        found = [slot for device in devices for slot in _on_device(config, accelerator, device, partitions)]
-        desired = [slot for slot in found if slot.gpu not in held or _device_of(slot) in kept]
-    return _number(desired, kept)
+    free = _free(kept.values())
+    planned = []
+    for slot in _slots(config, devices, partitions):
+        device = _device_of(slot)
+        if slot.gpu not in held or device in kept:
+            index = kept[device] if device in kept else next(free)
+            planned.append(replace(slot, worker=index, slot=_name(slot.node, index)))
+    return tuple(sorted(planned, key=lambda slot: slot.worker))
 
 
 def count(config: NodeConfig) -> int:
@@ -71,7 +72,7 @@ def count(config: NodeConfig) -> int:
 def names(node: str, total: int, kept: Iterable[int]) -> tuple[str, ...]:
     """The names of the *total* slots of *node*, of which those with the indexes *kept* are known already."""
     known = set(kept)
-    others = itertools.islice((index for index in itertools.count() if index not in known), max(0, total - len(known)))
+    others = itertools.islice(_free(known), max(0, total - len(known)))
     return tuple(_name(node, index) for index in sorted({*known, *others}))
 
 
@@ -86,40 +87,44 @@ def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
     return variables
 
 
-def _on_device(
-    config: NodeConfig, accelerator: NodeAccelerator, device: Device, partitions: Sequence[Partition]
-) -> list[InstanceInfo]:
+def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[Partition]) -> Iterator[InstanceInfo]:
+    """Yields the slots that there are to be; only those of CPUs have their index."""
+    blank = InstanceInfo(config.node, _NUMBERLESS, "", "cpu", config.fleet, head=config.head)
+    accelerator = config.accelerator
+    if accelerator is None:
+        yield from (replace(blank, worker=index) for index in range(config.cpu_slots))
+        return
     variables = _VARIABLES[accelerator.vendor]
-    base = replace(
-        _blank(config, slot_kind(accelerator.vendor)),
-        accelerator=accelerator.name,
-        gpu=device.index,
-        uuid=device.uuid,
-        visible=(variables[0], device.visible) if variables else None,
-        memory_gb=accelerator.memory_gb,
-    )
-    mine = sorted((p for p in partitions if p.gpu == device.index), key=lambda p: p.start)
-    if not mine:
-        return [base]
-    units = _units(accelerator, mine)
-    return [
-        replace(
-            base,
-            kind="partition",
-            profile=partition.profile,
-            uuid=partition.uuid,
-            visible=(variables[0], _visible(partition)),
-            memory_gb=_memory_gb(accelerator, partition, units),
-            start=partition.start,
-            size=partition.size,
-            units=units,
+    for device in devices:
+        whole = replace(
+            blank,
+            kind=slot_kind(accelerator.vendor),
+            accelerator=accelerator.name,
+            gpu=device.index,
+            uuid=device.uuid,
+            visible=(variables[0], device.visible) if variables else None,
+            memory_gb=accelerator.memory_gb,
+            simulated=config.simulate,
         )
-        for partition in mine
-    ]
-
-
-def _visible(partition: Partition) -> str:
-    return partition.visible if isinstance(partition, ComputePartition) else partition.uuid
+        mine = sorted((p for p in partitions if p.gpu == device.index), key=lambda p: p.start)
+        units = _units(accelerator, mine) if mine else None
+        for partition in mine:
+            yield replace(
+                whole,
+                kind="partition",
+                profile=partition.profile,
+                uuid=partition.uuid,
+                visible=(
+                    variables[0],
+                    partition.visible if isinstance(partition, ComputePartition) else partition.uuid,
+                ),
+                memory_gb=_memory_gb(accelerator, partition, units),
+                start=partition.start,
+                size=partition.size,
+                units=units,
+            )
+        if not mine:
+            yield whole
 
 
 def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int | None:
@@ -127,18 +132,6 @@ def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int
     if accelerator.vendor == "amd":
         return sum(partition.size for partition in partitions)
     return mig.geometry(accelerator.mig_model).placement_units if accelerator.mig_model else None
-
-
-def _blank(config: NodeConfig, kind: SlotKind) -> InstanceInfo:
-    return InstanceInfo(
-        node=config.node,
-        worker=_NUMBERLESS,
-        slot="",
-        kind=kind,
-        fleet=config.fleet,
-        head=config.head,
-        simulated=config.simulate and kind != "cpu",
-    )
 
 
 def _memory_gb(accelerator: NodeAccelerator, partition: Partition, units: int | None) -> float | None:
@@ -154,15 +147,9 @@ def _device_of(slot: InstanceInfo) -> tuple[object, ...]:
     return (slot.kind, slot.gpu, slot.uuid, slot.profile, slot.visible, slot.worker if slot.kind == "cpu" else None)
 
 
-def _number(desired: list[InstanceInfo], kept: dict[tuple[object, ...], int]) -> tuple[InstanceInfo, ...]:
-    """Gives every slot its index: the one it is running with, else the lowest that is free."""
-    taken = set(kept.values())
-    free = (index for index in itertools.count() if index not in taken)
-    indexes = [kept[device] if (device := _device_of(slot)) in kept else next(free) for slot in desired]
-    numbered = [
-        replace(slot, worker=index, slot=_name(slot.node, index)) for slot, index in zip(desired, indexes, strict=True)
-    ]
-    return tuple(sorted(numbered, key=lambda slot: slot.worker))
+def _free(taken: Collection[int]) -> Iterator[int]:
+    """Yields the indexes that are not *taken*, the lowest first."""
+    return (index for index in itertools.count() if index not in taken)
 
 
 def _name(node: str, index: int) -> str:

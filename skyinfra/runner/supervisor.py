@@ -45,9 +45,8 @@ class Unfinished:
         if self.silent:
             return "its worker does not answer"
         parts = [f"task {key.rpartition('-')[0]}" for key in self.running]
-        parts += (
-            ["1 result to be fetched" if self.kept == 1 else f"{self.kept} results to be fetched"] if self.kept else []
-        )
+        if self.kept:
+            parts.append("1 result to be fetched" if self.kept == 1 else f"{self.kept} results to be fetched")
         return ", ".join(parts)
 
 
@@ -55,13 +54,14 @@ class SlotSupervisor:
     """Supervises the worker of *slot*. *make* returns a Nanny that is not started.
 
     ``error``: why the worker is not up, where that is known. ``draining_since``: when draining began
-    (``time.monotonic``), or None.
+    (``time.monotonic``), or None. ``unfinished``: what it waits for then.
     """
 
     def __init__(self, slot: InstanceInfo, make: Callable[[], Nanny]) -> None:
         self.slot = slot
         self.error: str | None = None
         self.draining_since: float | None = None
+        self.unfinished: Unfinished | None = None
         self._make = make
         self._nanny: Nanny | None = None
         self._pid: int | None = None
@@ -127,7 +127,7 @@ class SlotSupervisor:
         if not self.up:
             return False
         nanny.status = Status.running
-        self.draining_since = None
+        self.draining_since = self.unfinished = None
         return True
 
     async def _call_drain(self, nanny: Nanny, *, on: bool) -> dict[str, Any]:
@@ -182,14 +182,12 @@ class SlotSupervisor:
         logger.warning("slot %s: the worker did not start: %s", self.slot.slot, self.error)
 
     async def _until_it_ends(self, nanny: Nanny) -> None:
-        gone_since: float | None = None
+        seen = time.monotonic()
         while self._keeps(nanny) and not self._stopping.is_set():
             self._sweep(nanny.pid)
             if _has_worker(nanny):
-                gone_since = None
-            elif gone_since is None:
-                gone_since = time.monotonic()
-            elif time.monotonic() - gone_since > _GIVE_UP_S:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _GIVE_UP_S:
                 self.error = "the worker process ended and could not be started again"
                 logger.warning("slot %s: %s", self.slot.slot, self.error)
                 return
@@ -237,9 +235,8 @@ def _has_worker(nanny: Nanny) -> bool:
     return nanny.process is not None and nanny.process.status == Status.running
 
 
-async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Waits for *event*, at most that long."""
-    try:
+async def pause(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for *event*, at most that long; returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
         await within(event.wait(), seconds)
-    except TimeoutError:
-        return
+    return event.is_set()

@@ -6,7 +6,9 @@ It is read through the instance's metadata service (version 2, with tags allowed
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from skyinfra.drain.notices import ec2_metadata
 from skyinfra.errors import InvalidField
@@ -19,39 +21,35 @@ from skyinfra.protocol.nodeconfig import NodeConfig
 logger = logging.getLogger("skyinfra.runner")
 
 
+@dataclass
 class Watch:
     """Watches for the node with the configuration file *path*. Raises `InvalidNodeConfig`, `InvalidField`."""
 
-    pause_s = 10.0
+    path: Path
+    endpoint: str | None = None
+    pause_s: ClassVar[float] = 10.0
 
-    def __init__(self, path: Path, *, endpoint: str | None = None) -> None:
-        self._path = path
-        self._directory = NodeDirectory(path.absolute().parent)
-        self._endpoint = endpoint
-        config = NodeConfig.load(path)
+    def __post_init__(self) -> None:
+        config = NodeConfig.load(self.path)
         if not config.head or config.provider != "aws":
-            raise InvalidField("only the head of a fleet on AWS has something to watch", field=str(path))
+            raise InvalidField("only the head of a fleet on AWS has something to watch", field=str(self.path))
 
     def look(self) -> bool:
         """Makes the layout of the tag the desired one; returns whether it changed.
 
         Raises `NodeFailed` where the metadata service does not answer, and what `layout_tag.read_tag` raises.
         """
-        text = self._tag()
-        config = NodeConfig.load(self._path)
+        hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
+        path, base = f"tags/instance/{layout_tag.NAME}", self.endpoint
+        text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
+        config = NodeConfig.load(self.path)
         if text is None or config.accelerator is None:
             return False
-        layouts = layout_tag.read_tag(text, config.accelerator.mig_model, config.accelerator.count)
-        now = desired.find(config, file_sha256(self._path), self._directory)
+        layouts = layout_tag.read_tag(text.strip(), config.accelerator.mig_model, config.accelerator.count)
+        directory = NodeDirectory(self.path.absolute().parent)
+        now = desired.find(config, file_sha256(self.path), directory)
         if now.refused is None and now.layout.layouts == layouts:
             return False
-        desired.write_desired(self._directory.path, layouts)
-        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text)
+        desired.write_desired(directory.path, layouts)
+        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text.strip())
         return True
-
-    def _tag(self) -> str | None:
-        """Returns the value of the tag; None where the instance has none."""
-        hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
-        path, base = f"tags/instance/{layout_tag.NAME}", self._endpoint
-        text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
-        return None if text is None else text.strip()

@@ -15,7 +15,7 @@ from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.protocol.nodeconfig import NodeConfig, Vendor
+from skyinfra.protocol.nodeconfig import Vendor
 from skyinfra.runner import slots
 from skyinfra.runner.supervisor import SlotSupervisor, Unfinished
 from skyinfra.worker import attempts, preload, process
@@ -37,12 +37,6 @@ class Wanted:
     scheduler: Endpoint
     secret: str = field(repr=False)
 
-    @classmethod
-    def of(cls, slot: InstanceInfo, config: NodeConfig, scheduler: Endpoint, secret: str) -> Wanted:
-        """Returns the parameters for *slot* of the node *config*."""
-        vendor = config.accelerator.vendor if config.accelerator else None
-        return cls(slot, vendor, tuple(config.env.items()), config.pip, config.preload, scheduler, secret)
-
 
 class Workers:
     """The workers that run in *directory*, by their `Wanted`, over which it iterates."""
@@ -50,7 +44,6 @@ class Workers:
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
         self._running: dict[Wanted, SlotSupervisor] = {}
-        self._unfinished: dict[Wanted, Unfinished] = {}
 
     def __iter__(self) -> Iterator[Wanted]:
         return iter(tuple(self._running))
@@ -73,8 +66,8 @@ class Workers:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Why drained workers stay, one sentence for each."""
-        found = sorted(self._unfinished.items(), key=lambda item: item[0].slot.worker)
-        return tuple(f"slot {key.slot.slot}: {left}" for key, left in found)
+        found = sorted(self._running.values(), key=lambda supervisor: supervisor.slot.worker)
+        return tuple(f"slot {each.slot.slot}: {each.unfinished}" for each in found if each.unfinished)
 
     def draining(self) -> set[Wanted]:
         """Returns the workers that are out of service."""
@@ -89,17 +82,12 @@ class Workers:
         """Starts the worker of one slot. *threads*: the number of CPU threads of numerical libraries in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
         confine = slots.environment(wanted.slot, wanted.vendor)
+        folder, packages, variables = self._directory.path, self._directory.packages, dict(wanted.env)
         env = process.environment(
-            wanted.slot,
-            directory=self._directory.path,
-            packages=self._directory.packages,
-            variables=dict(wanted.env),
-            confine=confine,
-            threads=threads,
+            wanted.slot, directory=folder, packages=packages, variables=variables, confine=confine, threads=threads
         )
-
-        shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *dict(wanted.env)) if name not in confine}
-        preload.announce(wanted.preload, packages=self._directory.packages, env=shared)
+        shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *variables) if name not in confine}
+        preload.announce(wanted.preload, packages=packages, env=shared)
 
         def make() -> Nanny:
             return process.nanny(
@@ -108,7 +96,7 @@ class Workers:
                 host=head.own_address(wanted.scheduler),
                 security=security,
                 env=env,
-                packages=self._directory.packages,
+                packages=packages,
                 scratch=self._directory.scratch,
             )
 
@@ -119,10 +107,8 @@ class Workers:
 
         Returns False where the task does not run any more. May be called from any thread.
         """
-        if not attempts.begun(key, self._directory.path):
-            return False
         supervisor = next((each for each in tuple(self._running.values()) if each.slot.slot == slot), None)
-        if supervisor is None:
+        if supervisor is None or not attempts.begun(key, self._directory.path):
             return False
         attempts.forgive(key, self._directory.path)
         supervisor.kill()
@@ -135,7 +121,6 @@ class Workers:
         await asyncio.gather(*(self._running[key].stop() for key in keys if key in self._running))
         for key in keys:
             self._running.pop(key, None)
-            self._unfinished.pop(key, None)
 
     async def drain(
         self, keys: Iterable[Wanted], patience_s: float, *, since: float | None = None, why: str = _CHANGES
@@ -148,26 +133,25 @@ class Workers:
         keys = tuple(keys)
         # All are out of service before one is ended: what ran there would start again on another of them.
         left = await asyncio.gather(*(self._running[key].drain() for key in keys))
-        kept = await asyncio.gather(
-            *(self._drained(key, rest, patience_s, since, why) for key, rest in zip(keys, left, strict=True))
-        )
-        return {key for key, busy in zip(keys, kept, strict=True) if busy}
+        pairs = zip(keys, left, strict=True)
+        await asyncio.gather(*(self._drained(key, rest, patience_s, since, why) for key, rest in pairs))
+        return {key for key in keys if key in self._running}
 
     async def _drained(
         self, key: Wanted, left: Unfinished | None, patience_s: float, start: float | None, why: str
-    ) -> bool:
-        """Ends the worker *key* where nothing is *left* to finish or time is up; returns whether it still runs."""
+    ) -> None:
+        """Ends the worker *key* where nothing is *left* to finish or time is up."""
         supervisor = self._running[key]
         if left is None:
             await self.stop([key])
             logger.info("slot %s: drained and ended", key.slot.slot)
-            return False
-        if left != self._unfinished.get(key):
+            return
+        if left != supervisor.unfinished:
             logger.info("slot %s: %s; waits for %s", key.slot.slot, why, left)
-        self._unfinished[key] = left
+        supervisor.unfinished = left
         since = supervisor.draining_since if start is None else start
         if since is None or time.monotonic() - since <= patience_s:
-            return True
+            return
         logger.warning(
             "slot %s: not finished within %g s and ended: %s; tasks start again on other slots",
             *(key.slot.slot, patience_s, left),
@@ -176,14 +160,12 @@ class Workers:
             attempts.forgive(task, self._directory.path)
         supervisor.kill()
         await self.stop([key])
-        return False
 
     async def resume(self, keys: Iterable[Wanted]) -> None:
         """Takes drained workers back into service, and forgets those that have ended meanwhile."""
         for key in tuple(keys):
             supervisor = self._running[key]
             if await supervisor.resume():
-                self._unfinished.pop(key, None)
                 logger.info("slot %s: is wanted again", key.slot.slot)
             elif supervisor.ended:
                 await self.stop([key])

@@ -80,10 +80,8 @@ def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: Make
 async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | None:
     """What root has made once it is asked a second time: systemd notices no request while root's part runs."""
     workers, superseded = Workers(node.directory), asyncio.Event()
-    membership = Membership(node.directory, workers, changed=superseded, respond=lambda *_: {})
-    reconciler = Reconciler(
-        node.directory, workers, membership, partitions=False, superseded=superseded, enter=lambda state: None
-    )
+    membership = Membership(node.directory, workers, superseded, lambda *_: {})
+    reconciler = Reconciler(node.directory, workers, membership, superseded, partitions=False)
     waiting = asyncio.create_task(reconciler._made_by_root(RecordedHardware(node.config, node.directory)))
     while not node.directory.request_file.exists():
         await asyncio.sleep(0.01)

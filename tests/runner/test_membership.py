@@ -1,0 +1,45 @@
+"""A node's place in its fleet, where what the head says cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from running_node import RunningNode
+
+from skyinfra.errors import InvalidNodeConfig
+from skyinfra.node.node import Node
+from skyinfra.protocol import services
+from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.membership import Membership
+from skyinfra.runner.workers import Workers
+
+
+async def joined(node: RunningNode) -> tuple[list[Endpoint | None], str, bool]:
+    """What `join` gives twice in a row, what is refused, and whether another layout is wanted."""
+    changed = asyncio.Event()
+    membership = Membership(node.directory, Workers(node.directory), changed, lambda *_: {})
+    loaded = Node.load(node.file)
+    try:
+        found = [await membership.join(loaded) for _ in range(2)]
+        membership.check()
+        return found, str(membership.refused), changed.is_set()
+    finally:
+        await membership.close()
+
+
+def test_a_node_joins_a_head_whose_layout_it_cannot_read(
+    make_node: Callable[..., RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = make_node("n1", cpu_slots=1).boot().scheduler
+    worker = make_node("n2", head=False, scheduler=address, cpu_slots=1)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise InvalidNodeConfig("another version than can be read here")
+
+    monkeypatch.setattr(services, "layout", refuse)
+    found, refused, changed = asyncio.run(asyncio.wait_for(joined(worker), 20))
+    assert [f"{each.address}:{each.port}" for each in found if each is not None] == [address] * 2
+    assert refused == "another version than can be read here"
+    assert not changed
