@@ -127,8 +127,9 @@ class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
     provider: where the nodes come from, such as ``sky.Local(simulate=True)``. accelerator: a string such as
-    ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None for CPU nodes. name: of the
-    pool, unique in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
+    ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None for CPU nodes; of a list the
+    first that the shipped offers have is taken, and a deploy that is refused tries no other. name: of the pool, unique
+    in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
     node. max_hourly_cost: USD per hour and node. labels: put on everything that is created. stack: the stack of a
     pool that is used as ``with sky.ComputePool(...) as pool:``.
 

@@ -261,6 +261,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "nodes": pool.nodes,
         "machine_types": list(selection.machine_types),
         "accelerator": str(accelerator) if accelerator else None,
+        "preferences": list(map(str, pool.accelerators)) if len(pool.accelerators) > 1 else None,
         "accelerators_per_node": selection.count,
         "slots_per_node": len(deployment.slots),
         "spot": pool.spot,

@@ -161,6 +161,11 @@ def _head(pool: PoolCost) -> str:
 def _cost_remarks(cost: Cost) -> list[str]:
     lines = []
     for pool in cost.pools:
+        if pool.preferences:
+            lines.append(
+                f"{pool.pool}: {pool.machine} was chosen by the shipped offers from {', '.join(pool.preferences)}; "
+                "a deploy that the cloud refuses does not try the next."
+            )
         if pool.elsewhere is not None:
             lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
         if pool.dearest is not None:

@@ -24,7 +24,7 @@ class PoolCost:
     region: of the pool; None where there are none. machine: the machine type that is tried first; others: how many it
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
     all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
-    nobody pays.
+    nobody pays. preferences: the accelerators of the declared list, of which the first that is offered was chosen.
     """
 
     pool: str
@@ -38,6 +38,7 @@ class PoolCost:
     free: bool
     head: str | None = None
     head_price: Price | None = None
+    preferences: tuple[str, ...] = ()
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -185,6 +186,7 @@ def _pool(pool: Mapping[str, Any]) -> PoolCost:
         free=pool["provider"] in FREE,
         head=pool.get("head"),
         head_price=Price(**pool["head_price"]) if pool.get("head_price") else None,
+        preferences=tuple(pool.get("preferences", ())),
     )
 
 

@@ -78,8 +78,8 @@ class SynthesizedStack:
         chosen = self.folder / ".terraform" / "environment"
         workspace = os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
         if workspace == "default":
-            return self.folder / settings["path"]
-        return self.folder / settings["workspace_dir"] / workspace / "terraform.tfstate"
+            return self.folder / settings.get("path", "terraform.tfstate")
+        return self.folder / settings.get("workspace_dir", "terraform.tfstate.d") / workspace / "terraform.tfstate"
 
     def keep_private(self) -> None:
         """Lets nobody else read the state's file and its backup. Raises `ProjectError`, also for folders of others."""
