@@ -181,9 +181,7 @@ class _Chunk:
         self._tell(kind, self._now.key, [self._slot, self._now.name, content])
 
     def _execute(self, file: str | None) -> None:
-        timer = threading.Timer(_LONGEST_S, self._give_back)
-        timer.daemon = True
-        timer.start()
+        timer = cancellation.later(_LONGEST_S, self._give_back)
         try:
             while (row := self._next()) is not None:
                 self._now = Header.loads(row[0])

@@ -19,6 +19,7 @@ from skyinfra.blobs.payload import Payload, unpack
 from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
+from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
 from skyinfra.protocol.calls import Part
 from skyinfra.protocol.instance import NODE_DIRECTORY
@@ -30,8 +31,6 @@ T = TypeVar("T")
 # A head that is away for longer loses the task: its client sends it again.
 _PATIENCE_S = 30.0
 _RETRY_S = 0.5
-# A waiting task can be interrupted that often.
-_POLL_S = 0.1
 # Another process of the node may remove a blob between fetching and using it.
 _ATTEMPTS = 3
 
@@ -127,13 +126,4 @@ def _with_head(start: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
     from distributed import get_worker
 
     worker = get_worker()
-    future = asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop)
-    try:
-        while True:
-            try:
-                return future.result(_POLL_S)
-            except TimeoutError:
-                if future.done():
-                    return future.result()
-    finally:
-        future.cancel()
+    return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop))
