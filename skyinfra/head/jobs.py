@@ -35,16 +35,16 @@ _PREFIX = 6
 
 
 class Jobs:
-    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs."""
+    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs. ``check``: see `Queue`."""
 
     def __init__(self, journal: Journal, *, kept_jobs: int = KEPT_JOBS, kept_bytes: int = KEPT_BYTES) -> None:
         self._journal = journal
         self._kept = kept_jobs, kept_bytes
         self._jobs: dict[str, Job] = {}  # by id, in the order of submission
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
-        self._number = 0
         self._adding = asyncio.Lock()
         self._leaving = asyncio.Event()
+        self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
             services.job_submit.by(self._submit),
@@ -78,10 +78,6 @@ class Jobs:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
         self._leaving.set()
-
-    def check(self) -> None:
-        """See `Queue.check`."""
-        self._queue.check()
 
     # What clients ask -----------------------------------------------------------------------------------------------
 
@@ -175,12 +171,11 @@ class Jobs:
             return replace(job.info, state="running", slot=slot, started=time.time() - seconds)
         if job.running and job.info.slot is not None:
             return replace(job.info, state="running")
-        problem = None if view.takes(job) else "no slot of the fleet takes it now"
+        problem = None if view.takes(job.needs) else "no slot of the fleet takes it now"
         return replace(job.info, started=None, problem=problem)
 
     def _keep(self, record: Record) -> Job:
-        self._number += 1
-        job = self._jobs[record.info.id] = Job(record, self._number)
+        job = self._jobs[record.info.id] = Job(record)
         if record.info.over:
             job.size = self._journal.size(record.info.id)
             job.ended.set()
@@ -188,14 +183,16 @@ class Jobs:
 
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
-        over = sorted((job for job in self._jobs.values() if job.info.over), key=_when, reverse=True)
+        # Of those that ended at once, the one that was submitted last stays.
+        over = [job for job in reversed(self._jobs.values()) if job.info.over]
+        over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)
         most, room = self._kept
         for number, job in enumerate(over):
             room -= job.size
             if number > 0 and (number >= most or room < 0):
                 with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
                     await self._remove(job)
-        if ended.record.tree is not None:
+        if ended.record.task.tree is not None:
             await self._release_trees()
 
     async def _release_trees(self) -> None:
@@ -207,10 +204,6 @@ class Jobs:
         if self._jobs.get(job.info.id) is job:
             await asyncio.to_thread(self._journal.forget, job.info.id)
             self._jobs.pop(job.info.id, None)
-
-
-def _when(job: Job) -> tuple[float, int]:
-    return job.info.ended or 0.0, job.number
 
 
 def _taken(info: JobInfo) -> JobNameTaken:

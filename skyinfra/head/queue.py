@@ -13,15 +13,17 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import NamedTuple
 
 from skyinfra.engine.executor import may_pass, overdue
 from skyinfra.engine.waiting import within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
-from skyinfra.head.fair_share import Candidate, FairShare
+from skyinfra.head.fair_share import FairShare
 from skyinfra.head.journal import Journal, Record, settled
 from skyinfra.protocol import failures, jobs
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo
 
 logger = logging.getLogger("skyinfra.runner")
@@ -32,20 +34,18 @@ _LOOK_S = 1.0
 _RETRY_S = 5.0
 # A write that has begun when the scheduler ends may take so long.
 _END_S = 5.0
-# Slot and seconds of the running tasks, by their keys.
-Running = dict[str, tuple[str, float]]
+# What a slot must have to take a job, and how much of each; equal for jobs that the same slots take.
+Needs = tuple[tuple[str, int], ...]
 
 
 @dataclass
 class Job:
-    """A job in memory. number: its place in the order of submission. size: its bytes on the disk, once it has ended.
+    """A job in memory. size: its bytes on the disk, once it has ended. running: the task of asyncio that runs it.
 
-    running: the task of asyncio that runs it. key: of its last attempt. settling: its end is being written. writing:
-    held while its record is written.
+    key: of its last attempt. settling: its end is being written. writing: held while its record is written.
     """
 
     record: Record
-    number: int
     size: int = 0
     running: asyncio.Task[None] | None = None
     key: str = ""
@@ -54,8 +54,7 @@ class Job:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        # Equal for jobs that the same slots take.
-        self.needs = tuple(sorted(self.record.resources.items()))
+        self.needs: Needs = tuple(sorted(self.record.resources.items()))
 
     @property
     def info(self) -> JobInfo:
@@ -67,30 +66,20 @@ class Job:
         """Whether it may be started."""
         return not (self.info.over or self.settling or self.running)
 
-    def candidate(self) -> Candidate:
-        """The job as `FairShare` sees it."""
-        return Candidate(self.info.id, self.info.submitter, self.info.priority, self.number)
-
     def note(self, **changes: object) -> None:
         """Changes the information about the job; it is in the journal after the next write."""
         self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
 
 
-class View:
-    """The fleet at one moment. running: the tasks that run, also those of others. slots: what each has, if known."""
+class View(NamedTuple):
+    """The fleet at one moment.
 
-    def __init__(self, running: Running, slots: list[dict[str, float]] | None) -> None:
-        self.running = running
-        self._slots = slots
-        self._takes: dict[tuple[tuple[str, int], ...], bool] = {}
+    running: slot and seconds of the tasks that run, also those of others, by their keys. takes: whether a slot has what
+    a job needs, as far as that is known.
+    """
 
-    def takes(self, job: Job) -> bool:
-        """Whether a slot takes the job, as far as that is known."""
-        if self._slots is None:
-            return True
-        if job.needs not in self._takes:
-            self._takes[job.needs] = _places(self._slots, job.record.resources) > 0
-        return self._takes[job.needs]
+    running: dict[str, tuple[str, float]]
+    takes: Callable[[Needs], bool]
 
 
 class Queue:
@@ -141,8 +130,9 @@ class Queue:
     def view(self) -> View:
         """Returns the fleet as it is now."""
         if self._execution is None:
-            return View({}, None)
-        return View(self._execution.running(), self._execution.slots())
+            return View({}, lambda needs: True)
+        slots = self._execution.slots()
+        return View(self._execution.running(), cache(lambda needs: _places(slots, needs) > 0))
 
     # Their turns ----------------------------------------------------------------------------------------------------
 
@@ -168,8 +158,8 @@ class Queue:
             busy = Counter(job.needs for job in self._jobs.values() if job.running)
             if busy.total() >= len(slots):
                 return
-            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, dict(needs))}
-            chosen = self._turns.choose(job.candidate() for job in waiting if job.needs in free)
+            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, needs)}
+            chosen = self._turns.choose(job.info for job in waiting if job.needs in free)
             if chosen is None:
                 return
             yield self._jobs[chosen.id]
@@ -187,8 +177,7 @@ class Queue:
             slot, seconds = running[job.key]
             if job.info.slot != slot:
                 job.note(slot=slot, started=time.time() - seconds)
-            header = Header.loads(job.record.header.encode())
-            late = overdue(header.name, header.timeout, seconds)
+            late = overdue(job.record.task.name, job.record.task.timeout, seconds)
             if late is not None:
                 outcome = Outcome(failure=failures.of(late, below=__file__))
                 with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
@@ -307,6 +296,6 @@ async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks)
 
 
-def _places(slots: list[dict[str, float]], resources: dict[str, int]) -> int:
-    """Returns the number of *slots* that have *resources*."""
-    return sum(all(slot.get(name, 0) >= count for name, count in resources.items()) for slot in slots)
+def _places(slots: list[dict[str, float]], needs: Needs) -> int:
+    """Returns the number of *slots* that have what is needed."""
+    return sum(all(slot.get(name, 0) >= count for name, count in needs) for slot in slots)
