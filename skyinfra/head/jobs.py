@@ -11,7 +11,6 @@ import logging
 import time
 from dataclasses import replace
 
-from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirectoryError, did_you_mean
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
@@ -26,8 +25,6 @@ KEPT_JOBS = 1000
 KEPT_BYTES = 2 * 2**30
 # Jobs that have not ended; more are refused.
 _MOST_JOBS = 10_000
-# A client that waits is answered after that long at the latest.
-_LONGEST_WAIT_S = 60.0
 # The end of a job is written within that long, unless the disk is full.
 _WRITTEN_S = 5.0
 # So many characters of an id are enough.
@@ -43,7 +40,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}  # by id, in the order of submission
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
         self._adding = asyncio.Lock()
-        self._leaving = asyncio.Event()
+        self._leaving = False
         self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
@@ -71,13 +68,15 @@ class Jobs:
 
     def start(self, execution: Execution) -> None:
         """See `Queue.start`."""
-        self._leaving.clear()
+        self._leaving = False
         self._queue.start(execution)
 
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
-        self._leaving.set()
+        self._leaving = True
+        for job in self._jobs.values():
+            job.changes.tell()
 
     # What clients ask -----------------------------------------------------------------------------------------------
 
@@ -111,14 +110,7 @@ class Jobs:
 
     async def _wait(self, job: str, wait_s: float) -> JobInfo:
         found = self._find(job)
-        if wait_s > 0 and not found.info.over:
-            waiting = [asyncio.create_task(event.wait()) for event in (found.ended, self._leaving)]
-            try:
-                longest = min(wait_s, _LONGEST_WAIT_S)
-                await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in waiting:
-                    each.cancel()
+        await found.changes.until(lambda: found.info.over or self._leaving, wait_s)
         return self._info(found)
 
     async def _outcome(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
@@ -127,9 +119,7 @@ class Jobs:
 
     async def _cancel(self, job: str) -> bool:
         found = self._find(job)
-        if found.settling:
-            with contextlib.suppress(TimeoutError):
-                await within(found.ended.wait(), _WRITTEN_S)
+        await found.changes.until(lambda: not found.settling, _WRITTEN_S)
         info = replace(found.info, state="cancelled", ended=time.time())
         return await self._queue.take_back(found, replace(found.record, info=info), None)
 
@@ -178,7 +168,6 @@ class Jobs:
         job = self._jobs[record.info.id] = Job(record)
         if record.info.over:
             job.size = self._journal.size(record.info.id)
-            job.ended.set()
         return job
 
     async def _prune(self, ended: Job) -> None:

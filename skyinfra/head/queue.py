@@ -17,7 +17,7 @@ from functools import cache
 from typing import NamedTuple
 
 from skyinfra.engine.executor import may_pass, overdue
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import Changes, within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
 from skyinfra.head.fair_share import FairShare
@@ -50,7 +50,7 @@ class Job:
     running: asyncio.Task[None] | None = None
     key: str = ""
     settling: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changes: Changes = field(default_factory=Changes)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -249,17 +249,18 @@ class Queue:
             job.settling = False
             raise
         running, execution = job.running, self._execution
-        await self._over(job, record)
+        await self._over(job, record, running)
         if running is not None and execution is not None:
-            await _cancelled([running])
             await execution.all_stopped()
         return True
 
-    async def _over(self, job: Job, record: Record) -> None:
+    async def _over(self, job: Job, record: Record, running: asyncio.Task[None] | None = None) -> None:
         job.record, job.settling = record, False
         job.size = await asyncio.to_thread(self._journal.size, record.info.id)
         await self._on_over(job)
-        job.ended.set()
+        if running is not None:
+            await _cancelled([running])
+        job.changes.tell()
 
     async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
         """Writes until there is room for it: what a job has done is not lost to a full disk.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Collection
 from typing import Any
@@ -13,7 +11,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 
 from skyinfra.engine import dask_private
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import Changes
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
@@ -23,8 +21,6 @@ from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
 
-# A call is answered after that long at the latest.
-_LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
 
@@ -47,7 +43,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         super().__init__(**keywords)
         dask_private.keep_no_spans(self)
         self._offered = layout
-        self._changed = asyncio.Event()
+        self._changes = Changes()
+        self._ending = False
         self._promised: dict[str, tuple[str, ...]] = {}
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
@@ -58,7 +55,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.layout.by(self._hand_on),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
-            services.running.by(self.tasks_on_slots),
+            services.running.by(lambda: tasks_on_slots(self)),
         )
         self.handlers.update({**own, **leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
         self.add_plugin(_Departures(leases))
@@ -67,7 +64,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Gives nodes *layout* from now on, those that wait for another one at once."""
         if layout != self._offered:
             self._offered = layout
-            self._wake()
+            self._changes.tell()
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Notes the names of the slots that *node* is to have; a node with slots does not leave."""
@@ -88,10 +85,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             return False
         self._leaving[node] = why, time.monotonic()
         return True
-
-    def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
-        """See `execution.tasks_on_slots`."""
-        return tasks_on_slots(self)
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """Dask's description of itself and its workers, with the `FleetState`."""
@@ -136,7 +129,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""
-        self._wake()
+        self._ending = True
+        self._changes.tell()
         await super().close(*arguments, **keywords)
 
     def _slots_in_service(self) -> dict[str, bool]:
@@ -154,14 +148,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def _hand_on(self, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout:
         """The layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
-        if self._offered.digest == seen and self.status == Status.running:
-            with contextlib.suppress(TimeoutError):
-                await within(self._changed.wait(), min(wait_s, _LONGEST_WAIT_S))
+        await self._changes.until(lambda: self._ending or self._offered.digest != seen, wait_s)
         return self._offered
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 class _Departures(SchedulerPlugin):  # type: ignore[misc]
