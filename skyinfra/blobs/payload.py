@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -50,7 +50,7 @@ class Payload:
     @cached_property
     def size(self) -> int:
         """In bytes."""
-        return sum(map(len, self.pieces)) + sum(buffer.nbytes for buffer in self.buffers)
+        return sum(map(len, [*self.pieces, *self.buffers]))
 
     @property
     def small(self) -> bool:
@@ -64,8 +64,7 @@ class Payload:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts from which a node unpickles the value."""
-        sizes = [sum(map(len, self.pieces)), *(buffer.nbytes for buffer in self.buffers)]
-        return tuple(Part(_sha256(pieces), size) for pieces, size in zip(self._all(), sizes, strict=True))
+        return tuple(Part(_sha256(pieces), sum(map(len, pieces))) for pieces in self._all())
 
     def blobs(self) -> list[Blob]:
         """The content of its parts, to send."""
@@ -74,10 +73,8 @@ class Payload:
             for part, pieces in zip(self.parts, self._all(), strict=True)
         ]
 
-    def _all(self) -> Iterator[Sequence[bytes | bytearray | memoryview]]:
-        yield self.pieces
-        for buffer in self.buffers:
-            yield [buffer]
+    def _all(self) -> list[Sequence[bytes | bytearray | memoryview]]:
+        return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 
 def pack(

@@ -85,23 +85,20 @@ def create_task(
     from dask._task_spec import Task
     from distributed.metrics import time as clock
 
-    scheduler._create_taskstate_from_graph(**_graph(clock(), client, Task(key, *call), {"resources": resources}))
-
-
-def _graph(now: float, client: str, task: Any, annotations: dict[str, object]) -> dict[str, object]:
-    return {
-        "start": now,
-        "dsk": {task.key: task},
-        "keys": {task.key},
-        "ordered": {task.key: 0},
-        "client": client,
-        "annotations_by_type": {},
-        "global_annotations": annotations,
-        "stimulus_id": f"skyinfra-task-{now}",
-        "submitting_task": None,
-        "span_metadata": {"collections": []},
-        "fifo_timeout": _FIFO_S,
-    }
+    now = clock()
+    scheduler._create_taskstate_from_graph(
+        start=now,
+        dsk={key: Task(key, *call)},
+        keys={key},
+        ordered={key: 0},
+        client=client,
+        annotations_by_type={},
+        global_annotations={"resources": resources},
+        stimulus_id=f"skyinfra-task-{now}",
+        submitting_task=None,
+        span_metadata={"collections": []},
+        fifo_timeout=_FIFO_S,
+    )
 
 
 def keep_no_spans(scheduler: Scheduler) -> None:
@@ -194,21 +191,15 @@ class _Connector(TLSConnector):  # type: ignore[misc]
         made: list[Any] = []
         _made.set(made)
         try:
-            return await self._connect(address, deserialize, connection_args)
-        except BaseException:
+            return await super().connect(address, deserialize=deserialize, **connection_args)
+        except BaseException as error:
             for stream in made:
                 # One that TLS has taken over has no socket any more.
                 if stream.socket is not None:
                     stream.close()
+            if isinstance(error, ValueError) and "convert to SSL" in str(error):
+                raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
             raise
-
-    async def _connect(self, address: str, deserialize: bool, connection_args: dict[str, Any]) -> Any:
-        try:
-            return await super().connect(address, deserialize=deserialize, **connection_args)
-        except ValueError as error:
-            if "convert to SSL" not in str(error):
-                raise
-            raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
 
 
 class _Backend(TLSBackend):  # type: ignore[misc]

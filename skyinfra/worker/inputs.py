@@ -63,11 +63,8 @@ def use_tree(name: str | None) -> None:
     if views.tree == name:
         return
     try:
-        if name is None:
-            views.use(None)
-        else:
-            tree = _tree(name)
-            _repeatedly(tree.blobs(), lambda: views.use(tree))
+        tree = _tree(name) if name is not None else None
+        _repeatedly(tree.blobs() if tree is not None else {}, lambda: views.use(tree))
     except OSError as error:
         raise StateDirectoryError(
             f"what was synced cannot be put there: {error.strerror or error}",
@@ -110,20 +107,16 @@ def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
 
 def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], digests: Iterable[str]) -> T:
     """Returns the result of *start*, which is called again while the head is away."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return _with_head(start)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise BlobsMissing([*digests]) from None
-            time.sleep(_RETRY_S)
-
-
-def _with_head(start: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-    """Runs *start* in the worker's event loop; an interrupt of the task ends it."""
     # Imported here: the process of a rank does not need it, and would wait for the import.
     from distributed import get_worker
 
     worker = get_worker()
-    return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop))
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            # In the worker's event loop; an interrupt of the task ends it.
+            return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise BlobsMissing([*digests]) from None
+            time.sleep(_RETRY_S)
