@@ -47,12 +47,16 @@ class WrongContent(ValueError):
 
 @dataclass
 class Incoming:
-    """A blob that is being written: parts in any order and from several threads, then `finish` or `close`."""
+    """A blob that is being written: parts in any order and from several threads, then `finish` or `close`.
+
+    written: when its last part came, for who drops idle ones (``time.monotonic``).
+    """
 
     store: BlobStore
     digest: str
     size: int
     path: Path
+    written: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sha: Any = field(default_factory=hashlib.sha256, init=False)
     # How much of it `_sha` has, and the lengths of parts that were written and that it has not, by their offsets.

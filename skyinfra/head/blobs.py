@@ -41,7 +41,7 @@ class HeadBlobs:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._uploads: dict[str, tuple[Incoming, float]] = {}
+        self._uploads: dict[str, Incoming] = {}
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self.handlers = rpc.handlers(
             services.blobs_missing.by(_in_thread(store.missing)),
@@ -67,13 +67,16 @@ class HeadBlobs:
     @_in_thread
     def write(self, upload: str, digest: str, size: int, offset: int, data: bytes | memoryview) -> None:
         """Writes a part of a blob of *size* bytes. *upload*: unique to the sender."""
-        self._forget_idle()
+        now = time.monotonic()
+        for name, idle in list(self._uploads.items()):
+            if now - idle.written > _IDLE_S:
+                self.drop(name)
         if upload in self._dropped:
             return
-        incoming = self._uploads[upload][0] if upload in self._uploads else self._store.begin(digest, size)
+        incoming = self._uploads.get(upload) or self._store.begin(digest, size)
+        incoming.written = now
         # Another part of it may have been the first one meanwhile.
-        incoming = self._uploads.setdefault(upload, (incoming, 0.0))[0]
-        self._uploads[upload] = incoming, time.monotonic()
+        incoming = self._uploads.setdefault(upload, incoming)
         try:
             incoming.write(offset, data)
         except SkyinfraError:
@@ -88,7 +91,7 @@ class HeadBlobs:
         found = self._uploads.pop(upload, None)
         try:
             if found is not None:
-                found[0].finish()
+                found.finish()
         except WrongContent:
             return False
         return found is not None
@@ -98,16 +101,10 @@ class HeadBlobs:
         self._dropped.append(upload)
         found = self._uploads.pop(upload, None)
         if found is not None:
-            found[0].close()
+            found.close()
 
     @_in_thread
     def read(self, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
         """Parts of blobs, each (digest, offset, length); None for those that are not here."""
         found = (self._store.read(*part) for part in parts)
         return [None if data is None else transfer.beside(data) for data in found]
-
-    def _forget_idle(self) -> None:
-        now = time.monotonic()
-        for upload, (_, written) in list(self._uploads.items()):
-            if now - written > _IDLE_S:
-                self.drop(upload)

@@ -126,7 +126,10 @@ class Journal:
         with writing(place):
             if offset == 0:
                 self._clear()
-            self._make_folder()
+            if not self._folder.is_dir():
+                # What tasks are given may be nobody else's business.
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                sync_folder(self._folder.parent)
             place.mkdir(mode=0o700, exist_ok=True)
             handle = os.open(place / "call", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -214,12 +217,6 @@ class Journal:
             return sum(file.stat().st_size for file in (self._folder / identity).iterdir())
         except OSError:
             return 0
-
-    def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            # What tasks are given may be nobody else's business.
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self._folder.parent)
 
     def _clear(self) -> None:
         """Removes what is being forgotten, and calls that never came as a whole."""

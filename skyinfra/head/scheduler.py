@@ -33,13 +33,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(
-        self,
-        *,
-        layout: FleetLayout,
-        handlers: Handlers | None = None,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, layout: FleetLayout, handlers: Handlers | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
         dask_private.keep_no_spans(self)
         self._offered = layout
@@ -141,7 +135,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _draining(self) -> dict[str, tuple[str, ...]]:
         """The tasks that still run on slots that go out of service: their runners have paused the workers."""
         return {
-            str(worker.name): tuple(sorted(key.rpartition("-")[0] for key in map(_key, worker.processing)))
+            str(worker.name): tuple(sorted(str(task.key).rpartition("-")[0] for task in worker.processing))
             for worker in self.workers.values()
             if worker.status == Status.paused
         }
@@ -168,7 +162,3 @@ class _Departures(SchedulerPlugin):  # type: ignore[misc]
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self._leases.client_gone(client)
-
-
-def _key(task: Any) -> str:
-    return str(task.key)

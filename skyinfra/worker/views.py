@@ -171,22 +171,20 @@ def place(blob: Path, target: Path, *, executable: bool, link: bool = True) -> N
     new = target.with_name(f".{uuid.uuid4().hex}")
     try:
         # All links of a file have the same mode.
-        if not (link and not executable and _linked(blob, new)):
+        linked = link and not executable
+        if linked:
+            try:
+                new.hardlink_to(blob)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, one without links, or too many of them
+                linked = False
+        if not linked:
             shutil.copyfile(blob, new)
             new.chmod((0o555 if executable else 0o444) if link else (0o755 if executable else 0o644))
         new.replace(target)
     finally:
         new.unlink(missing_ok=True)
-
-
-def _linked(blob: Path, new: Path) -> bool:
-    try:
-        new.hardlink_to(blob)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, one without links, or too many of them
-        return False
-    return True
 
 
 def _remove_empty(folder: Path, path: str) -> None:
