@@ -3,8 +3,6 @@
 Pickle's protocol 5 leaves the memory of arrays out of the stream, and hands large byte strings over as they are: a
 large value is sent from where it lies. On a node its blobs are files, and arrays are mapped from there: the slots of a
 node share the memory of what they do not change.
-
-Travels to nodes: standard library and ``cloudpickle`` only.
 """
 
 from __future__ import annotations

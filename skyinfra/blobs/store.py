@@ -6,8 +6,6 @@ and its digest is right, so that nobody ever sees a part of one. Any number of p
 
 Nothing is put on the disk with fsync: what a loss of power leaves of a blob is found by who fetches it, is
 removed by `check`, and comes again from its client.
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations

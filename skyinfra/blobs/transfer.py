@@ -2,8 +2,6 @@
 
 Only the head's port has to be open, and the head holds a few chunks of a transfer in memory at most. Small blobs travel
 together, a large one in chunks, two of them at a time. The sender asks first which blobs are missing.
-
-Travels to nodes: standard library and ``distributed`` only.
 """
 
 from __future__ import annotations

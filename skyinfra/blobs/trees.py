@@ -2,8 +2,6 @@
 
 A tree has no content of its own: each of its files is a blob, and so is its listing (`skyinfra.blobs.store`). The
 same files give the same listing, and the same name. Empty folders, owners and times are not part of it.
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Waiting in coroutines, for some time at most; and in threads for coroutines.
-
-Travels to nodes: standard library only.
-"""
+"""Waiting in coroutines, for some time at most; and in threads for coroutines."""
 
 from __future__ import annotations
 

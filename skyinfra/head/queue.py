@@ -99,7 +99,7 @@ class Queue:
     def start(self, execution: Execution) -> None:
         """Runs jobs with *execution* from now on."""
         self._execution = execution
-        self._loop = asyncio.create_task(self._run_all(), name="jobs")
+        self._loop = asyncio.create_task(self._run_all(execution), name="jobs")
 
     async def stop(self) -> None:
         """Stops running jobs. Those that ran start again later, except where their end is being written already."""
@@ -136,20 +136,20 @@ class Queue:
 
     # Their turns ----------------------------------------------------------------------------------------------------
 
-    async def _run_all(self) -> None:
+    async def _run_all(self, execution: Execution) -> None:
         while True:
             self._woken.clear()
-            for job in self._next():
-                job.running = asyncio.create_task(self._run(job), name=f"job {job.info.name}")
+            for job in self._next(execution):
+                job.running = asyncio.create_task(self._run(job, execution), name=f"job {job.info.name}")
                 job.running.add_done_callback(self._done)
             idle = all(job.info.over for job in self._jobs.values())
             with contextlib.suppress(TimeoutError):
                 await within(self._woken.wait(), None if idle else _LOOK_S)
             await self._look()
 
-    def _next(self) -> Iterator[Job]:
+    def _next(self, execution: Execution) -> Iterator[Job]:
         """Yields the jobs to start now; the caller starts each one before it asks for the next."""
-        while (execution := self._execution) is not None:
+        while True:
             waiting = [job for job in self._jobs.values() if job.waits]
             if not waiting:
                 self._turns.forget()
@@ -172,7 +172,7 @@ class Queue:
         """Notes where jobs run, and ends those that are over their time."""
         if not any(job.running for job in self._jobs.values()):
             return
-        running = self._execution.running() if self._execution is not None else {}
+        running = self.view().running
         for job in [each for each in self._jobs.values() if each.running and each.key in running]:
             slot, seconds = running[job.key]
             if job.info.slot != slot:
@@ -185,11 +185,11 @@ class Queue:
 
     # One of them ----------------------------------------------------------------------------------------------------
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: Job, execution: Execution) -> None:
         """Runs the job to its end, with its retries."""
         try:
             while not (job.settling or job.info.over):
-                outcome = await self._attempt(job)
+                outcome = await self._attempt(job, execution)
                 if outcome is None or job.settling or job.info.over:
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(outcome):
@@ -200,11 +200,8 @@ class Queue:
             job.running = None
             self.wake()
 
-    async def _attempt(self, job: Job) -> Outcome | None:
+    async def _attempt(self, job: Job, execution: Execution) -> Outcome | None:
         """Returns the outcome of one attempt; None where it was lost or cancelled."""
-        execution = self._execution
-        if execution is None:
-            return None
         job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:

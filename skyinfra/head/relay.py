@@ -32,15 +32,12 @@ Question = tuple[int, str, dict[str, Any]]
 
 @dataclass
 class _Line:
-    """The questions for one node. waiter: is woken when there are some; seen: when the node asked last."""
+    """The questions for one node. asker: stands for its last call; seen: when that was."""
 
     pending: deque[Question] = field(default_factory=deque)
-    waiter: asyncio.Future[None] | None = None
+    changes: Changes = field(default_factory=Changes)
+    asker: object = None
     seen: float = 0.0
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class Relay:
@@ -77,7 +74,7 @@ class Relay:
         answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
         self._answers[number] = node, answer
         line.pending.append((number, question, arguments))
-        line.wake()
+        line.changes.tell()
         try:
             envelope = await within(answer, max(0.0, until - time.monotonic()))
         except TimeoutError:
@@ -93,13 +90,12 @@ class Relay:
         """The questions for *node*, as soon as there are some; none after *wait_s* seconds."""
         line = self._lines.setdefault(node, _Line())
         # An earlier call of the node was on a connection that it has given up.
-        line.wake()
+        mine = line.asker = object()
+        line.changes.tell()
         line.seen = time.monotonic()
         self._came.tell()
-        mine = line.waiter = asyncio.get_running_loop().create_future()
-        if not line.pending:
-            await asyncio.wait({mine}, timeout=min(wait_s, LONGEST_WAIT_S))
-        if line.waiter is not mine:
+        await line.changes.until(lambda: bool(line.pending) or line.asker is not mine, wait_s)
+        if line.asker is not mine:
             return []
         found = list(line.pending)
         line.pending.clear()

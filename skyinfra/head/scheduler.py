@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
@@ -44,15 +44,14 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
-        leases = Leases(self._slots_in_service, self.clients.__contains__)
+        self._leases = Leases(self._slots_in_service, self.clients.__contains__)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
         )
-        self.handlers.update({**own, **leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
-        self.add_plugin(_Departures(leases))
+        self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
 
     def offer(self, layout: FleetLayout) -> None:
         """Gives nodes *layout* from now on, those that wait for another one at once."""
@@ -92,7 +91,14 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Serves a worker for as long as it is connected."""
         dask_private.send_soon(self.stream_comms[worker])
+        self._leases.grant()
         await super().handle_worker(comm, worker)
+
+    async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
+        """Forgets a worker, which may have died; the ranks on it are lost."""
+        removed = await super().remove_worker(address, *arguments, **keywords)
+        self._leases.worker_gone(address)
+        return removed
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""
@@ -116,6 +122,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events that were for it alone."""
         super().remove_client(client, stimulus_id)
+        self._leases.client_gone(client)
         for name in [name for name in dask_private.topics(self) if name.startswith(calls.TOPIC)]:
             self.unsubscribe_topic(name, client)
             if not dask_private.has_listeners(self, name):
@@ -144,21 +151,3 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """The layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
         await self._changes.until(lambda: self._ending or self._offered.digest != seen, wait_s)
         return self._offered
-
-
-class _Departures(SchedulerPlugin):  # type: ignore[misc]
-    """Tells the *leases* which clients and workers are gone."""
-
-    name = "skyinfra-gangs"
-
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self._leases.grant()
-
-    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
-        self._leases.worker_gone(worker)
-
-    def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        self._leases.client_gone(client)

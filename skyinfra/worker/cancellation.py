@@ -1,7 +1,4 @@
-"""Ends running tasks: cancelled ones, and those that are over their time.
-
-Travels to nodes: standard library only.
-"""
+"""Ends running tasks: cancelled ones, and those that are over their time."""
 
 from __future__ import annotations
 

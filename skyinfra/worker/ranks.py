@@ -1,7 +1,4 @@
-"""The node's part of a gang: a task that waits for the other ranks and then runs its own in a process of its own.
-
-Travels to nodes: standard library and ``distributed`` only.
-"""
+"""The node's part of a gang: a task that waits for the other ranks and then runs its own in a process of its own."""
 
 from __future__ import annotations
 
@@ -75,22 +72,22 @@ class _Head:
     def join(self, port: int) -> GangState:
         """Tells the head that this rank has its slot, and waits for the others; the state of the gang then."""
         while True:
-            # A worker whose head is gone for good ends, and this task with it.
-            with contextlib.suppress(OSError):
-                call = services.gang_join(
-                    self.worker.scheduler,
-                    gang=self._place.gang,
-                    rank=self._place.rank,
-                    worker=self.worker.address,
-                    address=self.address,
-                    port=port,
-                    wait_s=_WAIT_S,
-                )
+            call = services.gang_join(
+                self.worker.scheduler,
+                gang=self._place.gang,
+                rank=self._place.rank,
+                worker=self.worker.address,
+                address=self.address,
+                port=port,
+                wait_s=_WAIT_S,
+            )
+            try:
                 state: GangState = self.wait(call)
+            except OSError:  # a worker whose head is gone for good ends, and this task with it
+                time.sleep(_PAUSE_S)
+            else:
                 if state["phase"] != "granted":
                     return state
-                continue
-            time.sleep(_PAUSE_S)
 
     async def over(self) -> int | None:
         """Waits until the gang is over; the rank that failed first. None where none did, or the head is gone."""
@@ -126,7 +123,6 @@ class _Process:
     def run(self, variables: dict[str, str]) -> RankEnd:
         """Runs the rank to its end."""
         with contextlib.ExitStack() as stack:
-            # A script lies in a new folder, which is its own.
             process, pipe = self._start(variables, stack)
             stack.callback(self._forget_timers)
             over = self._head.start(self._head.over())
@@ -135,9 +131,7 @@ class _Process:
             self._after(self._place.timeout, self._too_late)
             listener = threading.Thread(target=self._listen, args=(process, pipe), daemon=True)
             listener.start()
-            topic, run_id = self._place.topic, self._place.run_id
-            if topic:
-                scripts.stream(process, lambda lines: self._head.worker.log_event(topic, ["lines", run_id, lines]))
+            scripts.stream(process, self._place.topic, self._place.run_id)
             code = process.wait()
             # What the rank started and left behind may hold its end of the pipe.
             self._kill()

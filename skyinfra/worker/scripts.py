@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -35,15 +35,13 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too, as in progress bars. Without a topic,
     the lines go to the output of the task.
     """
-    worker = get_worker()
-    key = str(worker.get_current_task())
+    key = str(get_worker().get_current_task())
     with new_folder() as folder:
         path = Path(folder) / name
         path.write_bytes(source)
         command = [sys.executable, "-u", str(path), *args]
         with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):
-            if topic:
-                stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
+            stream(process, topic, run_id)
             return process.wait()
 
 
@@ -114,8 +112,10 @@ def _process_group() -> Iterator[int]:
             cancellation.signal_group(guard.pid, signal.SIGKILL)
 
 
-def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
-    """Passes the lines of both streams to *send* in the order of reading, until both have ended."""
+def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> None:
+    """Sends the lines of both streams to the *topic* in the order of reading, until both have ended; see `script`."""
+    if not topic:
+        return
     pending: list[list[str]] = []
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -132,8 +132,7 @@ def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], N
                 if not data:
                     selector.unregister(item.fileobj)
             now = time.monotonic()
-            if pending and (not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES):
-                send(pending)
+            due = not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES or not selector.get_map()
+            if pending and due:
+                get_worker().log_event(topic, ["lines", run_id, pending])
                 pending, flushed = [], now
-    if pending:
-        send(pending)

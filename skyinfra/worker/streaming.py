@@ -1,7 +1,7 @@
 """Sends the lines that a task prints, and its progress, to its client while it runs.
 
 Lines come from the file that holds the output of the task (`skyinfra.worker.output`), so that those of native code
-and of the programs that it starts are among them. Travels to nodes: standard library only.
+and of the programs that it starts are among them.
 """
 
 from __future__ import annotations
