@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import BinaryIO
 
 import cloudpickle
 
@@ -106,20 +107,20 @@ def unpack(parts: Sequence[Part], store: BlobStore) -> object:
     """The value whose *parts* are in *store*. Raises `BlobsMissing` where one is not, and what unpickling raises."""
     stream, *rest = parts
     buffers = [_mapped(part, store) for part in rest]
-    try:
-        file = store.path(stream.digest).open("rb")
-    except FileNotFoundError:
-        raise BlobsMissing([stream.digest]) from None
-    with file:
+    with _opened(stream, store) as file:
         return pickle.load(file, buffers=buffers)  # noqa: S301 - the fleet's own, over mutual TLS
 
 
 def _mapped(part: Part, store: BlobStore) -> memoryview:
     """The content of a part: pages of its file, which are copied where somebody writes to them."""
+    with _opened(part, store) as file:
+        # Pickle makes it read-only where it was.
+        return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+
+
+def _opened(part: Part, store: BlobStore) -> BinaryIO:
     try:
-        with store.path(part.digest).open("rb") as file:
-            # Pickle makes it read-only where it was.
-            return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+        return store.path(part.digest).open("rb")
     except FileNotFoundError:
         raise BlobsMissing([part.digest]) from None
 

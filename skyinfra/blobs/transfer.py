@@ -84,7 +84,10 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
     Raises `WrongContent` where a content does not have its digest, `TaskTooLarge` or `StateDirectoryError` where the
     head cannot keep a blob, OSError where it does not answer.
     """
-    missing = set(await missing_of(head, [blob.digest for blob in blobs]))
+    digests, missing = [blob.digest for blob in blobs], set[str]()
+    for start in range(0, len(digests), _MOST_DIGESTS):
+        asked = digests[start : start + _MOST_DIGESTS]
+        missing.update(await _at_head(services.blobs_missing(head, digests=asked)))
     wanted = {blob.digest: blob for blob in blobs if blob.digest in missing}
     sizes = {digest: blob.size for digest, blob in wanted.items()}
     for batch in _batches(sizes):
@@ -96,14 +99,6 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
         if blob.size > CHUNK:
             await _send_large(head, blob)
     return Sent(len(wanted), sum(sizes.values()))
-
-
-async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
-    """Returns those of *digests* that the head does not have."""
-    found: list[str] = []
-    for start in range(0, len(digests), _MOST_DIGESTS):
-        found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST_DIGESTS])))
-    return found
 
 
 async def _send_large(head: Peer, blob: Blob) -> None:

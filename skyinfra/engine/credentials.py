@@ -78,6 +78,17 @@ class Credentials:
 def _certificate(key: Ed25519PrivateKey, ca_key: Ed25519PrivateKey, subject: dict[x509.ObjectIdentifier, str]) -> str:
     """The certificate of *key* as PEM text; that of the authority itself where *key* is its *ca_key*."""
     authority, public = key is ca_key, key.public_key()
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(_name(subject))
@@ -87,30 +98,16 @@ def _certificate(key: Ed25519PrivateKey, ca_key: Ed25519PrivateKey, subject: dic
         .not_valid_before(_NOT_BEFORE)
         .not_valid_after(_NOT_AFTER)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-        .add_extension(_key_usage(sign_certificates=authority), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
     if not authority:
         # Every party of Dask both listens and dials, so each leaf serves both ways.
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        ways = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-        builder = builder.add_extension(usage, critical=False).add_extension(issuer, critical=False)
+        builder = builder.add_extension(ways, critical=False).add_extension(issuer, critical=False)
     return builder.sign(ca_key, None).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def _name(parts: dict[x509.ObjectIdentifier, str]) -> x509.Name:
     return x509.Name([x509.NameAttribute(kind, value) for kind, value in parts.items()])
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -152,7 +152,6 @@ class Jobs:
         return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
 
     def _info(self, job: Job, view: View | None = None) -> JobInfo:
-        """The job as it is now."""
         if job.info.over:
             return job.info
         view = view or self._queue.view()

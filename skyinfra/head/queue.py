@@ -11,7 +11,7 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -100,6 +100,7 @@ class Queue:
         """Runs jobs with *execution* from now on."""
         self._execution = execution
         self._loop = asyncio.create_task(self._run_all(execution), name="jobs")
+        self._loop.add_done_callback(self._done)
 
     async def stop(self) -> None:
         """Stops running jobs. Those that ran start again later, except where their end is being written already."""
@@ -118,8 +119,6 @@ class Queue:
 
     def check(self) -> None:
         """Raises the error of the runner itself, if one ended the queue."""
-        if self._loop is not None and self._loop.done():
-            self._loop.result()
         if self._broken is not None:
             raise self._broken
 
@@ -285,9 +284,7 @@ class Queue:
                 raise
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Ends *tasks*."""
-    tasks = list(tasks)
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:

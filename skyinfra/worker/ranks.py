@@ -121,7 +121,6 @@ class _Process:
         self._late = False
 
     def run(self, variables: dict[str, str]) -> RankEnd:
-        """Runs the rank to its end."""
         with contextlib.ExitStack() as stack:
             process, pipe = self._start(variables, stack)
             stack.callback(self._forget_timers)

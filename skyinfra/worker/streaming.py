@@ -54,7 +54,6 @@ class _Tail:
         self.restart()
 
     def restart(self) -> None:
-        """Begins a new file."""
         self._offset, self._lines = 0, Lines()
 
     def advance(self, *, final: bool = False) -> None:
