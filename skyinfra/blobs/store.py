@@ -85,17 +85,13 @@ class Incoming:
         `StateDirectoryError`."""
         try:
             with self.store.explained():
-                if self.path.stat().st_size != self.size or self._found() != self.digest:
+                hashed = self._hashed == self.size and not self._ahead  # else parts overlapped
+                digest = self._sha.hexdigest() if hashed else _sha256(self.path)
+                if self.path.stat().st_size != self.size or digest != self.digest:
                     raise WrongContent(self.digest)
                 self.store.adopt(self.path, self.digest)
         finally:
             self.close()
-
-    def _found(self) -> str:
-        """The digest of what was written; that of the file, where parts overlapped."""
-        if self._hashed == self.size and not self._ahead:
-            return str(self._sha.hexdigest())
-        return _sha256(self.path)
 
     def close(self) -> None:
         """Forgets what has come so far, unless it is a blob already."""

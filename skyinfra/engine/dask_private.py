@@ -54,20 +54,18 @@ def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:
 # Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
 
 
-def topics(scheduler: Scheduler) -> list[str]:
-    """The names of all topics."""
-    return list(scheduler._broker._topics)
-
-
 def has_listeners(scheduler: Scheduler, topic: str) -> bool:
     """Whether a client listens to *topic*."""
     found = scheduler._broker._topics.get(topic)
     return found is not None and bool(found.subscribers)
 
 
-def drop_topic(scheduler: Scheduler, topic: str) -> None:
-    """Forgets *topic*, its events included."""
-    del scheduler._broker._topics[topic]
+def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> None:
+    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, and their events."""
+    for topic in [topic for topic in scheduler._broker._topics if topic.startswith(prefix)]:
+        scheduler.unsubscribe_topic(topic, client)
+        if not has_listeners(scheduler, topic):
+            del scheduler._broker._topics[topic]
 
 
 def drop_events(scheduler: Scheduler, topic: str) -> None:

@@ -123,10 +123,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Forgets a client, which may have died, and the events that were for it alone."""
         super().remove_client(client, stimulus_id)
         self._leases.client_gone(client)
-        for name in [name for name in dask_private.topics(self) if name.startswith(calls.TOPIC)]:
-            self.unsubscribe_topic(name, client)
-            if not dask_private.has_listeners(self, name):
-                dask_private.drop_topic(self, name)
+        dask_private.unsubscribe(self, client, calls.TOPIC)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""

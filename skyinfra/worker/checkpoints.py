@@ -128,9 +128,7 @@ class SpotCheckpointer:
         if self._save is not None:
             return self._save, "ckpt"
         torch = sys.modules.get("torch")
-        if torch is not None:
-            return torch.save, "pt"
-        return _pickle, "pickle"
+        return (torch.save, "pt") if torch is not None else (_pickle, "pickle")
 
     def _reader(self, place: Path) -> Load:
         if self._load is not None:

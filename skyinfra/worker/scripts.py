@@ -60,7 +60,8 @@ def new_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
 
-# Its input ends with this process: the task starts again elsewhere, and must not run twice.
+# The leader of the group, a shell that waits. Its input ends with this process: the task starts again elsewhere, and
+# must not run twice.
 _GUARD = "trap '' HUP INT TERM; read -r _; kill -KILL 0"
 
 
@@ -79,9 +80,12 @@ def program(
     *piped*: its output goes to pipes, see `stream`.
     """
     output = subprocess.PIPE if piped else None
-    with (
-        _process_group() as group,
-        subprocess.Popen(
+    guard = ["/bin/sh", "-c", _GUARD]
+    with contextlib.ExitStack() as stack:
+        leader = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        group = stack.enter_context(leader).pid
+        stack.callback(cancellation.signal_group, group, signal.SIGKILL)
+        process = subprocess.Popen(
             command,
             cwd=cwd,
             env=env,
@@ -90,26 +94,13 @@ def program(
             stderr=output,
             process_group=group,
             pass_fds=pass_fds,
-        ) as process,
-    ):
+        )
+        stack.enter_context(process)
+        # Remaining processes of the program would keep the slot's memory.
+        stack.callback(cancellation.signal_group, group, signal.SIGKILL)
         cancellation.set_group(key, group)
-        try:
-            yield process, group
-        finally:
-            cancellation.set_group(key, None)
-            # Remaining processes of the program would keep the slot's memory.
-            cancellation.signal_group(group, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _process_group() -> Iterator[int]:
-    """Makes a process group for a script, which is killed with this process; its leader is a shell that waits."""
-    command = ["/bin/sh", "-c", _GUARD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as guard:
-        try:
-            yield guard.pid
-        finally:
-            cancellation.signal_group(guard.pid, signal.SIGKILL)
+        stack.callback(cancellation.set_group, key, None)
+        yield process, group
 
 
 def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> None:
