@@ -3,8 +3,6 @@
 Pickle's protocol 5 leaves the memory of arrays out of the stream, and hands large byte strings over as they are: a
 large value is sent from where it lies. On a node its blobs are files, and arrays are mapped from there: the slots of a
 node share the memory of what they do not change.
-
-Travels to nodes: standard library and ``cloudpickle`` only.
 """
 
 from __future__ import annotations
@@ -12,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import BinaryIO
 
 import cloudpickle
 
@@ -50,7 +49,7 @@ class Payload:
     @cached_property
     def size(self) -> int:
         """In bytes."""
-        return sum(map(len, self.pieces)) + sum(buffer.nbytes for buffer in self.buffers)
+        return sum(map(len, [*self.pieces, *self.buffers]))
 
     @property
     def small(self) -> bool:
@@ -64,8 +63,7 @@ class Payload:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts from which a node unpickles the value."""
-        sizes = [sum(map(len, self.pieces)), *(buffer.nbytes for buffer in self.buffers)]
-        return tuple(Part(_sha256(pieces), size) for pieces, size in zip(self._all(), sizes, strict=True))
+        return tuple(Part(_sha256(pieces), sum(map(len, pieces))) for pieces in self._all())
 
     def blobs(self) -> list[Blob]:
         """The content of its parts, to send."""
@@ -74,10 +72,8 @@ class Payload:
             for part, pieces in zip(self.parts, self._all(), strict=True)
         ]
 
-    def _all(self) -> Iterator[Sequence[bytes | bytearray | memoryview]]:
-        yield self.pieces
-        for buffer in self.buffers:
-            yield [buffer]
+    def _all(self) -> list[Sequence[bytes | bytearray | memoryview]]:
+        return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 
 def pack(
@@ -111,20 +107,20 @@ def unpack(parts: Sequence[Part], store: BlobStore) -> object:
     """The value whose *parts* are in *store*. Raises `BlobsMissing` where one is not, and what unpickling raises."""
     stream, *rest = parts
     buffers = [_mapped(part, store) for part in rest]
-    try:
-        file = store.path(stream.digest).open("rb")
-    except FileNotFoundError:
-        raise BlobsMissing([stream.digest]) from None
-    with file:
+    with _opened(stream, store) as file:
         return pickle.load(file, buffers=buffers)  # noqa: S301 - the fleet's own, over mutual TLS
 
 
 def _mapped(part: Part, store: BlobStore) -> memoryview:
     """The content of a part: pages of its file, which are copied where somebody writes to them."""
+    with _opened(part, store) as file:
+        # Pickle makes it read-only where it was.
+        return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+
+
+def _opened(part: Part, store: BlobStore) -> BinaryIO:
     try:
-        with store.path(part.digest).open("rb") as file:
-            # Pickle makes it read-only where it was.
-            return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+        return store.path(part.digest).open("rb")
     except FileNotFoundError:
         raise BlobsMissing([part.digest]) from None
 

@@ -6,8 +6,6 @@ and its digest is right, so that nobody ever sees a part of one. Any number of p
 
 Nothing is put on the disk with fsync: what a loss of power leaves of a blob is found by who fetches it, is
 removed by `check`, and comes again from its client.
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ _RESERVE = 256 * 2**20
 _ABANDONED_S = 900.0
 # How old the sum of all blobs may be: other processes add some.
 _COUNTED_S = 60.0
-_READ = 4 * 2**20
 _LOCK_POLL_S = 0.02
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -48,12 +45,16 @@ class WrongContent(ValueError):
 
 @dataclass
 class Incoming:
-    """A blob that is being written: parts in any order and from several threads, then `finish` or `drop`."""
+    """A blob that is being written: parts in any order and from several threads, then `finish` or `close`.
+
+    written: when its last part came, for who drops idle ones (``time.monotonic``).
+    """
 
     store: BlobStore
     digest: str
     size: int
     path: Path
+    written: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sha: Any = field(default_factory=hashlib.sha256, init=False)
     # How much of it `_sha` has, and the lengths of parts that were written and that it has not, by their offsets.
@@ -65,11 +66,7 @@ class Incoming:
         with self.store.explained():
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                view, start = memoryview(data), offset
-                while view:
-                    written = os.pwrite(handle, view, start)
-                    start += written
-                    view = view[written:]
+                write_at(handle, offset, data)
                 self._hash(handle, offset, data)
             finally:
                 os.close(handle)
@@ -88,28 +85,16 @@ class Incoming:
         `StateDirectoryError`."""
         try:
             with self.store.explained():
-                if self.path.stat().st_size != self.size or self._found() != self.digest:
+                hashed = self._hashed == self.size and not self._ahead  # else parts overlapped
+                digest = self._sha.hexdigest() if hashed else _sha256(self.path)
+                if self.path.stat().st_size != self.size or digest != self.digest:
                     raise WrongContent(self.digest)
                 self.store.adopt(self.path, self.digest)
         finally:
-            self.drop()
+            self.close()
 
-    def _found(self) -> str:
-        """The digest of what was written; that of the file, where parts overlapped."""
-        if self._hashed == self.size and not self._ahead:
-            return str(self._sha.hexdigest())
-        return _sha256(self.path)
-
-    def __enter__(self) -> Incoming:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A failure leaves nothing of it."""
-        if kind is not None:
-            self.drop()
-
-    def drop(self) -> None:
-        """Forgets what has come so far."""
+    def close(self) -> None:
+        """Forgets what has come so far, unless it is a blob already."""
         self.path.unlink(missing_ok=True)
 
 
@@ -154,7 +139,7 @@ class BlobStore:
     def add(self, digest: str, data: bytes | memoryview) -> None:
         """Adds a small blob at once. Raises `WrongContent`, `StateDirectoryError`, `TaskTooLarge`."""
         if not self.has(digest, len(data)):
-            with self.begin(digest, len(data)) as incoming:
+            with contextlib.closing(self.begin(digest, len(data))) as incoming:
                 incoming.write(0, data)
                 incoming.finish()
 
@@ -217,8 +202,10 @@ class BlobStore:
 
     def _make_room(self, size: int) -> None:
         """Removes the least recently used blobs until *size* more bytes have room."""
-        capacity, space = self._limits()
-        now = time.monotonic()
+        disk = os.statvfs(self.folder)
+        reserve = min(_RESERVE, disk.f_blocks * disk.f_frsize // 20)
+        space = disk.f_bavail * disk.f_frsize - reserve
+        capacity, now = self.capacity, time.monotonic()
         counted = self._counted_at is not None and now - self._counted_at < _COUNTED_S
         if counted and self._total + size <= capacity and size <= space:
             return
@@ -247,12 +234,6 @@ class BlobStore:
             path.unlink(missing_ok=True)
             self._total -= taken
             space += taken
-
-    def _limits(self) -> tuple[int, int]:
-        """Returns the limit of the store, and how much more the disk takes."""
-        disk = os.statvfs(self.folder)
-        reserve = min(_RESERVE, disk.f_blocks * disk.f_frsize // 20)
-        return self.capacity, disk.f_bavail * disk.f_frsize - reserve
 
     def _blobs(self) -> Iterator[tuple[int, int, Path]]:
         """When it was used last (ns), size and path of every blob."""
@@ -300,12 +281,17 @@ def check_digest(text: str) -> str:
     return text
 
 
+def write_at(handle: int, offset: int, data: bytes | memoryview) -> None:
+    """Writes all of *data* at *offset* of an open file, whose position stays. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(handle, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while data := file.read(_READ):
-            digest.update(data)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def in_words(size: int) -> str:

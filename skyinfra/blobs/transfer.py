@@ -2,21 +2,21 @@
 
 Only the head's port has to be open, and the head holds a few chunks of a transfer in memory at most. Small blobs travel
 together, a large one in chunks, two of them at a time. The sender asks first which blobs are missing.
-
-Travels to nodes: standard library and ``distributed`` only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyinfra.blobs.store import BlobStore, WrongContent
+from skyinfra.blobs.store import BlobStore, WrongContent, write_at
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import services
 from skyinfra.protocol.rpc import Peer
@@ -84,7 +84,10 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
     Raises `WrongContent` where a content does not have its digest, `TaskTooLarge` or `StateDirectoryError` where the
     head cannot keep a blob, OSError where it does not answer.
     """
-    missing = set(await missing_of(head, [blob.digest for blob in blobs]))
+    digests, missing = [blob.digest for blob in blobs], set[str]()
+    for start in range(0, len(digests), _MOST_DIGESTS):
+        asked = digests[start : start + _MOST_DIGESTS]
+        missing.update(await _at_head(services.blobs_missing(head, digests=asked)))
     wanted = {blob.digest: blob for blob in blobs if blob.digest in missing}
     sizes = {digest: blob.size for digest, blob in wanted.items()}
     for batch in _batches(sizes):
@@ -98,14 +101,6 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
     return Sent(len(wanted), sum(sizes.values()))
 
 
-async def missing_of(head: Peer, digests: Sequence[str]) -> list[str]:
-    """Returns those of *digests* that the head does not have."""
-    found: list[str] = []
-    for start in range(0, len(digests), _MOST_DIGESTS):
-        found += await _at_head(services.blobs_missing(head, digests=list(digests[start : start + _MOST_DIGESTS])))
-    return found
-
-
 async def _send_large(head: Peer, blob: Blob) -> None:
     upload = uuid.uuid4().hex
 
@@ -114,15 +109,14 @@ async def _send_large(head: Peer, blob: Blob) -> None:
         call = services.blobs_write(head, upload=upload, digest=blob.digest, size=blob.size, offset=offset, data=part)
         await _at_head(call)
 
-    async def parts() -> None:
-        async with _Window() as window:
-            offset = 0
-            for data in blob.chunks():
-                await window.start(write(offset, data))
-                offset += len(data)
+    def parts() -> Iterator[Coroutine[Any, Any, None]]:
+        offset = 0
+        for data in blob.chunks():
+            yield write(offset, data)
+            offset += len(data)
 
     try:
-        await parts()
+        await _some_at_once(parts())
         if not await _at_head(services.blobs_finish(head, upload=upload)):
             raise WrongContent(blob.digest)
     except (SkyinfraError, WrongContent, asyncio.CancelledError):
@@ -140,29 +134,20 @@ async def _at_head(answer: Awaitable[T]) -> T:
         raise
 
 
-class _Window:
-    """Runs at most `_WINDOW` coroutines at once. The first one that fails ends the others at the end of the block."""
-
-    def __init__(self) -> None:
-        self._running: list[asyncio.Task[None]] = []
-
-    async def start(self, coroutine: Any) -> None:
-        self._running.append(asyncio.create_task(coroutine))
-        if len(self._running) >= _WINDOW:
-            await self._running.pop(0)
-
-    async def __aenter__(self) -> _Window:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                for task in self._running:
-                    await task
-        finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+async def _some_at_once(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs *work* in order, at most `_WINDOW` at once. The first one that fails ends the others."""
+    running: deque[asyncio.Task[None]] = deque()
+    try:
+        for each in work:
+            running.append(asyncio.create_task(each))
+            if len(running) >= _WINDOW:
+                await running.popleft()
+        while running:
+            await running.popleft()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 # Fetching -----------------------------------------------------------------------------------------------------------
@@ -201,12 +186,8 @@ async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
 async def fetch_file(head: Peer, digest: str, size: int, path: Path) -> None:
     """Fetches one blob into the new file *path*. Raises `BlobsMissing`, OSError."""
     with path.open("xb") as file:
-
-        def put(offset: int, data: bytes | memoryview) -> None:
-            # Parts come from several threads.
-            os.pwrite(file.fileno(), data, offset)
-
-        await _parts(head, digest, size, put)
+        # Parts come from several threads.
+        await _parts(head, digest, size, partial(write_at, file.fileno()))
 
 
 def _batches(sizes: dict[str, int]) -> Iterator[list[str]]:
@@ -230,11 +211,10 @@ def _keep(store: BlobStore, found: dict[str, bytes | memoryview | None]) -> list
     unusable = []
     for digest, data in found.items():
         try:
-            if data is not None:
-                store.add(digest, data)
+            if data is None:
+                raise WrongContent(digest)
+            store.add(digest, data)
         except WrongContent:
-            data = None
-        if data is None:
             unusable.append(digest)
     return unusable
 
@@ -247,7 +227,7 @@ async def _lost(head: Peer, digests: Sequence[str]) -> BlobsMissing:
 
 
 async def _fetch_large(head: Peer, store: BlobStore, digest: str, size: int) -> None:
-    with store.begin(digest, size) as incoming:
+    with contextlib.closing(store.begin(digest, size)) as incoming:
         await _parts(head, digest, size, incoming.write)
         try:
             await asyncio.to_thread(incoming.finish)
@@ -262,9 +242,7 @@ async def _parts(head: Peer, digest: str, size: int, put: Callable[[int, bytes |
             raise BlobsMissing([digest])
         await asyncio.to_thread(put, offset, data)
 
-    async with _Window() as window:
-        for offset in range(0, size, CHUNK):
-            await window.start(read(offset))
+    await _some_at_once(read(offset) for offset in range(0, size, CHUNK))
 
 
 async def _read(head: Peer, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:

@@ -2,8 +2,6 @@
 
 A tree has no content of its own: each of its files is a blob, and so is its listing (`skyinfra.blobs.store`). The
 same files give the same listing, and the same name. Empty folders, owners and times are not part of it.
-
-Travels to nodes: standard library only.
 """
 
 from __future__ import annotations
@@ -53,15 +51,15 @@ class Tree:
         try:
             document = json.loads(data)
             version, files, roots = document["version"], document["files"], document["roots"]
-            tree = cls({path: _entry(*found) for path, found in files.items()}, tuple(map(_text, roots)))
+            tree = cls({path: _entry(*found) for path, found in files.items()}, tuple(roots))
+            if version != VERSION:
+                raise InvalidInclude("a listing of another version", given=version)
+            check_paths(tree.files)
+            for root in tree.roots:
+                if root != ".":
+                    check_path(root)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise InvalidInclude("is no listing of files", field="listing", given=repr(data[:80])) from None
-        if version != VERSION:
-            raise InvalidInclude("a listing of another version", given=version)
-        check_paths(tree.files)
-        for root in tree.roots:
-            if root != ".":
-                check_path(root)
         return tree
 
     @cached_property
@@ -111,16 +109,10 @@ def parse_name(name: str) -> tuple[str, int]:
         raise InvalidInclude("names no tree: expected DIGEST:SIZE", field="tree", given=repr(name[:80])) from None
 
 
-def _entry(sha256: object, size: object, executable: object) -> Entry:
+def _entry(sha256: str, size: object, executable: object) -> Entry:
     if not isinstance(size, int) or size < 0:
         raise ValueError(size)
-    return Entry(check_digest(_text(sha256)), size, bool(executable))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
+    return Entry(check_digest(sha256), size, bool(executable))
 
 
 def check_path(path: str) -> None:

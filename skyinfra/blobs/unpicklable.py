@@ -1,7 +1,4 @@
-"""Finds the part of a value that cannot be pickled, for messages.
-
-Travels to nodes: standard library only.
-"""
+"""Finds the part of a value that cannot be pickled, for messages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Additions to Dask, the engine: settings, mutual TLS, waiting, and the executor of calls."""
+"""Additions to Dask, the engine: settings, mutual TLS, waiting, and the executor of calls. Travels to nodes."""

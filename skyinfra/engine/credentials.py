@@ -27,6 +27,7 @@ Role = Literal["scheduler", "worker", "client"]
 
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2119, 12, 31, tzinfo=datetime.UTC)
+_AUTHORITY = {NameOID.COMMON_NAME: "skyinfra fleet"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,14 @@ class Credentials:
         """
         if len(secret) < MIN_SECRET_LENGTH:
             raise ValueError(f"a fleet secret has at least {MIN_SECRET_LENGTH} characters")
-        ca_key = _ca_key(secret)
-        ca = _ca_certificate(ca_key)
+        hkdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=b"skyinfra", info=b"skyinfra fleet CA, version 1")
+        ca_key = Ed25519PrivateKey.from_private_bytes(hkdf.derive(secret.encode()))
         key = Ed25519PrivateKey.generate()
-        leaf = _leaf_certificate(ca_key, ca, key, role=role, name=name)
-        return cls(ca=_pem(ca), certificate=_pem(leaf), key=_pem_key(key))
+        own = {NameOID.ORGANIZATIONAL_UNIT_NAME: role, NameOID.COMMON_NAME: name[:64]}
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return cls(_certificate(ca_key, ca_key, _AUTHORITY), _certificate(key, ca_key, own), private.decode())
 
     def security(self) -> Security:
         """A ``distributed`` Security that refuses every peer without a certificate of this fleet."""
@@ -71,77 +75,39 @@ class Credentials:
         )
 
 
-def _ca_key(secret: str) -> Ed25519PrivateKey:
-    hkdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=b"skyinfra", info=b"skyinfra fleet CA, version 1")
-    return Ed25519PrivateKey.from_private_bytes(hkdf.derive(secret.encode()))
-
-
-def _ca_certificate(key: Ed25519PrivateKey) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "skyinfra fleet")])
-    public = key.public_key()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .serial_number(1)
-        .not_valid_before(_NOT_BEFORE)
-        .not_valid_after(_NOT_AFTER)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(sign_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, None)
-    )
-
-
-def _leaf_certificate(
-    ca_key: Ed25519PrivateKey, ca: x509.Certificate, key: Ed25519PrivateKey, *, role: Role, name: str
-) -> x509.Certificate:
-    public = key.public_key()
-    subject = x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role),
-            x509.NameAttribute(NameOID.COMMON_NAME, name[:64]),
-        ]
-    )
-    # Every party of Dask both listens and dials, so each leaf serves both ways.
-    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(ca.subject)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_NOT_BEFORE)
-        .not_valid_after(_NOT_AFTER)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(sign_certificates=False), critical=True)
-        .add_extension(usage, critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, None)
-    )
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+def _certificate(key: Ed25519PrivateKey, ca_key: Ed25519PrivateKey, subject: dict[x509.ObjectIdentifier, str]) -> str:
+    """The certificate of *key* as PEM text; that of the authority itself where *key* is its *ca_key*."""
+    authority, public = key is ca_key, key.public_key()
+    usage = x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
+        key_cert_sign=authority,
+        crl_sign=authority,
         encipher_only=False,
         decipher_only=False,
     )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(_name(_AUTHORITY))
+        .public_key(public)
+        .serial_number(1 if authority else x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    if not authority:
+        # Every party of Dask both listens and dials, so each leaf serves both ways.
+        ways = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+        builder = builder.add_extension(ways, critical=False).add_extension(issuer, critical=False)
+    return builder.sign(ca_key, None).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(serialization.Encoding.PEM).decode()
-
-
-def _pem_key(key: Ed25519PrivateKey) -> str:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
+def _name(parts: dict[x509.ObjectIdentifier, str]) -> x509.Name:
+    return x509.Name([x509.NameAttribute(kind, value) for kind, value in parts.items()])

@@ -54,20 +54,18 @@ def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:
 # Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
 
 
-def topics(scheduler: Scheduler) -> list[str]:
-    """The names of all topics."""
-    return list(scheduler._broker._topics)
-
-
 def has_listeners(scheduler: Scheduler, topic: str) -> bool:
     """Whether a client listens to *topic*."""
     found = scheduler._broker._topics.get(topic)
     return found is not None and bool(found.subscribers)
 
 
-def drop_topic(scheduler: Scheduler, topic: str) -> None:
-    """Forgets *topic*, its events included."""
-    del scheduler._broker._topics[topic]
+def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> None:
+    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, and their events."""
+    for topic in [topic for topic in scheduler._broker._topics if topic.startswith(prefix)]:
+        scheduler.unsubscribe_topic(topic, client)
+        if not has_listeners(scheduler, topic):
+            del scheduler._broker._topics[topic]
 
 
 def drop_events(scheduler: Scheduler, topic: str) -> None:
@@ -85,23 +83,20 @@ def create_task(
     from dask._task_spec import Task
     from distributed.metrics import time as clock
 
-    scheduler._create_taskstate_from_graph(**_graph(clock(), client, Task(key, *call), {"resources": resources}))
-
-
-def _graph(now: float, client: str, task: Any, annotations: dict[str, object]) -> dict[str, object]:
-    return {
-        "start": now,
-        "dsk": {task.key: task},
-        "keys": {task.key},
-        "ordered": {task.key: 0},
-        "client": client,
-        "annotations_by_type": {},
-        "global_annotations": annotations,
-        "stimulus_id": f"skyinfra-task-{now}",
-        "submitting_task": None,
-        "span_metadata": {"collections": []},
-        "fifo_timeout": _FIFO_S,
-    }
+    now = clock()
+    scheduler._create_taskstate_from_graph(
+        start=now,
+        dsk={key: Task(key, *call)},
+        keys={key},
+        ordered={key: 0},
+        client=client,
+        annotations_by_type={},
+        global_annotations={"resources": resources},
+        stimulus_id=f"skyinfra-task-{now}",
+        submitting_task=None,
+        span_metadata={"collections": []},
+        fifo_timeout=_FIFO_S,
+    )
 
 
 def keep_no_spans(scheduler: Scheduler) -> None:
@@ -194,21 +189,15 @@ class _Connector(TLSConnector):  # type: ignore[misc]
         made: list[Any] = []
         _made.set(made)
         try:
-            return await self._connect(address, deserialize, connection_args)
-        except BaseException:
+            return await super().connect(address, deserialize=deserialize, **connection_args)
+        except BaseException as error:
             for stream in made:
                 # One that TLS has taken over has no socket any more.
                 if stream.socket is not None:
                     stream.close()
+            if isinstance(error, ValueError) and "convert to SSL" in str(error):
+                raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
             raise
-
-    async def _connect(self, address: str, deserialize: bool, connection_args: dict[str, Any]) -> Any:
-        try:
-            return await super().connect(address, deserialize=deserialize, **connection_args)
-        except ValueError as error:
-            if "convert to SSL" not in str(error):
-                raise
-            raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
 
 
 class _Backend(TLSBackend):  # type: ignore[misc]

@@ -1,7 +1,4 @@
-"""Runs calls on slots: attempts, lost slots, lost worker processes, cancellation. Clients and the head share it.
-
-Travels to nodes: standard library and ``distributed`` only.
-"""
+"""Runs calls on slots: attempts, lost slots, lost worker processes, cancellation. Clients and the head share it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""Waiting in coroutines, for some time at most.
-
-Travels to nodes: standard library only.
-"""
+"""Waiting in coroutines, for some time at most; and in threads for coroutines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import concurrent.futures
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# Who waits for a change through the network is answered after that long at the latest.
+LONGEST_WAIT_S = 60.0
+# A thread that waits can be interrupted that often.
+_POLL_S = 0.1
 
 
 async def within(awaitable: Awaitable[T], seconds: float | None) -> T:
@@ -20,3 +24,32 @@ async def within(awaitable: Awaitable[T], seconds: float | None) -> T:
     """
     async with asyncio.timeout(seconds):
         return await awaitable
+
+
+class Changes:
+    """Wakes the coroutines that wait for a change."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wakes those that wait now."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def until(self, holds: Callable[[], bool], wait_s: float) -> None:
+        """Waits until *holds* after a change, for *wait_s* or `LONGEST_WAIT_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, LONGEST_WAIT_S)):
+                while not holds():
+                    await self._next.wait()
+
+
+def interruptible(future: concurrent.futures.Future[T]) -> T:
+    """Returns the result of *future*. A task whose thread waits here can be stopped, which cancels *future*."""
+    try:
+        while not concurrent.futures.wait([future], timeout=_POLL_S).done:
+            pass
+        return future.result()
+    finally:
+        future.cancel()

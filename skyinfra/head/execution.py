@@ -68,7 +68,17 @@ class Execution:
             killed, error.__context__ = error.__context__, None
             slot = str(killed.last_worker.name) if isinstance(killed, distributed.KilledWorker) else None
             return Outcome(failure=failures.of(error.with_traceback(None), below=__file__)), slot
-        return None if outcome is None else (_checked(outcome, header), self._slot_of(header.key))
+        if outcome is None:
+            return None
+        if outcome.missing:  # the head has no others
+            lost = TaskInputsLost(
+                f"the files that {header.name} needs are not at the head any more",
+                hint="Sync them and submit it again; give the head a larger disk (disk_gb) where that happens often.",
+            )
+            outcome = Outcome(failure=failures.of(lost, below=__file__))
+        task = self._scheduler.tasks.get(header.key)
+        holders = task.who_has if task is not None else None
+        return outcome, str(next(iter(holders)).name) if holders else None
 
     def leave(self) -> None:
         """From now on, calls that are cancelled are not ended on their slots."""
@@ -109,12 +119,6 @@ class Execution:
         """Sends a call; its future is done when it has ended."""
         return self.client.submit(execute.run, header, call, key=key, resources=resources, pure=False)
 
-    def _slot_of(self, key: str) -> str | None:
-        """The slot that holds the result of *key*."""
-        task = self._scheduler.tasks.get(key)
-        workers = task.who_has if task is not None else None
-        return str(next(iter(workers)).name) if workers else None
-
 
 def tasks_on_slots(scheduler: Scheduler) -> dict[str, list[tuple[str, str, float]]]:
     """The tasks that run on each slot, by its name: key, name, and for how many seconds, as the worker reported last,
@@ -127,14 +131,3 @@ def tasks_on_slots(scheduler: Scheduler) -> dict[str, list[tuple[str, str, float
         ]
         for worker in scheduler.workers.values()
     }
-
-
-def _checked(outcome: Outcome, header: Header) -> Outcome:
-    """*outcome*; `TaskInputsLost` where files of the job are not at the head any more, which has no others."""
-    if not outcome.missing:
-        return outcome
-    lost = TaskInputsLost(
-        f"the files that {header.name} needs are not at the head any more",
-        hint="Sync them and submit it again; give the head a larger disk (disk_gb) where that happens often.",
-    )
-    return Outcome(failure=failures.of(lost, below=__file__))

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A job that could run now. number: grows with every submission."""
-
-    id: str
-    submitter: str
-    priority: int
-    number: int
+from skyinfra.protocol.jobs import JobInfo
 
 
 class FairShare:
@@ -24,9 +15,13 @@ class FairShare:
         self._last: dict[str, int] = {}
         self._turn = 0
 
-    def choose(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """Returns the job whose turn it is, or None. Submitters without a turn so far come first."""
-        chosen = min(candidates, key=self._rank, default=None)
+    def choose(self, candidates: Iterable[JobInfo]) -> JobInfo | None:
+        """Returns the job whose turn it is, or None. Submitters without a turn so far come first.
+
+        *candidates*: the jobs that could run now, in the order of their submission.
+        """
+        # Of equal ones, it is the first.
+        chosen = min(candidates, key=lambda job: (-job.priority, self._last.get(job.submitter, 0)), default=None)
         if chosen is not None:
             self._turn += 1
             self._last[chosen.submitter] = self._turn
@@ -35,6 +30,3 @@ class FairShare:
     def forget(self) -> None:
         """Resets the turns, when no job waits."""
         self._last.clear()
-
-    def _rank(self, job: Candidate) -> tuple[int, int, int]:
-        return -job.priority, self._last.get(job.submitter, 0), job.number

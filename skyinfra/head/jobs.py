@@ -11,7 +11,6 @@ import logging
 import time
 from dataclasses import replace
 
-from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirectoryError, did_you_mean
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
@@ -26,8 +25,6 @@ KEPT_JOBS = 1000
 KEPT_BYTES = 2 * 2**30
 # Jobs that have not ended; more are refused.
 _MOST_JOBS = 10_000
-# A client that waits is answered after that long at the latest.
-_LONGEST_WAIT_S = 60.0
 # The end of a job is written within that long, unless the disk is full.
 _WRITTEN_S = 5.0
 # So many characters of an id are enough.
@@ -35,16 +32,16 @@ _PREFIX = 6
 
 
 class Jobs:
-    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs."""
+    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs. ``check``: see `Queue`."""
 
     def __init__(self, journal: Journal, *, kept_jobs: int = KEPT_JOBS, kept_bytes: int = KEPT_BYTES) -> None:
         self._journal = journal
         self._kept = kept_jobs, kept_bytes
         self._jobs: dict[str, Job] = {}  # by id, in the order of submission
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
-        self._number = 0
         self._adding = asyncio.Lock()
-        self._leaving = asyncio.Event()
+        self._leaving = False
+        self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
             services.job_submit.by(self._submit),
@@ -71,17 +68,15 @@ class Jobs:
 
     def start(self, execution: Execution) -> None:
         """See `Queue.start`."""
-        self._leaving.clear()
+        self._leaving = False
         self._queue.start(execution)
 
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
-        self._leaving.set()
-
-    def check(self) -> None:
-        """See `Queue.check`."""
-        self._queue.check()
+        self._leaving = True
+        for job in self._jobs.values():
+            job.changes.tell()
 
     # What clients ask -----------------------------------------------------------------------------------------------
 
@@ -115,14 +110,7 @@ class Jobs:
 
     async def _wait(self, job: str, wait_s: float) -> JobInfo:
         found = self._find(job)
-        if wait_s > 0 and not found.info.over:
-            waiting = [asyncio.create_task(event.wait()) for event in (found.ended, self._leaving)]
-            try:
-                longest = min(wait_s, _LONGEST_WAIT_S)
-                await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in waiting:
-                    each.cancel()
+        await found.changes.until(lambda: found.info.over or self._leaving, wait_s)
         return self._info(found)
 
     async def _outcome(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
@@ -131,9 +119,7 @@ class Jobs:
 
     async def _cancel(self, job: str) -> bool:
         found = self._find(job)
-        if found.settling:
-            with contextlib.suppress(TimeoutError):
-                await within(found.ended.wait(), _WRITTEN_S)
+        await found.changes.until(lambda: not found.settling, _WRITTEN_S)
         info = replace(found.info, state="cancelled", ended=time.time())
         return await self._queue.take_back(found, replace(found.record, info=info), None)
 
@@ -166,7 +152,6 @@ class Jobs:
         return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
 
     def _info(self, job: Job, view: View | None = None) -> JobInfo:
-        """The job as it is now."""
         if job.info.over:
             return job.info
         view = view or self._queue.view()
@@ -175,27 +160,27 @@ class Jobs:
             return replace(job.info, state="running", slot=slot, started=time.time() - seconds)
         if job.running and job.info.slot is not None:
             return replace(job.info, state="running")
-        problem = None if view.takes(job) else "no slot of the fleet takes it now"
+        problem = None if view.takes(job.needs) else "no slot of the fleet takes it now"
         return replace(job.info, started=None, problem=problem)
 
     def _keep(self, record: Record) -> Job:
-        self._number += 1
-        job = self._jobs[record.info.id] = Job(record, self._number)
+        job = self._jobs[record.info.id] = Job(record)
         if record.info.over:
             job.size = self._journal.size(record.info.id)
-            job.ended.set()
         return job
 
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
-        over = sorted((job for job in self._jobs.values() if job.info.over), key=_when, reverse=True)
+        # Of those that ended at once, the one that was submitted last stays.
+        over = [job for job in reversed(self._jobs.values()) if job.info.over]
+        over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)
         most, room = self._kept
         for number, job in enumerate(over):
             room -= job.size
             if number > 0 and (number >= most or room < 0):
                 with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
                     await self._remove(job)
-        if ended.record.tree is not None:
+        if ended.record.task.tree is not None:
             await self._release_trees()
 
     async def _release_trees(self) -> None:
@@ -207,10 +192,6 @@ class Jobs:
         if self._jobs.get(job.info.id) is job:
             await asyncio.to_thread(self._journal.forget, job.info.id)
             self._jobs.pop(job.info.id, None)
-
-
-def _when(job: Job) -> tuple[float, int]:
-    return job.info.ended or 0.0, job.number
 
 
 def _taken(info: JobInfo) -> JobNameTaken:

@@ -44,7 +44,7 @@ _STALE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(_schema.Document, error=StateDirectoryError, source="job", version=VERSION, hint=f"Known: {VERSION}."):
     """A job on the disk.
 
     header, retries, resources: see `Submission`. failures: how many of its attempts ended with an exception.
@@ -60,37 +60,18 @@ class Record:
     @classmethod
     def of(cls, wanted: Submission, *, now: float) -> Record:
         """The record of a job that is submitted *now*, in UNIX seconds."""
-        info = JobInfo(
-            wanted.name,
-            wanted.id,
-            wanted.task,
-            wanted.kind,
-            wanted.submitter,
-            wanted.priority,
-            "queued",
-            now,
-        )
+        whose = wanted.submitter, wanted.priority
+        info = JobInfo(wanted.name, wanted.id, wanted.task, wanted.kind, *whose, state="queued", submitted=now)
         return cls(VERSION, info, wanted.header, dict(wanted.resources), wanted.retries)
 
     @cached_property
-    def tree(self) -> str | None:
-        """The name of what its client had synced."""
-        return Header.loads(self.header.encode()).tree
+    def task(self) -> Header:
+        """The header as its client sent it."""
+        return Header.loads(self.header.encode())
 
     def attempt(self) -> Header:
         """The header of the attempt that is counted last. Each has a key of its own: the nodes count its starts."""
-        return replace(Header.loads(self.header.encode()), key=f"{self.info.key}.{self.info.attempts}")
-
-    @classmethod
-    def load(cls, path: Path) -> Record:
-        """The record in the file *path*. Raises `StateDirectoryError`."""
-        value = _schema.load(path, error=StateDirectoryError)
-        _schema.check_version(value, VERSION, path=str(path), error=StateDirectoryError, hint=f"Known: {VERSION}.")
-        return _schema.read(cls, value, path=str(path), error=StateDirectoryError)
-
-    def dumps(self) -> str:
-        """One line of JSON."""
-        return json.dumps(_schema.write(self)) + "\n"
+        return replace(self.task, key=f"{self.info.key}.{self.info.attempts}")
 
 
 class Journal:
@@ -125,7 +106,7 @@ class Journal:
             # It had ended, and the head did before it wrote that down.
             ended: Outcome = pickle.loads(outcome.read_bytes())  # noqa: S301 - the head's own
             record = settled(record, ended, now=outcome.stat().st_mtime)
-            replace_file(place / "job.json", record.dumps(), durable=True)
+            _write(place, record)
         if record.info.over:
             (place / "call").unlink(missing_ok=True)
         return record
@@ -141,23 +122,23 @@ class Journal:
             raise InvalidField("a number from 0", field="offset", given=offset)
         if offset + len(data) > jobs.LARGEST:
             raise jobs.too_large(offset + len(data))
-        place = self._staged(identity)
+        place = self._folder / f".{identity}"
         with writing(place):
             if offset == 0:
                 self._clear()
-            self._make_folder()
+            if not self._folder.is_dir():
+                # What tasks are given may be nobody else's business.
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+                sync_folder(self._folder.parent)
             place.mkdir(mode=0o700, exist_ok=True)
             handle = os.open(place / "call", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 there = os.fstat(handle).st_size
                 if offset > there:
                     return there
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(handle, view, offset)
-                    view, offset = view[written:], offset + written
+                store.write_at(handle, offset, data)
                 os.fsync(handle)
-                return offset
+                return offset + len(data)
             finally:
                 os.close(handle)
 
@@ -167,17 +148,17 @@ class Journal:
         Raises `TaskInputsLost` where the files that were synced for it are gone already.
         """
         identity = record.info.id
-        place = self._staged(identity)
+        place = self._folder / f".{identity}"
         call = place / "call"
-        if not call.exists() or call.stat().st_size != size:
-            there = call.stat().st_size if call.exists() else 0
+        there = call.stat().st_size if call.exists() else 0
+        if there != size or not call.exists():
             raise InvalidField(
                 f"{there} of its {size} bytes have arrived", field="call", hint="Submit the job again: it is not kept."
             )
         try:
-            if (tree := record.tree) is not None:
+            if (tree := record.task.tree) is not None:
                 self._trees.hold(tree)
-            replace_file(place / "job.json", record.dumps(), durable=True)
+            _write(place, record)
             with writing(self._folder):
                 place.rename(self._folder / identity)
                 sync_folder(self._folder)
@@ -188,7 +169,7 @@ class Journal:
 
     def save(self, record: Record) -> None:
         """Replaces what is written of the job."""
-        replace_file(self._folder / record.info.id / "job.json", record.dumps(), durable=True)
+        _write(self._folder / record.info.id, record)
 
     def end(self, record: Record, outcome: bytes | None) -> None:
         """Writes that the job has ended; the outcome first, so that a job that has one never runs again."""
@@ -201,17 +182,16 @@ class Journal:
 
     def call(self, record: Record) -> bytes:
         """The pickled call of a job that is to start now; what it needs is there then. Raises `StateDirectoryError`."""
-        if (tree := record.tree) is not None:
+        if (tree := record.task.tree) is not None:
             self._trees.restore(tree)
-        file = self._folder / record.info.id / "call"
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise StateDirectoryError(f"cannot be read: {error.strerror}", field=str(file)) from None
+        return self._part(record.info.id, "call", 0, -1)[0]
 
     def outcome(self, identity: str, offset: int, length: int) -> tuple[bytes, int]:
         """A part of the outcome, and how many bytes the whole has. Raises `StateDirectoryError`."""
-        file = self._folder / identity / "outcome"
+        return self._part(identity, "outcome", offset, length)
+
+    def _part(self, identity: str, name: str, offset: int, length: int) -> tuple[bytes, int]:
+        file = self._folder / identity / name
         try:
             with file.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -222,7 +202,7 @@ class Journal:
 
     def release_trees(self, records: Iterable[Record]) -> None:
         """Keeps only the files that *records* need, those of all jobs that have not ended."""
-        self._trees.release({tree for record in records if (tree := record.tree) is not None})
+        self._trees.release({tree for record in records if (tree := record.task.tree) is not None})
 
     def forget(self, identity: str) -> None:
         """Removes a job."""
@@ -238,20 +218,15 @@ class Journal:
         except OSError:
             return 0
 
-    def _staged(self, identity: str) -> Path:
-        return self._folder / f".{identity}"
-
-    def _make_folder(self) -> None:
-        if not self._folder.is_dir():
-            # What tasks are given may be nobody else's business.
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self._folder.parent)
-
     def _clear(self) -> None:
         """Removes what is being forgotten, and calls that never came as a whole."""
         for place in self._folder.glob(".*"):
             if place.name.startswith(_GONE) or time.time() - place.stat().st_mtime > _STALE_S:
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _write(place: Path, record: Record) -> None:
+    replace_file(place / "job.json", json.dumps(record.to_json()) + "\n", durable=True)
 
 
 def settled(record: Record, outcome: Outcome, *, now: float) -> Record:

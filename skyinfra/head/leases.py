@@ -7,15 +7,13 @@ need. One that waits keeps later ones from all that it may have; what it may not
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from skyinfra.engine.waiting import Changes
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.gang import Candidates, GangState, Phase, Wish
 
-# A call is answered after that long at the latest.
-_LONGEST_WAIT_S = 60.0
 # A gang is over that long after the first report of a failure: the report of an earlier failure may be on its way.
 SETTLE_S = 0.1
 
@@ -34,7 +32,7 @@ class _Gang:
     ended: set[int] = field(default_factory=set)
     failures: list[tuple[bool, float, int]] = field(default_factory=list)
     over: bool = False
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def phase(self) -> Phase:
@@ -56,16 +54,13 @@ class _Gang:
             "died": first is not None and not first[0],
         }
 
-    def wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def end(self) -> None:
+        self.over = True
+        self.changes.tell()
 
     async def leaves(self, seen: str, wait_s: float) -> GangState:
-        """Its state, as soon as that is another than *seen*."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(wait_s, _LONGEST_WAIT_S)):
-                while self.phase == seen:
-                    await self._changed.wait()
+        """Its state, as soon as its phase is another than *seen*."""
+        await self.changes.until(lambda: self.phase != seen, wait_s)
         return self.state()
 
 
@@ -117,7 +112,7 @@ class Leases:
         if found.phase == "granted":
             found.arrived[rank] = worker, address, port
             if len(found.arrived) == len(found.slots):
-                found.wake()
+                found.changes.tell()
         return await found.leaves("granted", wait_s)
 
     async def state(self, gang: str, seen: str, wait_s: float) -> GangState:
@@ -135,7 +130,7 @@ class Leases:
             return
         loop = asyncio.get_running_loop()
         if not found.failures:
-            loop.call_later(SETTLE_S, self._end, found)
+            loop.call_later(SETTLE_S, found.end)
         # A process that died is found dead a moment later; the others, which lost it, tell at once.
         found.failures.append((not died, loop.time() - age, rank))
 
@@ -143,7 +138,7 @@ class Leases:
         """The *gang* is over and needs no slots any more."""
         found = self._gangs.pop(gang, None)
         if found is not None:
-            self._end(found)
+            found.end()
             self.grant()
 
     def client_gone(self, client: str) -> None:
@@ -170,18 +165,8 @@ class Leases:
             slots = _choose(found.wish, {slot: busy for slot, busy in in_service.items() if slot not in taken})
             if slots is not None:
                 found.slots = slots
-                found.wake()
-            taken.update(slots or _wanted(found.wish.candidates))
-
-    @staticmethod
-    def _end(found: _Gang) -> None:
-        found.over = True
-        found.wake()
-
-
-def _wanted(candidates: Candidates) -> Iterator[str]:
-    for _, slots, _ in candidates:
-        yield from slots
+                found.changes.tell()
+            taken.update(slots or (slot for _, wanted, _ in found.wish.candidates for slot in wanted))
 
 
 def _choose(wish: Wish, free: Mapping[str, bool]) -> tuple[str, ...] | None:

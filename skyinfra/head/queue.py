@@ -11,17 +11,19 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import NamedTuple
 
 from skyinfra.engine.executor import may_pass, overdue
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import Changes, within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
-from skyinfra.head.fair_share import Candidate, FairShare
+from skyinfra.head.fair_share import FairShare
 from skyinfra.head.journal import Journal, Record, settled
 from skyinfra.protocol import failures, jobs
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo
 
 logger = logging.getLogger("skyinfra.runner")
@@ -32,30 +34,27 @@ _LOOK_S = 1.0
 _RETRY_S = 5.0
 # A write that has begun when the scheduler ends may take so long.
 _END_S = 5.0
-# Slot and seconds of the running tasks, by their keys.
-Running = dict[str, tuple[str, float]]
+# What a slot must have to take a job, and how much of each; equal for jobs that the same slots take.
+Needs = tuple[tuple[str, int], ...]
 
 
 @dataclass
 class Job:
-    """A job in memory. number: its place in the order of submission. size: its bytes on the disk, once it has ended.
+    """A job in memory. size: its bytes on the disk, once it has ended. running: the task of asyncio that runs it.
 
-    running: the task of asyncio that runs it. key: of its last attempt. settling: its end is being written. writing:
-    held while its record is written.
+    key: of its last attempt. settling: its end is being written. writing: held while its record is written.
     """
 
     record: Record
-    number: int
     size: int = 0
     running: asyncio.Task[None] | None = None
     key: str = ""
     settling: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changes: Changes = field(default_factory=Changes)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        # Equal for jobs that the same slots take.
-        self.needs = tuple(sorted(self.record.resources.items()))
+        self.needs: Needs = tuple(sorted(self.record.resources.items()))
 
     @property
     def info(self) -> JobInfo:
@@ -67,30 +66,20 @@ class Job:
         """Whether it may be started."""
         return not (self.info.over or self.settling or self.running)
 
-    def candidate(self) -> Candidate:
-        """The job as `FairShare` sees it."""
-        return Candidate(self.info.id, self.info.submitter, self.info.priority, self.number)
-
     def note(self, **changes: object) -> None:
         """Changes the information about the job; it is in the journal after the next write."""
         self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
 
 
-class View:
-    """The fleet at one moment. running: the tasks that run, also those of others. slots: what each has, if known."""
+class View(NamedTuple):
+    """The fleet at one moment.
 
-    def __init__(self, running: Running, slots: list[dict[str, float]] | None) -> None:
-        self.running = running
-        self._slots = slots
-        self._takes: dict[tuple[tuple[str, int], ...], bool] = {}
+    running: slot and seconds of the tasks that run, also those of others, by their keys. takes: whether a slot has what
+    a job needs, as far as that is known.
+    """
 
-    def takes(self, job: Job) -> bool:
-        """Whether a slot takes the job, as far as that is known."""
-        if self._slots is None:
-            return True
-        if job.needs not in self._takes:
-            self._takes[job.needs] = _places(self._slots, job.record.resources) > 0
-        return self._takes[job.needs]
+    running: dict[str, tuple[str, float]]
+    takes: Callable[[Needs], bool]
 
 
 class Queue:
@@ -110,7 +99,8 @@ class Queue:
     def start(self, execution: Execution) -> None:
         """Runs jobs with *execution* from now on."""
         self._execution = execution
-        self._loop = asyncio.create_task(self._run_all(), name="jobs")
+        self._loop = asyncio.create_task(self._run_all(execution), name="jobs")
+        self._loop.add_done_callback(self._done)
 
     async def stop(self) -> None:
         """Stops running jobs. Those that ran start again later, except where their end is being written already."""
@@ -129,8 +119,6 @@ class Queue:
 
     def check(self) -> None:
         """Raises the error of the runner itself, if one ended the queue."""
-        if self._loop is not None and self._loop.done():
-            self._loop.result()
         if self._broken is not None:
             raise self._broken
 
@@ -141,25 +129,26 @@ class Queue:
     def view(self) -> View:
         """Returns the fleet as it is now."""
         if self._execution is None:
-            return View({}, None)
-        return View(self._execution.running(), self._execution.slots())
+            return View({}, lambda needs: True)
+        slots = self._execution.slots()
+        return View(self._execution.running(), cache(lambda needs: _places(slots, needs) > 0))
 
     # Their turns ----------------------------------------------------------------------------------------------------
 
-    async def _run_all(self) -> None:
+    async def _run_all(self, execution: Execution) -> None:
         while True:
             self._woken.clear()
-            for job in self._next():
-                job.running = asyncio.create_task(self._run(job), name=f"job {job.info.name}")
+            for job in self._next(execution):
+                job.running = asyncio.create_task(self._run(job, execution), name=f"job {job.info.name}")
                 job.running.add_done_callback(self._done)
             idle = all(job.info.over for job in self._jobs.values())
             with contextlib.suppress(TimeoutError):
                 await within(self._woken.wait(), None if idle else _LOOK_S)
             await self._look()
 
-    def _next(self) -> Iterator[Job]:
+    def _next(self, execution: Execution) -> Iterator[Job]:
         """Yields the jobs to start now; the caller starts each one before it asks for the next."""
-        while (execution := self._execution) is not None:
+        while True:
             waiting = [job for job in self._jobs.values() if job.waits]
             if not waiting:
                 self._turns.forget()
@@ -168,8 +157,8 @@ class Queue:
             busy = Counter(job.needs for job in self._jobs.values() if job.running)
             if busy.total() >= len(slots):
                 return
-            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, dict(needs))}
-            chosen = self._turns.choose(job.candidate() for job in waiting if job.needs in free)
+            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, needs)}
+            chosen = self._turns.choose(job.info for job in waiting if job.needs in free)
             if chosen is None:
                 return
             yield self._jobs[chosen.id]
@@ -182,13 +171,12 @@ class Queue:
         """Notes where jobs run, and ends those that are over their time."""
         if not any(job.running for job in self._jobs.values()):
             return
-        running = self._execution.running() if self._execution is not None else {}
+        running = self.view().running
         for job in [each for each in self._jobs.values() if each.running and each.key in running]:
             slot, seconds = running[job.key]
             if job.info.slot != slot:
                 job.note(slot=slot, started=time.time() - seconds)
-            header = Header.loads(job.record.header.encode())
-            late = overdue(header.name, header.timeout, seconds)
+            late = overdue(job.record.task.name, job.record.task.timeout, seconds)
             if late is not None:
                 outcome = Outcome(failure=failures.of(late, below=__file__))
                 with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
@@ -196,11 +184,11 @@ class Queue:
 
     # One of them ----------------------------------------------------------------------------------------------------
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: Job, execution: Execution) -> None:
         """Runs the job to its end, with its retries."""
         try:
             while not (job.settling or job.info.over):
-                outcome = await self._attempt(job)
+                outcome = await self._attempt(job, execution)
                 if outcome is None or job.settling or job.info.over:
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(outcome):
@@ -211,11 +199,8 @@ class Queue:
             job.running = None
             self.wake()
 
-    async def _attempt(self, job: Job) -> Outcome | None:
+    async def _attempt(self, job: Job, execution: Execution) -> Outcome | None:
         """Returns the outcome of one attempt; None where it was lost or cancelled."""
-        execution = self._execution
-        if execution is None:
-            return None
         job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:
@@ -260,17 +245,18 @@ class Queue:
             job.settling = False
             raise
         running, execution = job.running, self._execution
-        await self._over(job, record)
+        await self._over(job, record, running)
         if running is not None and execution is not None:
-            await _cancelled([running])
             await execution.all_stopped()
         return True
 
-    async def _over(self, job: Job, record: Record) -> None:
+    async def _over(self, job: Job, record: Record, running: asyncio.Task[None] | None = None) -> None:
         job.record, job.settling = record, False
         job.size = await asyncio.to_thread(self._journal.size, record.info.id)
         await self._on_over(job)
-        job.ended.set()
+        if running is not None:
+            await _cancelled([running])
+        job.changes.tell()
 
     async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
         """Writes until there is room for it: what a job has done is not lost to a full disk.
@@ -298,15 +284,13 @@ class Queue:
                 raise
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Ends *tasks*."""
-    tasks = list(tasks)
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
 
 
-def _places(slots: list[dict[str, float]], resources: dict[str, int]) -> int:
-    """Returns the number of *slots* that have *resources*."""
-    return sum(all(slot.get(name, 0) >= count for name, count in resources.items()) for slot in slots)
+def _places(slots: list[dict[str, float]], needs: Needs) -> int:
+    """Returns the number of *slots* that have what is needed."""
+    return sum(all(slot.get(name, 0) >= count for name, count in needs) for slot in slots)

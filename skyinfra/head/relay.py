@@ -6,7 +6,6 @@ A node is reached through the connection that it has made: its runner waits for 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 from collections import deque
@@ -14,13 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import LONGEST_WAIT_S, Changes, within
 from skyinfra.errors import NodeError
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.rpc import Envelope
 
-# A node that waits for questions gets an empty answer after that long.
-_LONGEST_WAIT_S = 60.0
 # A node that has not asked for questions for that long is gone.
 _GONE_S = 90.0
 # Nodes connect to a head that has started within that long: they try every second.
@@ -35,15 +32,12 @@ Question = tuple[int, str, dict[str, Any]]
 
 @dataclass
 class _Line:
-    """The questions for one node. waiter: is woken when there are some; seen: when the node asked last."""
+    """The questions for one node. asker: stands for its last call; seen: when that was."""
 
     pending: deque[Question] = field(default_factory=deque)
-    waiter: asyncio.Future[None] | None = None
+    changes: Changes = field(default_factory=Changes)
+    asker: object = None
     seen: float = 0.0
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class Relay:
@@ -53,7 +47,7 @@ class Relay:
         self._own = own
         self._respond = respond
         self._since = time.monotonic()
-        self._came = asyncio.Event()
+        self._came = Changes()
         self._numbers = itertools.count()
         self._lines: dict[str, _Line] = {}
         self._answers: dict[int, tuple[str, asyncio.Future[Envelope]]] = {}
@@ -67,18 +61,20 @@ class Relay:
         """The answer of *node*. Raises its error, or `NodeError` where there is no answer within *wait_s* seconds."""
         if node == self._own:
             return rpc.opened(await answered(self._respond, question, arguments), question)
-        until = time.monotonic() + min(wait_s, _LONGEST_WAIT_S)
-        line = await self._line(node, until)
-        if line is None:
+        until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
+        # It is waited for where the head has just started.
+        await self._came.until(lambda: self._there(node), min(until, self._since + _COMING_S) - time.monotonic())
+        if not self._there(node):
             there = ", ".join(sorted([self._own, *filter(self._there, self._lines)]))
             raise NodeError(f"node {node} is not connected to the head; these are: {there}")
+        line = self._lines[node]
         if len(line.pending) >= _MOST_PENDING:
             raise NodeError(f"node {node} does not take its questions")
         number = next(self._numbers)
         answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
         self._answers[number] = node, answer
         line.pending.append((number, question, arguments))
-        line.wake()
+        line.changes.tell()
         try:
             envelope = await within(answer, max(0.0, until - time.monotonic()))
         except TimeoutError:
@@ -90,29 +86,16 @@ class Relay:
     def _there(self, node: str) -> bool:
         return node in self._lines and time.monotonic() - self._lines[node].seen <= _GONE_S
 
-    async def _line(self, node: str, until: float) -> _Line | None:
-        """The line of *node*; None where it does not connect. Waits for it where the head has just started."""
-        until = min(until, self._since + _COMING_S)
-        while not self._there(node):
-            left = until - time.monotonic()
-            if left <= 0:
-                return None
-            with contextlib.suppress(TimeoutError):
-                await within(self._came.wait(), left)
-        return self._lines[node]
-
     async def questions(self, node: str, wait_s: float) -> list[Question]:
         """The questions for *node*, as soon as there are some; none after *wait_s* seconds."""
         line = self._lines.setdefault(node, _Line())
         # An earlier call of the node was on a connection that it has given up.
-        line.wake()
+        mine = line.asker = object()
+        line.changes.tell()
         line.seen = time.monotonic()
-        came, self._came = self._came, asyncio.Event()
-        came.set()
-        mine = line.waiter = asyncio.get_running_loop().create_future()
-        if not line.pending:
-            await asyncio.wait({mine}, timeout=min(wait_s, _LONGEST_WAIT_S))
-        if line.waiter is not mine:
+        self._came.tell()
+        await line.changes.until(lambda: bool(line.pending) or line.asker is not mine, wait_s)
+        if line.asker is not mine:
             return []
         found = list(line.pending)
         line.pending.clear()

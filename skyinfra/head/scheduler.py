@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Collection
 from typing import Any
 
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
 from skyinfra.engine import dask_private
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import Changes
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
@@ -23,8 +21,6 @@ from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
 
-# A call is answered after that long at the latest.
-_LONGEST_WAIT_S = 60.0
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
 
@@ -37,37 +33,31 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(
-        self,
-        *,
-        layout: FleetLayout,
-        handlers: Handlers | None = None,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, layout: FleetLayout, handlers: Handlers | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
         dask_private.keep_no_spans(self)
         self._offered = layout
-        self._changed = asyncio.Event()
+        self._changes = Changes()
+        self._ending = False
         self._promised: dict[str, tuple[str, ...]] = {}
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
-        leases = Leases(self._slots_in_service, self.clients.__contains__)
+        self._leases = Leases(self._slots_in_service, self.clients.__contains__)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
-            services.running.by(self.tasks_on_slots),
+            services.running.by(lambda: tasks_on_slots(self)),
         )
-        self.handlers.update({**own, **leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
-        self.add_plugin(_Departures(leases))
+        self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
 
     def offer(self, layout: FleetLayout) -> None:
         """Gives nodes *layout* from now on, those that wait for another one at once."""
         if layout != self._offered:
             self._offered = layout
-            self._wake()
+            self._changes.tell()
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Notes the names of the slots that *node* is to have; a node with slots does not leave."""
@@ -89,10 +79,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._leaving[node] = why, time.monotonic()
         return True
 
-    def tasks_on_slots(self) -> dict[str, list[tuple[str, str, float]]]:
-        """See `execution.tasks_on_slots`."""
-        return tasks_on_slots(self)
-
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """Dask's description of itself and its workers, with the `FleetState`."""
         now = time.monotonic()
@@ -105,7 +91,14 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Serves a worker for as long as it is connected."""
         dask_private.send_soon(self.stream_comms[worker])
+        self._leases.grant()
         await super().handle_worker(comm, worker)
+
+    async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
+        """Forgets a worker, which may have died; the ranks on it are lost."""
+        removed = await super().remove_worker(address, *arguments, **keywords)
+        self._leases.worker_gone(address)
+        return removed
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""
@@ -129,14 +122,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events that were for it alone."""
         super().remove_client(client, stimulus_id)
-        for name in [name for name in dask_private.topics(self) if name.startswith(calls.TOPIC)]:
-            self.unsubscribe_topic(name, client)
-            if not dask_private.has_listeners(self, name):
-                dask_private.drop_topic(self, name)
+        self._leases.client_gone(client)
+        dask_private.unsubscribe(self, client, calls.TOPIC)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""
-        self._wake()
+        self._ending = True
+        self._changes.tell()
         await super().close(*arguments, **keywords)
 
     def _slots_in_service(self) -> dict[str, bool]:
@@ -147,40 +139,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _draining(self) -> dict[str, tuple[str, ...]]:
         """The tasks that still run on slots that go out of service: their runners have paused the workers."""
         return {
-            str(worker.name): tuple(sorted(key.rpartition("-")[0] for key in map(_key, worker.processing)))
+            str(worker.name): tuple(sorted(str(task.key).rpartition("-")[0] for task in worker.processing))
             for worker in self.workers.values()
             if worker.status == Status.paused
         }
 
     async def _hand_on(self, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout:
         """The layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
-        if self._offered.digest == seen and self.status == Status.running:
-            with contextlib.suppress(TimeoutError):
-                await within(self._changed.wait(), min(wait_s, _LONGEST_WAIT_S))
+        await self._changes.until(lambda: self._ending or self._offered.digest != seen, wait_s)
         return self._offered
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-class _Departures(SchedulerPlugin):  # type: ignore[misc]
-    """Tells the *leases* which clients and workers are gone."""
-
-    name = "skyinfra-gangs"
-
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self._leases.grant()
-
-    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
-        self._leases.worker_gone(worker)
-
-    def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        self._leases.client_gone(client)
-
-
-def _key(task: Any) -> str:
-    return str(task.key)

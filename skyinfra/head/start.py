@@ -12,7 +12,7 @@ from distributed.utils import get_ip
 
 from skyinfra.blobs import store
 from skyinfra.blobs.store import BlobStore
-from skyinfra.errors import CredentialsRefused, NodeError, NodeFailed, PortTaken, SkyinfraError
+from skyinfra.errors import CredentialsRefused, NodeError, NodeFailed, PortTaken
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.relay import Relay
@@ -88,7 +88,18 @@ async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
     try:
         comm = await connect(str(scheduler), timeout=_CONNECT_S, **security.get_connection_args("worker"))
     except OSError as error:
-        raise _unreachable(scheduler, innermost(error)) from error
+        reason = innermost(error)
+        if isinstance(reason, ssl.SSLError):
+            raise CredentialsRefused(
+                f"the head {host_port(scheduler)} and this node have different fleet secrets",
+                field="secret_file",
+                hint="Apply the stack again, so that every node is configured with the same secret.",
+            ) from error
+        raise NodeFailed(
+            f"the head {host_port(scheduler)} does not answer: {reason}",
+            field="scheduler",
+            hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
+        ) from error
     await comm.close()
 
 
@@ -97,20 +108,6 @@ def innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _unreachable(scheduler: Endpoint, reason: BaseException) -> SkyinfraError:
-    if isinstance(reason, ssl.SSLError):
-        return CredentialsRefused(
-            f"the head {host_port(scheduler)} and this node have different fleet secrets",
-            field="secret_file",
-            hint="Apply the stack again, so that every node is configured with the same secret.",
-        )
-    return NodeFailed(
-        f"the head {host_port(scheduler)} does not answer: {reason}",
-        field="scheduler",
-        hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
-    )
 
 
 def _bracketed(address: str) -> str:

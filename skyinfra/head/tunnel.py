@@ -50,7 +50,9 @@ class Tunnel:
 
     async def open(self) -> int:
         """Opens a connection; its number. Raises `MissingDependency`, `NotSupported`, `FleetUnreachable`."""
-        self._forget()
+        for number, line in tuple(self._lines.items()):
+            if time.monotonic() - line.used > _GONE_S:
+                self.close(number)
         self._begin()
         if len(self._lines) >= _MOST:
             raise NotSupported(f"the dashboard has {_MOST} connections already", hint="Close other windows of it.")
@@ -75,8 +77,7 @@ class Tunnel:
             data = b""
         if not data:
             self.close(number)
-            return None
-        return data
+        return data or None
 
     async def send(self, number: int, data: bytes) -> bool:
         """Sends *data* on the connection *number*; False where it has ended."""
@@ -102,11 +103,6 @@ class Tunnel:
         if line is not None:
             line.used = time.monotonic()
         return line
-
-    def _forget(self) -> None:
-        for number, line in tuple(self._lines.items()):
-            if time.monotonic() - line.used > _GONE_S:
-                self.close(number)
 
     def _begin(self) -> None:
         if self._begun:

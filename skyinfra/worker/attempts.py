@@ -1,4 +1,4 @@
-"""Counts the starts of tasks that have not ended on this node. Travels to nodes: standard library only."""
+"""Counts the starts of tasks that have not ended on this node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ends running tasks: cancelled ones, and those that are over their time.
-
-Travels to nodes: standard library only.
-"""
+"""Ends running tasks: cancelled ones, and those that are over their time."""
 
 from __future__ import annotations
 
@@ -80,9 +77,7 @@ def limited(key: str, seconds: float | None, last_words: Callable[[], object]) -
         over.set()
         _ask(key, last_words)
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    timer = later(seconds, end)
     faulthandler.dump_traceback_later(seconds + _WATCHDOG_S, exit=True, file=2)
     try:
         yield over.is_set
@@ -119,6 +114,14 @@ def signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
+def later(seconds: float, action: Callable[[], object]) -> threading.Timer:
+    """Calls *action* after *seconds*, in a thread that the process does not wait for."""
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def _ask(key: str, last_words: Callable[[], object]) -> None:
     with _lock:
         task = _running.get(key)
@@ -131,9 +134,7 @@ def _ask(key: str, last_words: Callable[[], object]) -> None:
             interrupt = ctypes.py_object(KeyboardInterrupt)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread), interrupt)
         grace = GRACE_S if task.group is None else PROGRAM_GRACE_S
-    timer = threading.Timer(grace, _kill, [key, last_words])
-    timer.daemon = True
-    timer.start()
+    later(grace, lambda: _kill(key, last_words))
 
 
 def _kill(key: str, last_words: Callable[[], object]) -> None:

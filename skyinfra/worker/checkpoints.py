@@ -78,7 +78,8 @@ class SpotCheckpointer:
             raise InvalidField("steps are counted from 0", field="step", given=step)
         began = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._clear()
+        for left in self.path.glob(".step-*"):  # of processes that ended while they saved
+            _remove(left)
         write, suffix = self._writer()
         place = self.path / f"step-{step:012d}.{suffix}"
         with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=self.path) as folder:
@@ -127,9 +128,7 @@ class SpotCheckpointer:
         if self._save is not None:
             return self._save, "ckpt"
         torch = sys.modules.get("torch")
-        if torch is not None:
-            return torch.save, "pt"
-        return _pickle, "pickle"
+        return (torch.save, "pt") if torch is not None else (_pickle, "pickle")
 
     def _reader(self, place: Path) -> Load:
         if self._load is not None:
@@ -149,11 +148,6 @@ class SpotCheckpointer:
         found = [entry for entry in self.path.iterdir() if _NAME.fullmatch(entry.name) and entry != newest]
         found.sort(key=lambda entry: (entry.stat().st_mtime_ns, entry.name))
         for entry in found[: max(0, len(found) - (self.keep - 1))]:
-            _remove(entry)
-
-    def _clear(self) -> None:
-        """Removes the temporary folders of processes that ended while they saved."""
-        for entry in self.path.glob(".step-*"):
             _remove(entry)
 
 

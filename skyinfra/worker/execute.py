@@ -8,8 +8,6 @@ A chunk stands for several short tasks of one message. They are executed one aft
 arguments, output and outcome. The chunk gives tasks back, and its client sends each of them alone: those that have not
 started when it takes longer than expected, and all of them where the process that had it first was lost, so that the
 starts of the task that ended the process are counted.
-
-Travels to nodes: standard library, ``distributed`` and ``cloudpickle`` only.
 """
 
 from __future__ import annotations
@@ -181,9 +179,7 @@ class _Chunk:
         self._tell(kind, self._now.key, [self._slot, self._now.name, content])
 
     def _execute(self, file: str | None) -> None:
-        timer = threading.Timer(_LONGEST_S, self._give_back)
-        timer.daemon = True
-        timer.start()
+        timer = cancellation.later(_LONGEST_S, self._give_back)
         try:
             while (row := self._next()) is not None:
                 self._now = Header.loads(row[0])

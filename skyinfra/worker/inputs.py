@@ -19,6 +19,7 @@ from skyinfra.blobs.payload import Payload, unpack
 from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
+from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
 from skyinfra.protocol.calls import Part
 from skyinfra.protocol.instance import NODE_DIRECTORY
@@ -30,8 +31,6 @@ T = TypeVar("T")
 # A head that is away for longer loses the task: its client sends it again.
 _PATIENCE_S = 30.0
 _RETRY_S = 0.5
-# A waiting task can be interrupted that often.
-_POLL_S = 0.1
 # Another process of the node may remove a blob between fetching and using it.
 _ATTEMPTS = 3
 
@@ -64,11 +63,8 @@ def use_tree(name: str | None) -> None:
     if views.tree == name:
         return
     try:
-        if name is None:
-            views.use(None)
-        else:
-            tree = _tree(name)
-            _repeatedly(tree.blobs(), lambda: views.use(tree))
+        tree = _tree(name) if name is not None else None
+        _repeatedly(tree.blobs() if tree is not None else {}, lambda: views.use(tree))
     except OSError as error:
         raise StateDirectoryError(
             f"what was synced cannot be put there: {error.strerror or error}",
@@ -111,29 +107,16 @@ def _repeatedly(wanted: dict[str, int], use: Callable[[], T]) -> T:
 
 def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], digests: Iterable[str]) -> T:
     """Returns the result of *start*, which is called again while the head is away."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return _with_head(start)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise BlobsMissing([*digests]) from None
-            time.sleep(_RETRY_S)
-
-
-def _with_head(start: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-    """Runs *start* in the worker's event loop; an interrupt of the task ends it."""
     # Imported here: the process of a rank does not need it, and would wait for the import.
     from distributed import get_worker
 
     worker = get_worker()
-    future = asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop)
-    try:
-        while True:
-            try:
-                return future.result(_POLL_S)
-            except TimeoutError:
-                if future.done():
-                    return future.result()
-    finally:
-        future.cancel()
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            # In the worker's event loop; an interrupt of the task ends it.
+            return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise BlobsMissing([*digests]) from None
+            time.sleep(_RETRY_S)

@@ -129,9 +129,8 @@ def environment(
     *variables*: those of the image; the device (*confine*) and the slot's description override them. *threads*: the
     number of CPU threads of numerical libraries, unless the image sets it.
     """
-    path = [str(packages)] if packages.is_dir() else []
     inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    path.extend([inherited] if inherited else [])
+    path = [each for each in (str(packages) if packages.is_dir() else "", inherited) if each]
     return {
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **variables,

@@ -1,13 +1,11 @@
-"""The node's part of a gang: a task that waits for the other ranks and then runs its own in a process of its own.
-
-Travels to nodes: standard library and ``distributed`` only.
-"""
+"""The node's part of a gang: a task that waits for the other ranks and then runs its own in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -17,19 +15,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from distributed import get_worker
 from distributed.comm import get_address_host
 
+from skyinfra.engine.waiting import interruptible
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
 
-# A thread that waits for the head can be stopped that often, in seconds.
-_STOPPED_S = 0.1
+# After a head that did not answer.
+_PAUSE_S = 0.1
 # The head answers after that long where nothing has changed.
 _WAIT_S = 30.0
 # The rank that failed first has that long to say with what; one that has given its result, to end.
@@ -67,33 +67,27 @@ class _Head:
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Its result; the thread can be stopped meanwhile."""
-        future = self.start(coroutine)
-        try:
-            while not concurrent.futures.wait([future], timeout=_STOPPED_S).done:
-                pass
-            return future.result()
-        finally:
-            future.cancel()
+        return interruptible(self.start(coroutine))
 
     def join(self, port: int) -> GangState:
         """Tells the head that this rank has its slot, and waits for the others; the state of the gang then."""
         while True:
-            # A worker whose head is gone for good ends, and this task with it.
-            with contextlib.suppress(OSError):
-                call = services.gang_join(
-                    self.worker.scheduler,
-                    gang=self._place.gang,
-                    rank=self._place.rank,
-                    worker=self.worker.address,
-                    address=self.address,
-                    port=port,
-                    wait_s=_WAIT_S,
-                )
+            call = services.gang_join(
+                self.worker.scheduler,
+                gang=self._place.gang,
+                rank=self._place.rank,
+                worker=self.worker.address,
+                address=self.address,
+                port=port,
+                wait_s=_WAIT_S,
+            )
+            try:
                 state: GangState = self.wait(call)
+            except OSError:  # a worker whose head is gone for good ends, and this task with it
+                time.sleep(_PAUSE_S)
+            else:
                 if state["phase"] != "granted":
                     return state
-                continue
-            time.sleep(_STOPPED_S)
 
     async def over(self) -> int | None:
         """Waits until the gang is over; the rank that failed first. None where none did, or the head is gone."""
@@ -127,77 +121,57 @@ class _Process:
         self._late = False
 
     def run(self, variables: dict[str, str]) -> RankEnd:
-        """Runs the rank to its end."""
         with contextlib.ExitStack() as stack:
-            # A script lies in a new folder, which is its own.
-            folder = stack.enter_context(scripts.new_folder()) if self._work.call is None else None
-            self._group = stack.enter_context(scripts.process_group())
+            process, pipe = self._start(variables, stack)
             stack.callback(self._forget_timers)
             over = self._head.start(self._head.over())
             stack.callback(over.cancel)
-            process, pipe = self._start(variables, folder)
+            over.add_done_callback(self._end)
+            self._after(self._place.timeout, self._too_late)
             listener = threading.Thread(target=self._listen, args=(process, pipe), daemon=True)
-            with process:
-                try:
-                    cancellation.set_group(self._head.key, self._group)
-                    over.add_done_callback(self._end)
-                    self._after(self._place.timeout, self._too_late)
-                    listener.start()
-                    self._stream(process)
-                    code = process.wait()
-                finally:
-                    cancellation.set_group(self._head.key, None)
-                    # What the rank started and left behind would keep the slot's memory.
-                    cancellation.signal_group(self._group, signal.SIGKILL)
+            listener.start()
+            scripts.stream(process, self._place.topic, self._place.run_id)
+            code = process.wait()
+            # What the rank started and left behind may hold its end of the pipe.
+            self._kill()
             listener.join(_LAST_WORDS_S)
         return self._ended(code)
 
-    def _start(self, variables: dict[str, str], folder: str | None) -> tuple[subprocess.Popen[bytes], rank.Pipe]:
-        to_read, from_us = os.pipe()
-        from_it, to_write = os.pipe()
+    def _start(
+        self, variables: dict[str, str], stack: contextlib.ExitStack
+    ) -> tuple[subprocess.Popen[bytes], Connection]:
+        # A script lies in a new folder, which is its own.
+        folder = stack.enter_context(scripts.new_folder()) if self._work.call is None else None
         if folder is not None:
             Path(folder, self._work.name).write_bytes(self._work.source)
-        try:
-            process = subprocess.Popen(
-                # -P: what lies in the folder of the worker is no module of the rank.
-                [sys.executable, "-P", "-u", "-m", "skyinfra.worker.rank", str(to_read), str(to_write)],
-                cwd=folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if self._place.topic else None,
-                stderr=subprocess.PIPE if self._place.topic else None,
-                process_group=self._group,
-                pass_fds=(to_read, to_write),
+        pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            number = theirs.fileno()
+            # -P: what lies in the folder of the worker is no module of the rank.
+            command = [sys.executable, "-P", "-u", "-m", "skyinfra.worker.rank", str(number)]
+            started = scripts.program(
+                self._head.key, command, cwd=folder, env=variables, piped=bool(self._place.topic), pass_fds=(number,)
             )
-        finally:
-            os.close(to_read)
-            os.close(to_write)
-        return process, rank.Pipe(from_it, from_us)
+            process, self._group = stack.enter_context(started)
+        return process, pipe
 
-    def _stream(self, process: subprocess.Popen[bytes]) -> None:
-        topic, run_id = self._place.topic, self._place.run_id
-        if topic:
-            scripts.stream(process, lambda lines: self._head.worker.log_event(topic, ["lines", run_id, lines]))
-
-    def _listen(self, process: subprocess.Popen[bytes], pipe: rank.Pipe) -> None:
+    def _listen(self, process: subprocess.Popen[bytes], pipe: Connection) -> None:
         """Hands the rank its work and hears how it ends, in a thread of its own."""
-        with contextlib.closing(pipe):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.send(rank.WORK, pickle.dumps(self._work))
-            while (message := pipe.receive()) is not None:
-                kind, content = message
+        # It ends with the process of the rank.
+        with pipe, contextlib.suppress(EOFError, ConnectionError):
+            pipe.send(self._work)
+            while True:
+                kind, content = pipe.recv()
                 if kind == rank.FAILED:
                     self._failed = True
-                    age = time.monotonic() - float(content)
-                    self._head.start(self._head.report(age=age)).result()
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.send(rank.NOD)
-                elif kind == rank.OUTCOME:
+                    self._head.wait(self._head.report(age=time.monotonic() - content))
+                    pipe.send(None)
+                else:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)
-            if self._outcome is None and not self._failed and process.wait() != 0 and not self._over:
-                self._failed = True
-                self._head.start(self._head.report(died=True)).result()
+        if self._outcome is None and not self._failed and process.wait() != 0 and not self._over:
+            self._failed = True
+            self._head.wait(self._head.report(died=True))
 
     def _ended(self, code: int) -> RankEnd:
         if self._late:
@@ -233,12 +207,9 @@ class _Process:
         cancellation.signal_group(self._group, signal.SIGTERM)
         self._after(cancellation.GRACE_S, self._kill)
 
-    def _after(self, seconds: float | None, action: Any) -> None:
+    def _after(self, seconds: float | None, action: Callable[[], object]) -> None:
         if seconds is not None:
-            timer = threading.Timer(seconds, action)
-            timer.daemon = True
-            self._timers.append(timer)
-            timer.start()
+            self._timers.append(cancellation.later(seconds, action))
 
     def _kill(self) -> None:
         cancellation.signal_group(self._group, signal.SIGKILL)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import io
 import os
 import selectors
 import signal
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -21,6 +19,7 @@ from distributed import get_worker
 from skyinfra.errors import ScriptFailed
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.worker import cancellation
+from skyinfra.worker.streaming import Lines
 
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
@@ -36,30 +35,14 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too, as in progress bars. Without a topic,
     the lines go to the output of the task.
     """
-    worker = get_worker()
-    key = str(worker.get_current_task())
-    with new_folder() as folder, process_group() as group:
+    key = str(get_worker().get_current_task())
+    with new_folder() as folder:
         path = Path(folder) / name
         path.write_bytes(source)
-        process = subprocess.Popen(
-            [sys.executable, "-u", str(path), *args],
-            cwd=folder,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if topic else None,
-            stderr=subprocess.PIPE if topic else None,
-            process_group=group,
-        )
-        with process:
-            cancellation.set_group(key, group)
-            try:
-                if topic:
-                    stream(process, lambda lines: worker.log_event(topic, ["lines", run_id, lines]))
-                return process.wait()
-            finally:
-                cancellation.set_group(key, None)
-                # Remaining processes of the program would keep the slot's memory.
-                cancellation.signal_group(group, signal.SIGKILL)
+        command = [sys.executable, "-u", str(path), *args]
+        with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):
+            stream(process, topic, run_id)
+            return process.wait()
 
 
 def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
@@ -77,59 +60,70 @@ def new_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
 
-# Its input ends with this process: the task starts again elsewhere, and must not run twice.
+# The leader of the group, a shell that waits. Its input ends with this process: the task starts again elsewhere, and
+# must not run twice.
 _GUARD = "trap '' HUP INT TERM; read -r _; kill -KILL 0"
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[int]:
-    """Makes a process group for a script, which is killed with this process; its leader is a shell that waits."""
-    command = ["/bin/sh", "-c", _GUARD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as guard:
-        try:
-            yield guard.pid
-        finally:
-            cancellation.signal_group(guard.pid, signal.SIGKILL)
+def program(
+    key: str,
+    command: Sequence[str],
+    *,
+    cwd: str | None,
+    env: Mapping[str, str],
+    piped: bool,
+    pass_fds: Sequence[int] = (),
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Starts the program of the task *key*; yields it with its process group, which is killed at the end of the block.
+
+    *piped*: its output goes to pipes, see `stream`.
+    """
+    output = subprocess.PIPE if piped else None
+    guard = ["/bin/sh", "-c", _GUARD]
+    with contextlib.ExitStack() as stack:
+        leader = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        group = stack.enter_context(leader).pid
+        stack.callback(cancellation.signal_group, group, signal.SIGKILL)
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            process_group=group,
+            pass_fds=pass_fds,
+        )
+        stack.enter_context(process)
+        # Remaining processes of the program would keep the slot's memory.
+        stack.callback(cancellation.signal_group, group, signal.SIGKILL)
+        cancellation.set_group(key, group)
+        stack.callback(cancellation.set_group, key, None)
+        yield process, group
 
 
-class _Lines:
-    """Cuts the bytes of one stream into lines."""
-
-    def __init__(self, stream: str) -> None:
-        self._stream = stream
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
-        self._rest = ""
-
-    def feed(self, data: bytes) -> list[list[str]]:
-        """Returns the lines that *data* completes; no data means the end of the stream."""
-        text = self._rest + self._decoder.decode(data, final=not data)
-        *lines, self._rest = text.split("\n")
-        if not data and self._rest:
-            lines.append(self._rest)
-            self._rest = ""
-        return [[self._stream, line] for line in lines]
-
-
-def stream(process: subprocess.Popen[bytes], send: Callable[[list[list[str]]], None]) -> None:
-    """Passes the lines of both streams to *send* in the order of reading, until both have ended."""
+def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> None:
+    """Sends the lines of both streams to the *topic* in the order of reading, until both have ended; see `script`."""
+    if not topic:
+        return
     pending: list[list[str]] = []
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream, file in (("stdout", process.stdout), ("stderr", process.stderr)):
-            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, _Lines(stream))
+            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines()))
         while selector.get_map():
             ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
             if not ready and not pending and process.poll() is not None:
                 break  # it ended, and a process that it left holds its streams open
             for item, _ in ready:
                 data = os.read(item.fd, 65536)
-                pending += cast(_Lines, item.data).feed(data)
+                stream, lines = item.data
+                pending += [[stream, line] for line in lines.feed(data, final=not data)]
                 if not data:
                     selector.unregister(item.fileobj)
             now = time.monotonic()
-            if pending and (not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES):
-                send(pending)
+            due = not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES or not selector.get_map()
+            if pending and due:
+                get_worker().log_event(topic, ["lines", run_id, pending])
                 pending, flushed = [], now
-    if pending:
-        send(pending)

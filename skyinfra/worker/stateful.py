@@ -64,8 +64,13 @@ def _object(recipe: Recipe) -> object:
         if recipe.digest in _objects:
             _objects[recipe.digest] = _objects.pop(recipe.digest)
         else:
-            _make_room(recipe)
-            _objects[recipe.digest] = recipe, _made(recipe)
+            same = [digest for digest, (other, _) in _objects.items() if other.name == recipe.name]
+            for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
+                release(digest)
+            kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
+            made = kind(*args, **kwargs)
+            _run(made, ENTER)
+            _objects[recipe.digest] = recipe, made
         return _objects[recipe.digest][1]
 
 
@@ -86,19 +91,6 @@ def release_all() -> None:
             release(digest)
         except Exception:  # noqa: BLE001 - the user's code; the others still run
             traceback.print_exc()
-
-
-def _make_room(recipe: Recipe) -> None:
-    same = [digest for digest, (other, _) in _objects.items() if other.name == recipe.name]
-    for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
-        release(digest)
-
-
-def _made(recipe: Recipe) -> object:
-    kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
-    made = kind(*args, **kwargs)
-    _run(made, ENTER)
-    return made
 
 
 def _run(target: object, mark: str) -> None:

@@ -1,7 +1,7 @@
 """Sends the lines that a task prints, and its progress, to its client while it runs.
 
 Lines come from the file that holds the output of the task (`skyinfra.worker.output`), so that those of native code
-and of the programs that it starts are among them. Travels to nodes: standard library only.
+and of the programs that it starts are among them.
 """
 
 from __future__ import annotations
@@ -28,31 +28,41 @@ _MOST = 32 * 1024
 _PROGRESS_S = 0.2
 
 
+class Lines:
+    """Cuts bytes into lines. Carriage returns end lines too: progress bars move."""
+
+    def __init__(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> list[str]:
+        """Returns the lines that *data* completes; *final*: with the last, incomplete one."""
+        *lines, self._rest = (self._rest + self._decoder.decode(data, final=final)).split("\n")
+        if final and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        return lines
+
+
 class _Tail:
     """Passes what is added to *file* to *send*, in whole lines."""
 
     def __init__(self, file: str, send: Callable[[list[str]], object]) -> None:
         self._file = file
         self._send = send
-        self._offset = 0
-        self._rest = ""
-        self._decoder = _decoder()
+        self.restart()
+
+    def restart(self) -> None:
+        self._offset, self._lines = 0, Lines()
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
-        lines = [line for part in self._parts() for line in part]
-        if final:
-            self._rest += self._decoder.decode(b"", final=True)
-            lines += [self._rest] if self._rest else []
-            self._rest = ""
+        lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
         if lines:
             self._send(lines)
 
-    def restart(self) -> None:
-        """Begins a new file."""
-        self._offset, self._rest, self._decoder = 0, "", _decoder()
-
-    def _parts(self) -> Iterator[list[str]]:
+    def _added(self) -> Iterator[str]:
         try:
             size = os.stat(self._file).st_size  # noqa: PTH116 - a part of every task's round trip
             if size <= self._offset:
@@ -62,23 +72,15 @@ class _Tail:
                 if left_out > 0:
                     file.seek(size - _MOST)
                     left_out += len(file.readline())
-                    yield [self._rest] if self._rest else []
-                    yield [f"[{left_out} bytes of output are left out here; `skyinfra logs --task` has all of it]"]
-                    self._rest, self._decoder = "", _decoder()
+                    yield from self._lines.feed(b"", final=True)
+                    yield f"[{left_out} bytes of output are left out here; `skyinfra logs --task` has all of it]"
                     self._offset += left_out
                 file.seek(self._offset)
                 data = file.read(_MOST)
         except OSError:
             return
         self._offset += len(data)
-        text = self._rest + self._decoder.decode(data)
-        *lines, self._rest = text.split("\n")
-        yield lines
-
-
-def _decoder() -> io.IncrementalNewlineDecoder:
-    # Carriage returns end lines too: progress bars move.
-    return io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(errors="replace"), translate=True)
+        yield from self._lines.feed(data)
 
 
 _changed = threading.Condition()

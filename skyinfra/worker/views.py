@@ -19,7 +19,7 @@ import shutil
 import sys
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -73,8 +73,9 @@ class Views:
         """Makes *tree*, whose blobs are in the store, visible to tasks. Raises `BlobsMissing`, OSError."""
         # After a failure the next call repeats everything.
         self.tree = ""
-        code = tree.code_name if tree is not None else None
-        if tree is not None and code is not None:
+        code = None
+        if tree is not None:
+            code = tree.code_name
             view = self._views.pop(code, None) or self._new(tree, code)
             self._views[code] = view
             _update(view, tree, self._store)
@@ -111,8 +112,7 @@ def _enter(view: _View, names: frozenset[str]) -> None:
         del sys.modules[name]
     sys.modules.update(view.modules)
     view.modules = {}
-    sys.path[:0] = view.paths
-    _set_python_path([*view.paths, *_python_path()])
+    _change_path(first=view.paths)
     os.environ[VARIABLE] = str(view.folder)
     importlib.invalidate_caches()
 
@@ -124,8 +124,7 @@ def _leave(view: _View) -> None:
         del sys.modules[name]
     sys.modules.update(view.hidden)
     view.hidden = {}
-    sys.path[:] = [path for path in sys.path if path not in view.paths]
-    _set_python_path([path for path in _python_path() if path not in view.paths])
+    _change_path(without=view.paths)
 
 
 def _is_from(module: object, folder: Path) -> bool:
@@ -139,16 +138,12 @@ def _is_from(module: object, folder: Path) -> bool:
     return False
 
 
-def _python_path() -> list[str]:
-    """Returns the import path of the programs that a task starts."""
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-
-
-def _set_python_path(paths: list[str]) -> None:
-    if paths:
+def _change_path(*, first: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+    """Changes the import path of this process, and of the programs that a task starts."""
+    sys.path[:] = [*first, *(path for path in sys.path if path not in without)]
+    inherited = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    if paths := [*first, *(path for path in inherited if path and path not in without)]:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    else:
-        os.environ.pop("PYTHONPATH", None)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -176,22 +171,20 @@ def place(blob: Path, target: Path, *, executable: bool, link: bool = True) -> N
     new = target.with_name(f".{uuid.uuid4().hex}")
     try:
         # All links of a file have the same mode.
-        if not (link and not executable and _linked(blob, new)):
+        linked = link and not executable
+        if linked:
+            try:
+                new.hardlink_to(blob)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, one without links, or too many of them
+                linked = False
+        if not linked:
             shutil.copyfile(blob, new)
             new.chmod((0o555 if executable else 0o444) if link else (0o755 if executable else 0o644))
         new.replace(target)
     finally:
         new.unlink(missing_ok=True)
-
-
-def _linked(blob: Path, new: Path) -> bool:
-    try:
-        new.hardlink_to(blob)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, one without links, or too many of them
-        return False
-    return True
 
 
 def _remove_empty(folder: Path, path: str) -> None:
@@ -205,7 +198,10 @@ def _remove_empty(folder: Path, path: str) -> None:
 def _own_folder(folder: Path) -> Path:
     """Makes a folder for this process in *folder*, and removes those of ended processes."""
     folder.mkdir(exist_ok=True)
-    with _alone(folder):
+    alone = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # In one process at a time.
+        fcntl.flock(alone, fcntl.LOCK_EX)
         for lock in folder.glob("*.lock"):
             handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
             with contextlib.closing(os.fdopen(handle)), contextlib.suppress(BlockingIOError):
@@ -216,18 +212,9 @@ def _own_folder(folder: Path) -> Path:
         # Held until this process ends.
         fcntl.flock(os.open(own.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), fcntl.LOCK_EX)
         own.mkdir()
-    return own
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Runs the block in one process at a time."""
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        return own
     finally:
-        os.close(handle)
+        os.close(alone)
 
 
 # What tasks ask for -------------------------------------------------------------------------------------------------
@@ -260,13 +247,15 @@ def synced(name: str | Path) -> Path:
         found = Path(folder, plain)
         if not Path(plain).is_absolute() and ".." not in found.parts and found.exists():
             return found
-        raise _not_synced(str(name), "It is not among the includes of the client, or not below its working directory.")
-    if NODE_DIRECTORY in os.environ:
-        raise _not_synced(str(name), "The client has synced nothing: sky.connect(..., includes=[...]).")
-    for part in (Path(plain), *Path(plain).parents):
-        if str(part) in _here and (here := _here[str(part)] / Path(plain).relative_to(part)).exists():
-            return here
-    raise _not_synced(str(name), "Name it in sky.connect(..., includes=[...]) or pool.sync(...) first.")
+        hint = "It is not among the includes of the client, or not below its working directory."
+    elif NODE_DIRECTORY in os.environ:
+        hint = "The client has synced nothing: sky.connect(..., includes=[...])."
+    else:
+        for part in (Path(plain), *Path(plain).parents):
+            if str(part) in _here and (here := _here[str(part)] / Path(plain).relative_to(part)).exists():
+                return here
+        hint = "Name it in sky.connect(..., includes=[...]) or pool.sync(...) first."
+    raise NotSynced("was not synced", field=str(name), hint=hint)
 
 
 def files() -> Path:
@@ -280,7 +269,3 @@ def files() -> Path:
     folder = Path(directory, FILES_FOLDER)
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def _not_synced(name: str, hint: str) -> NotSynced:
-    return NotSynced("was not synced", field=name, hint=hint)

@@ -19,7 +19,7 @@ from local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.head import queue
-from skyinfra.head.fair_share import Candidate, FairShare
+from skyinfra.head.fair_share import FairShare
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
@@ -32,7 +32,12 @@ T = TypeVar("T")
 # Fair share ---------------------------------------------------------------------------------------------------------
 
 
-def order(candidates: list[Candidate]) -> list[Candidate]:
+def candidate(who: str, priority: int, number: int) -> JobInfo:
+    """The job that was submitted after *number* others."""
+    return JobInfo(f"{who}{number}", str(number), "f", "function", who, priority, "queued", float(number))
+
+
+def order(candidates: list[JobInfo]) -> list[JobInfo]:
     turns, left = FairShare(), list(candidates)
     found = []
     while (chosen := turns.choose(left)) is not None:
@@ -43,19 +48,19 @@ def order(candidates: list[Candidate]) -> list[Candidate]:
 
 def test_submitters_take_turns_and_priorities_come_first() -> None:
     submitted = [("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 5), ("b", -1), ("c", 0), ("a", 5)]
-    named = [Candidate(f"{who}{n}", who, priority, n) for n, (who, priority) in enumerate(submitted)]
-    assert [each.id for each in order(named)] == ["c4", "a7", "b3", "c6", "a0", "a1", "a2", "b5"]
+    named = [candidate(who, priority, n) for n, (who, priority) in enumerate(submitted)]
+    assert [each.name for each in order(named)] == ["c4", "a7", "b3", "c6", "a0", "a1", "a2", "b5"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 2)), max_size=40))
 def test_turns_are_fair_whatever_is_submitted(submitted: list[tuple[str, int]]) -> None:
-    named = [Candidate(str(n), who, priority, n) for n, (who, priority) in enumerate(submitted)]
+    named = [candidate(who, priority, n) for n, (who, priority) in enumerate(submitted)]
     found = order(named)
-    assert sorted(found, key=lambda each: each.number) == named
+    assert sorted(found, key=lambda each: each.submitted) == named
     assert [each.priority for each in found] == sorted((each.priority for each in named), reverse=True)
     for position, each in enumerate(found):
         later = [other for other in found[position + 1 :] if other.priority == each.priority]
-        assert all(other.number > each.number for other in later if other.submitter == each.submitter)
+        assert all(other.submitted > each.submitted for other in later if other.submitter == each.submitter)
     for priority in {each.priority for each in named}:
         among = [each.submitter for each in found if each.priority == priority]
         for position in range(len(among)):
