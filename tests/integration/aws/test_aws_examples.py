@@ -52,12 +52,13 @@ def test_the_hcl_keeps_the_rules() -> None:
 def test_everything_that_takes_tags_has_them() -> None:
     text = "\n".join(path.read_text() for path in FILES)
     without = {
-        "aws_iam_role_policy_attachment",
+        "aws_iam_role_policy",
         "aws_route",
         "aws_route_table_association",
         "aws_autoscaling_group",  # has them as blocks
         "aws_s3_bucket_policy",
         "aws_s3_bucket_public_access_block",
+        "aws_s3_bucket_server_side_encryption_configuration",
         "aws_s3_object",  # takes ten at most
         "terraform_data",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -206,7 +207,8 @@ def test_only_heads_carry_the_layout(cloud: Cloud) -> None:
 def test_efa_has_every_card_and_the_nodes_stand_together(fleets: Fleets) -> None:
     cloud = fleets.cloud
     heads_and_workers = cloud.instances("efa")
-    assert {i["Placement"]["GroupName"] for i in heads_and_workers} == {"skyinfra-default-efa"}
+    (group,) = {i["Placement"]["GroupName"] for i in heads_and_workers}
+    assert re.fullmatch("skyinfra-default-efa-[0-9a-f]{8}", group)
     assert len({i["Placement"]["AvailabilityZone"] for i in heads_and_workers}) == 1
     for instance in heads_and_workers:
         cards = [
@@ -280,7 +282,8 @@ def test_a_spot_pool_falls_back_in_order_and_keeps_its_head(fleets: Fleets) -> N
 def test_a_group_with_efa_has_a_template_for_each_type_and_one_zone(cloud: Cloud) -> None:
     *workers, head = cloud.instances("west", "us-west-2")
     assert len({i["Placement"]["AvailabilityZone"] for i in workers}) == 1
-    assert {i["Placement"]["GroupName"] for i in workers} == {"skyinfra-default-west"}
+    (group,) = {i["Placement"]["GroupName"] for i in workers}
+    assert re.fullmatch("skyinfra-default-west-[0-9a-f]{8}", group)
     assert not head["Placement"].get("GroupName")
     assert "InstanceLifecycle" not in workers[0]  # a fallback list without spot is on-demand
     assert [len(cloud.interfaces(i["InstanceId"], "us-west-2")) for i in (*workers, head)] == [16, 16, 1]
