@@ -9,12 +9,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
-from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import Outcome
@@ -49,9 +48,9 @@ class Chunk:
         }
         self._alone: set[asyncio.Task[None]] = set()
 
-    def send(self, loop: LoopThread) -> list[Future[Any]]:
-        """Sends them in *loop*. Returns a future for each; cancelling one cancels all of them."""
-        whole = loop.start(self._execute())
+    def send(self, start: Callable[[Coroutine[Any, Any, None]], concurrent.futures.Future[None]]) -> list[Future[Any]]:
+        """Sends them, in the loop of *start*. Returns a future for each; cancelling one cancels all of them."""
+        whole = start(self._execute())
 
         def ended(inner: concurrent.futures.Future[Outcome]) -> None:
             if inner.cancelled():

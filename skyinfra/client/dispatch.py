@@ -160,20 +160,13 @@ class Dispatcher:
 
         Raises `FleetUnreachable`, `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`.
         """
-        while True:
-            await self.connection.ready()
-            try:
-                await sync.bring(self.connection.client.scheduler, shipment, files=files)
-            except OSError:
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                shipment.brought = True
-                return
+        await self.connection.again(lambda head: sync.bring(head, shipment, files=files))
+        shipment.brought = True
 
     async def fetched(self, outcome: Outcome | None) -> Outcome | None:
         """Returns *outcome* with its result, where that stayed at the head; None where the head does not answer."""
         try:
-            return outcome and await sync.fetched(self.connection.client.scheduler, outcome)
+            return outcome and await sync.fetched(self.connection.head, outcome)
         except OSError:
             await asyncio.sleep(_PAUSE_S)
             return None

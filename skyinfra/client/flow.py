@@ -174,14 +174,6 @@ class Flow(Generic[T]):
         self._counting.__exit__(kind, error, trace)
 
 
-def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
-    """Checks the arguments of `Pool.map`."""
-    if window is not None and window < 1:
-        raise ValueError(f"window is at least 1, not {window}")
-    if not iterables:
-        raise TypeError("map() needs at least one iterable")
-
-
 def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
     """A task for each item, or each row of items; they may be infinite."""
     return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))

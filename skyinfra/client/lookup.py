@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from skyinfra.client.connection import boot_failed
-from skyinfra.client.files import Files
 from skyinfra.client.fleet import Fleet
-from skyinfra.client.launching import Launcher
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
@@ -68,8 +66,7 @@ def open_pool(
     `InvalidInclude`.
     """
     fleet = Fleet(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
-    files = Files(fleet)
-    pool = Pool(fleet, files, Launcher(fleet, files))
+    pool = Pool(fleet)
     if includes:
         try:
             pool.sync(*includes, excludes=excludes)

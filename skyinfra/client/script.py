@@ -68,8 +68,9 @@ def detach_script(
     """
     path = Path(path)
     task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
-    place = (pool._fleet, pool._files, pool.target)
-    return jobs.detach(*place, task, name, priority=priority, replace=replace, kind="script", shown=path.name)
+    return jobs.detach(
+        pool._fleet, pool.target, task, name, priority=priority, replace=replace, kind="script", shown=path.name
+    )
 
 
 def _target(pool: Pool, node: str | None) -> Target:
