@@ -133,20 +133,14 @@ class AsyncPool(Sender):
     @overload
     def submit(self, task: Task[T], /, *, detach: str) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
+    def submit(self, call: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
-    def submit(
-        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
     @overload
-    def submit(
-        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
-    def submit(
-        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
-    ) -> Future[Any] | Detaching[Any]:
+    def submit(self, call: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: Any, detach: str | None = None, **kwargs: object) -> Awaitable[Any]:
         """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`.
 
         detach: ``await`` for the job of that name, which the head has then.
@@ -239,17 +233,9 @@ class AsyncJob(Generic[T]):
     """
 
     def __init__(self, job: Job[T]) -> None:
+        self.name = job.name
+        self.id = job.id
         self._job = job
-
-    @property
-    def name(self) -> str:
-        """Its name, unique among the jobs that the head keeps."""
-        return self._job.name
-
-    @property
-    def id(self) -> str:
-        """Unique for ever."""
-        return self._job.id
 
     info = _in_thread(Job.info, "_job")
 

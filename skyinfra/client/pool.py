@@ -134,20 +134,14 @@ class Pool(Sender):
     @overload
     def submit(self, task: Task[T], /, *, detach: str) -> Job[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    def submit(self, call: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
     @overload
-    def submit(
-        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
     @overload
-    def submit(
-        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
-    def submit(
-        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
-    ) -> Future[Any] | Job[Any]:
+    def submit(self, call: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: Any, detach: str | None = None, **kwargs: Any) -> Future[Any] | Job[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
         As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
@@ -209,11 +203,7 @@ class Pool(Sender):
 
     @overload
     def map(
-        self,
-        function: Compute[..., T],
-        *iterables: Iterable[Any],
-        window: int | None = None,
-        ordered: bool = True,
+        self, function: Compute[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
     ) -> Iterator[T]: ...
     @overload
     def map(
