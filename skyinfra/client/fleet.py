@@ -18,7 +18,7 @@ from skyinfra.client.watching import Watcher
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.sync.includes import Includes
-from skyinfra.sync.sync import Included
+from skyinfra.tasks.included import Included
 from skyinfra.worker.execute import ENDED
 
 T = TypeVar("T")

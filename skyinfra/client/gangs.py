@@ -28,8 +28,9 @@ from skyinfra.protocol.gang import Framework, GangState, Rank, RankEnd, Wish, Wo
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
 from skyinfra.tasks import pickling
+from skyinfra.tasks.included import Included
 from skyinfra.tasks.pickling import Shipment
-from skyinfra.tasks.task import Included, Task
+from skyinfra.tasks.task import Task
 from skyinfra.worker.attempts import ATTEMPTS
 from skyinfra.worker.ranks import run as run_rank
 

@@ -23,8 +23,8 @@ from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
-from skyinfra.sync.sync import Included
 from skyinfra.tasks import pickling
+from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Task
 
 P = ParamSpec("P")

@@ -27,7 +27,8 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.failures import Failure
-from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Task
+from skyinfra.tasks.included import Included
+from skyinfra.tasks.task import Compute, Decorated, InObject, Task
 from skyinfra.worker import views
 from skyinfra.worker.execute import named
 

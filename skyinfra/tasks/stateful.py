@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra.errors import InvalidField
 from skyinfra.protocol.instance import VARIABLE
-from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Options, Task, is_local
+from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, is_local
 from skyinfra.worker import stateful
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from skyinfra.tasks.included import Included
     from skyinfra.tasks.task import Given
 
 C = TypeVar("C")
@@ -54,11 +55,6 @@ class Stateful(Decorated, Generic[C]):
     def plain(self) -> type[C]:
         """The class itself."""
         return self.kind
-
-    def __reduce__(self) -> tuple[object, ...]:
-        from skyinfra.worker.execute import plain
-
-        return plain, (self.kind,)
 
     def __repr__(self) -> str:
         return f"<cls {self.__qualname__}>"

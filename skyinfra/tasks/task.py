@@ -6,7 +6,6 @@ import contextvars
 import functools
 import inspect
 import os
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import (
     Literal,
     NoReturn,
     ParamSpec,
-    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -28,8 +26,7 @@ from skyinfra.errors import InvalidField
 from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
-    from skyinfra.blobs.transfer import Blob
-    from skyinfra.blobs.trees import Tree
+    from skyinfra.tasks.included import Included
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,19 +113,10 @@ class Decorated(ABC):
     def plain(self) -> object:
         """The function or class itself."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        from skyinfra.worker.execute import plain
 
-class Included(Protocol):
-    """The files that a client has synced, as far as pickling needs to know them; see `skyinfra.sync`."""
-
-    @property
-    def tree(self) -> Tree:
-        """The listing of the files."""
-
-    def blobs(self) -> list[Blob]:
-        """The files and their listing, to be sent."""
-
-    def module_name(self, module: types.ModuleType) -> str | None:
-        """The name under which nodes can import *module*, or None where they cannot."""
+        return plain, (self.plain,)
 
 
 class InObject(ABC):
@@ -181,11 +169,6 @@ class Compute(Decorated, Generic[P, T]):
     @property
     def _name(self) -> str:
         return str(getattr(self.function, "__name__", "function"))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        from skyinfra.worker.execute import plain
-
-        return plain, (self.function,)
 
     def __repr__(self) -> str:
         return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
