@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import types
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -18,11 +17,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVa
 
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Received
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Sender, signature_of
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
+from skyinfra.client.ranks import Received
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import State
@@ -70,9 +69,7 @@ class Connecting:
         self._pool = await self._connect()
         return self._pool
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if self._pool is not None:
             await self._pool.close()
 
@@ -216,9 +213,7 @@ class AsyncPool(Sender):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
 

@@ -236,14 +236,10 @@ class Dispatcher:
 
     def _lost(self, waiting: Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
+        hint = "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them."
         return SlotLost(
             f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
-            hint="\n".join(
-                [
-                    *now.failures(waiting.target),
-                    "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
-                ]
-            ),
+            hint="\n".join([*now.failures(waiting.target), hint]),
         )
 
     def _changed(self, waiting: Waiting, now: Snapshot) -> SlotLost:

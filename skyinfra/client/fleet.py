@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -79,11 +80,6 @@ class Fleet:
         known = [node.name for node in self.manifest.nodes]
         return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
-    def running(self) -> dict[str, list[RunningTask]]:
-        """See `Pool.running`."""
-        found = self.from_head(self.connection.running())
-        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
-
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self.from_head(self.connection.look())
@@ -134,12 +130,14 @@ class Fleet:
 
     # Events ---------------------------------------------------------------------------------------------------------
 
-    def listen(self, run_id: str, sink: Callable[[list[list[str]]], object] | None) -> None:
-        """Hands the lines of the script run *run_id* to *sink*, in another thread; None ends it."""
-        if sink is None:
-            self._line_sinks.pop(run_id, None)
-        else:
-            self._line_sinks[run_id] = sink
+    @contextlib.contextmanager
+    def listening(self, run_id: str, sink: Callable[[list[list[str]]], object]) -> Iterator[None]:
+        """While it lasts, hands the lines of the script run *run_id* to *sink*, in another thread."""
+        self._line_sinks[run_id] = sink
+        try:
+            yield
+        finally:
+            del self._line_sinks[run_id]
 
     def _on_event(self, message: tuple[str, str, Any]) -> None:
         kind, name, content = message

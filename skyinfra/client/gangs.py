@@ -11,24 +11,23 @@ import functools
 import itertools
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import cast, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 from skyinfra.client import ranks
 from skyinfra.client.fleet import Fleet
-from skyinfra.client.ranks import Size
+from skyinfra.client.ranks import Launch, Lines
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded, did_you_mean
+from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.gang import Framework, GangState, Rank, RankEnd, Wish, Work
+from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
 from skyinfra.tasks import pickling
-from skyinfra.tasks.included import Included
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task
 from skyinfra.worker.attempts import ATTEMPTS
@@ -42,44 +41,6 @@ _ANSWER_S = 10.0
 _LAST_WORDS_S = 2.0
 # The rank that failed has that long to say with what.
 _FAILURE_S = 15.0
-
-# While a gang runs: the slots that it has, lines of a rank; None is its end.
-Lines = list[list[str]]
-Received = tuple[int, Lines] | list[InstanceInfo] | None
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A gang to start. Raises `InvalidField`.
-
-    framework: None for one task that takes several slots. start_within: seconds until all ranks must have their slots.
-    timeout: seconds for which each rank may run. key: of the task. included: the synced files of the client. deliver:
-    called with the slots of the gang, and with the lines of its ranks where it is *watched*; those of others stay in
-    the output of the tasks.
-    """
-
-    work: Work
-    size: Size
-    target: Target
-    framework: Framework | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    max_restarts: int = 0
-    start_within: float | None = None
-    timeout: float | None = None
-    key: str | None = None
-    included: Included | None = None
-    watched: bool = False
-    deliver: Callable[[Received], object] = lambda _: None
-
-    def __post_init__(self) -> None:
-        known = get_args(Framework)
-        if self.framework not in (None, *known):
-            hint = did_you_mean(str(self.framework), known) or f"One of: {', '.join(known)}."
-            raise InvalidField("no such framework", field="framework", given=self.framework, hint=hint)
-        if self.max_restarts < 0:
-            raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
-        if self.start_within is not None and not 0 < self.start_within < float("inf"):
-            raise InvalidField("seconds, more than 0", field="timeout", given=self.start_within)
 
 
 class _ForgottenError(Exception):
@@ -167,12 +128,16 @@ class _Start:
         tasks: list[asyncio.Task[RankEnd]] = []
         try:
             async with self._limit:
-                wish = await self._granted()
+                await self._granted()
                 # From the first start on: a gang that is to have all slots is not to be smaller where some are late.
                 self.size = self.size or len(self.slots)
                 launch.deliver(self.slots)
-                places = self._places(wish)
-                with self._listening(places):
+                topic = self._fleet.topic if launch.watched else ""
+                places = ranks.ranks(launch, self._identity, self.slots, self._number, topic)
+                with contextlib.ExitStack() as lines:
+                    for place in places if launch.watched else ():
+                        deliver = functools.partial(_deliver, launch, place.rank)
+                        lines.enter_context(self._fleet.listening(place.run_id, deliver))
                     tasks += [asyncio.create_task(self._rank(place)) for place in places]
                     working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
                     first = await self._until_over(tasks, working)
@@ -191,7 +156,7 @@ class _Start:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _granted(self) -> Wish:
+    async def _granted(self) -> None:
         """Waits until the gang has its slots, as many as it had before if they come in time."""
         clock = asyncio.get_running_loop().time
         lacking_since: float | None = None
@@ -212,20 +177,12 @@ class _Start:
             state = await self._connection.again(functools.partial(self._ask, wish))
             if state["phase"] == "granted":
                 self.slots = [known[name] for name in state["slots"]]
-                return wish
+                return
             if state["phase"] == "unknown":
                 await asyncio.sleep(0.1)
 
     async def _ask(self, wish: Wish, head: Peer) -> GangState:
-        call = services.gang_ask(
-            head,
-            gang=wish.gang,
-            client=wish.client,
-            nodes=wish.nodes,
-            candidates=wish.candidates,
-            wait_s=_POLL_S,
-        )
-        return await within(call, _POLL_S + _ANSWER_S)
+        return await within(services.gang_ask(head, **vars(wish), wait_s=_POLL_S), _POLL_S + _ANSWER_S)
 
     def _may_come(self, now: Snapshot) -> bool:
         """Whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
@@ -243,36 +200,6 @@ class _Start:
                 error.field = "slots"
             return error
         return Wish(self._identity, str(self._connection.client.id), nodes, found)
-
-    def _places(self, wish: Wish) -> list[Rank]:
-        launch = self._launch
-        return [
-            replace(
-                place,
-                restart=self._number,
-                max_restarts=launch.max_restarts,
-                env=dict(launch.env),
-                topic=self._fleet.topic if launch.watched else "",
-                run_id=f"{wish.gang}.{place.rank}",
-                timeout=launch.timeout,
-            )
-            for place in ranks.ranks(wish, self.slots, launch.framework)
-        ]
-
-    @contextlib.contextmanager
-    def _listening(self, places: Sequence[Rank]) -> Iterator[None]:
-        """Delivers the lines of the ranks where the gang is watched."""
-        watched = places if self._launch.watched else ()
-        for place in watched:
-            self._fleet.listen(place.run_id, functools.partial(self._lines, place.rank))
-        try:
-            yield
-        finally:
-            for place in watched:
-                self._fleet.listen(place.run_id, None)
-
-    def _lines(self, rank: int, lines: Lines) -> None:
-        self._launch.deliver((rank, lines))
 
     async def _rank(self, place: Rank) -> RankEnd:
         launch = self._launch
@@ -355,6 +282,10 @@ def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:
             hint="pool.launch(function) runs it once on each slot.",
         )
     return replace(now, slots=slots)
+
+
+def _deliver(launch: Launch, rank: int, lines: Lines) -> None:
+    launch.deliver((rank, lines))
 
 
 def _end_of(task: asyncio.Task[RankEnd]) -> RankEnd | None:

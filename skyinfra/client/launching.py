@@ -16,8 +16,7 @@ from skyinfra.client import chunks, gangs, ranks
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.flow import Flow, tasks_of, total_of
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Launch, Lines, Received
-from skyinfra.client.ranks import Size
+from skyinfra.client.ranks import Launch, Lines, Received, Size
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.protocol.gang import Framework, RankEnd, Work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, overload
@@ -13,9 +12,9 @@ from skyinfra.client import files, jobs
 from skyinfra.client.fleet import ANSWER_S, RunningTask
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Received
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Sender, signature_of
+from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import InstanceInfo
@@ -57,7 +56,8 @@ class Pool(Sender):
 
     def running(self) -> dict[str, list[RunningTask]]:
         """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
-        return self._fleet.running()
+        found = self._fleet.from_head(self._fleet.connection.running())
+        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
     def look(self) -> Snapshot:
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
@@ -301,7 +301,5 @@ class Pool(Sender):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

@@ -174,8 +174,12 @@ class Compute(Decorated, Generic[P, T]):
         return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
 
 
-def _plain(function: Callable[P, T]) -> Callable[P, T]:
-    return function
+def decorated(target: Any, make: Callable[[Any], Any]) -> Any:
+    """Returns what *make* makes of *target*, or the decorator that does it where there is no target yet."""
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return (lambda plain: plain) if target is None else target
+    return make if target is None else make(target)
 
 
 @overload
@@ -189,11 +193,7 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -
     The keywords are those of `Options`; ``task.options(...)`` says others for one call. On a node, and wherever another
     task uses it there, the function is the plain one. Raises `InvalidField`.
     """
-    settings = Options(**given)
-    if VARIABLE in os.environ:
-        # In a module that was synced: the node's own import of it.
-        return _plain if function is None else function
-    return functools.partial(Compute, settings=settings) if function is None else Compute(function, settings)
+    return decorated(function, functools.partial(Compute, settings=Options(**given)))
 
 
 @dataclass(frozen=True)
