@@ -114,7 +114,7 @@ class AsyncPool(Sender):
     def __rrshift__(self, given: Any) -> Any:
         """``await (task >> pool)`` and ``await (gather >> pool)``; a stream is gone over with ``async for``."""
         if isinstance(given, Gather):
-            results = self.stream(self.gathered(given))
+            results = self._stream(self._gathered(given))
             return results if given.stream else _all(results)
         return self.run(given) if isinstance(given, Task) else NotImplemented
 
@@ -144,7 +144,7 @@ class AsyncPool(Sender):
         """
         if detach is None:
             return self.pool.submit(task, *args, **kwargs)
-        return self.detach(self.task_of(task, args, kwargs), detach)
+        return self.detach(self._task_of(task, args, kwargs), detach)
 
     async def detach(
         self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False
@@ -158,10 +158,10 @@ class AsyncPool(Sender):
         """See `Pool.job`."""
         return AsyncJob(await asyncio.to_thread(self.pool.job, name))
 
-    @signature_of(Sender.gang)
+    @signature_of(Sender._gang)
     async def launch(self, *args: Any, **given: Any) -> list[Any]:
         """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
-        gang = self.gang(*args, **given)
+        gang = self._gang(*args, **given)
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[Received] = asyncio.Queue()
         future = gang.start(lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
@@ -189,10 +189,10 @@ class AsyncPool(Sender):
         self, function: Callable[..., Any], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
     ) -> AsyncIterator[Any]:
         """The results of *function* for the items of *iterables*: ``async for`` goes over them. See `Pool.map`."""
-        return self.stream(self.mapped(function, iterables, window, ordered))
+        return self._stream(self._mapped(function, iterables, window, ordered))
 
-    async def stream(self, made: functools.partial[Flow[T]]) -> AsyncIterator[T]:
-        """See `Pool.stream`."""
+    async def _stream(self, made: functools.partial[Flow[T]]) -> AsyncIterator[T]:
+        """See `Pool._stream`."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[Future[T]] = asyncio.Queue()
         with made(when_done=lambda future: loop.call_soon_threadsafe(ended.put_nowait, future)) as flow:
@@ -233,14 +233,11 @@ class AsyncJob(Generic[T]):
         self._job = job
 
     info = _in_thread(Job.info, "_job")
+    done = _in_thread(Job.done, "_job")
 
     async def state(self) -> State:
         """See `Job.state`."""
         return (await self.info()).state
-
-    async def done(self) -> bool:
-        """See `Job.done`."""
-        return (await self.info()).over
 
     async def result(self, timeout: float | None = None) -> T:
         """See `Job.result`."""

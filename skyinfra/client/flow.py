@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from skyinfra.client.futures import Future
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
-from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Task
 
 T = TypeVar("T")
@@ -165,15 +164,3 @@ class Flow(Generic[T]):
         for future in self._kept:
             future.cancel()
         self.counting.__exit__(kind, error, trace)
-
-
-def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
-    """A task for each item, or each row of items; they may be infinite."""
-    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-
-
-def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
-    """Returns the number of rows of *iterables*, None where one has no length."""
-    if all(isinstance(each, Sized) for each in iterables):
-        return min(len(each) for each in iterables if isinstance(each, Sized))
-    return None

@@ -186,7 +186,7 @@ class _Start:
 
     def _may_come(self, now: Snapshot) -> bool:
         """Whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
-        return self.size > 0 or ranks.may_come(now, self._fleet.manifest, self._launch.target, self._launch.size)
+        return self.size > 0 or ranks.may_come(now, self._fleet.manifest, self._launch)
 
     def _wish(self, now: Snapshot) -> Wish | InvalidField | SlotLost:
         """Returns the request for the head, or the error that makes one impossible."""
@@ -194,7 +194,7 @@ class _Start:
         if launch.framework is None:
             now = _without_partitions(now, launch)
         try:
-            nodes, found = ranks.candidates(now, launch.target, launch.size)
+            nodes, found = ranks.candidates(now, launch)
         except (InvalidField, SlotLost) as error:
             if launch.framework is None and isinstance(error, InvalidField):
                 error.field = "slots"
@@ -278,7 +278,7 @@ def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:
         raise NotSupported(
             f"a process uses one partition, and the slots are partitions ({partition.profile})",
             field="slots",
-            given=launch.size.per_node,
+            given=launch.per_node,
             hint="pool.launch(function) runs it once on each slot.",
         )
     return replace(now, slots=slots)

@@ -7,16 +7,16 @@ import functools
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from skyinfra.client import chunks, gangs, ranks
 from skyinfra.client.fleet import Fleet
-from skyinfra.client.flow import Flow, tasks_of, total_of
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
-from skyinfra.client.ranks import Launch, Lines, Received, Size
+from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.protocol.gang import Framework, RankEnd, Work
@@ -99,8 +99,9 @@ def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -
         )
     launch = Launch(
         Work(shipment.name, shipment.call),
-        Size(nodes=1, per_node=settings.slots),
         target,
+        nodes=1,
+        per_node=settings.slots,
         timeout=settings.timeout,
         key=shipment.key,
         included=shipment.included,
@@ -150,7 +151,7 @@ class Sender:
         return list(self.manifest.nodes)
 
     @staticmethod
-    def task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
+    def _task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
         """*task* itself, or that of a function with its arguments."""
         if not isinstance(task, Task):
             return pickling.as_task(task, args, kwargs)
@@ -158,18 +159,21 @@ class Sender:
             raise TypeError("a task has its arguments already; submit the function to give others")
         return task
 
-    def mapped(
+    def _mapped(
         self, function: Any, iterables: Sequence[Iterable[Any]], window: int | None, ordered: bool
     ) -> functools.partial[Flow[Any]]:
-        """The flow of `map`, for `stream`."""
+        """The flow of `map`, for `_stream`."""
         if window is not None and window < 1:
             raise ValueError(f"window is at least 1, not {window}")
         if not iterables:
             raise TypeError("map() needs at least one iterable")
-        return self._flow(tasks_of(function, iterables), window, ordered, total_of(iterables))
+        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+        lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+        total = min(lengths) if len(lengths) == len(iterables) else None
+        return self._flow(tasks, window, ordered, total)
 
-    def gathered(self, given: Gather[Any]) -> functools.partial[Flow[Any]]:
-        """The flow of *given*, for `stream`."""
+    def _gathered(self, given: Gather[Any]) -> functools.partial[Flow[Any]]:
+        """The flow of *given*, for `_stream`."""
         return self._flow(iter(given.tasks), None, given.ordered or not given.stream, len(given.tasks))
 
     def _flow(
@@ -213,7 +217,7 @@ class Sender:
         inner = self._fleet.in_loop_soon(self._fleet.dispatcher.execute(shipment, target, windowed=windowed))
         return Future(shipment.name, inner, key=shipment.key)
 
-    def gang(
+    def _gang(
         self,
         target: Callable[..., Any] | Path,
         *args: Any,
@@ -228,10 +232,8 @@ class Sender:
     ) -> Gang:
         """Returns the gang of `launch`, for callers that wait in another way."""
         work = work_of(target, args, kwargs, self._fleet.included)
-        size = Size(nodes, per_node)
-        launch = Launch(
-            work, size, self.target, framework, env or {}, max_restarts, timeout, included=self._fleet.included
-        )
+        where = (self.target, nodes, per_node)
+        launch = Launch(work, *where, framework, env or {}, max_restarts, timeout, included=self._fleet.included)
         return Gang(self._fleet, launch, on_line)
 
     def __reduce__(self) -> tuple[object, ...]:

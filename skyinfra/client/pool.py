@@ -6,7 +6,7 @@ import functools
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from skyinfra.client import files, jobs
 from skyinfra.client.fleet import ANSWER_S, RunningTask
@@ -22,8 +22,6 @@ from skyinfra.protocol.jobs import JobInfo
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Task
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -119,7 +117,7 @@ class Pool(Sender):
     def __rrshift__(self, given: Any) -> Any:
         """``task >> pool`` and ``gather >> pool``."""
         if isinstance(given, Gather):
-            results = self.stream(self.gathered(given))
+            results = self._stream(self._gathered(given))
             return results if given.stream else tuple(results)
         return self.submit(given).result() if isinstance(given, Task) else NotImplemented
 
@@ -147,7 +145,7 @@ class Pool(Sender):
         As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
         of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
-        task = self.task_of(task, args, kwargs)
+        task = self._task_of(task, args, kwargs)
         if detach is not None:
             return self.detach(task, detach)
         return self.send(task, self.target)
@@ -223,9 +221,9 @@ class Pool(Sender):
         are so short and where all iterables have a length; each is still a task of its own. By default each slot has
         such a message then, and another one is ready.
         """
-        return self.stream(self.mapped(function, iterables, window, ordered))
+        return self._stream(self._mapped(function, iterables, window, ordered))
 
-    def stream(self, made: functools.partial[Flow[T]]) -> Iterator[T]:
+    def _stream(self, made: functools.partial[Flow[T]]) -> Iterator[T]:
         """The results of a flow, which lacks ``when_done``."""
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         with made(when_done=ended.put) as flow:
@@ -260,7 +258,7 @@ class Pool(Sender):
                 raise error
             advance()
 
-    @signature_of(Sender.gang)
+    @signature_of(Sender._gang)
     def launch(self, *args: Any, **given: Any) -> list[Any]:
         """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
 
@@ -282,7 +280,7 @@ class Pool(Sender):
         Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
         `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
         """
-        gang = self.gang(*args, **given)
+        gang = self._gang(*args, **given)
         received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         future = gang.start(received.put)
         try:

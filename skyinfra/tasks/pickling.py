@@ -193,7 +193,8 @@ def _by_value(included: Included | None) -> Iterator[None]:
     unless they are *included*."""
     with _lock:
         own = [each for each in _own_modules() if included is None or included.module_name(each) is None]
-        registered = [module for module in own if module.__name__ not in _registry()]
+        registry = cloudpickle.list_registry_pickle_by_value()
+        registered = [module for module in own if module.__name__ not in registry]
         for module in registered:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -201,11 +202,6 @@ def _by_value(included: Included | None) -> Iterator[None]:
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def _registry() -> set[str]:
-    names: set[str] = cloudpickle.list_registry_pickle_by_value()
-    return names
 
 
 def _own_modules() -> list[types.ModuleType]:
@@ -240,10 +236,9 @@ def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object
     """A task of a plain or decorated function."""
     if isinstance(function, Compute):
         return Task(function.function, args, kwargs, function.settings)
-    plain = function
-    if not callable(plain):
-        raise TypeError(f"a task is made from a function, not from {type(plain).__name__}")
-    return Task(plain, args, kwargs)
+    if not callable(function):
+        raise TypeError(f"a task is made from a function, not from {type(function).__name__}")
+    return Task(function, args, kwargs)
 
 
 # Outcomes -----------------------------------------------------------------------------------------------------------
