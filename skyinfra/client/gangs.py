@@ -12,7 +12,7 @@ import itertools
 import pickle
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from skyinfra.client import ranks
@@ -45,15 +45,6 @@ _FAILURE_S = 15.0
 
 class _ForgottenError(Exception):
     """The head does not know the gang any more: it, or the connection to it, was restarted."""
-
-
-@dataclass(frozen=True)
-class _RankTask(Task[RankEnd]):
-    title: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.title
 
 
 async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
@@ -205,10 +196,14 @@ class _Start:
         launch = self._launch
         title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
-        task = _RankTask(run_rank, (place, work), title=title)
-        key = None if place.rank else launch.key
-        echo = self._fleet.watcher.echoes
-        shipment = Shipment(task, topic=self._fleet.topic, echo=echo, key=key, included=launch.included)
+        shipment = Shipment(
+            Task(run_rank, (place, work)),
+            topic=self._fleet.topic,
+            echo=self._fleet.watcher.echoes,
+            name=title,
+            key=None if place.rank else launch.key,
+            included=launch.included,
+        )
         target = Target(slot=place.slots[place.rank])
         outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)
         return cast(RankEnd, pickling.result(outcome, title))

@@ -34,7 +34,7 @@ from skyinfra.worker.execute import named
 
 
 class Shipment:
-    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
+    """A task as bytes. ``key`` is unique; ``name`` is by default the function's, for messages.
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
@@ -47,13 +47,14 @@ class Shipment:
         *,
         topic: str,
         echo: bool = False,
+        name: str | None = None,
         key: str | None = None,
         included: Included | None = None,
         whole: bool = False,
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
-        self.name = task.name
-        self.key = key or _key(task.name)
+        self.name = name or task.name
+        self.key = key or _key(self.name)
         self.settings = task.settings
         self.included = included
         packed = _pack_call(task, included, whole=whole)
