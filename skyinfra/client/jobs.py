@@ -198,7 +198,6 @@ def detach(
     _check_prospect(fleet, target)
     if fleet.included is not None:
         fleet.in_loop(fleet.dispatcher.bring(shipment, files=True))
-    _, header = shipment.attempt(0)
     wanted = Submission(
         version=jobs.VERSION,
         id=uuid.uuid4().hex,
@@ -207,7 +206,7 @@ def detach(
         kind=kind,
         submitter=_submitter(),
         priority=priority,
-        header=header.decode(),
+        header=shipment.attempt(0)[1].decode(),
         size=len(shipment.call),
         resources=target.resources,
         retries=task.settings.retries,
