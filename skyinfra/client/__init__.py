@@ -1,35 +1,14 @@
-"""The client: ships tasks to the slots of a fleet.
-
-Importing this package imports no Dask; the parts that need it are imported on first use.
-"""
+"""The client: ships tasks to the slots of a fleet. Importing it imports Dask."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
-    from skyinfra.client.futures import Future
-    from skyinfra.client.jobs import Job
-    from skyinfra.client.launching import GangWarning
-    from skyinfra.client.lookup import connect, open_pool
-    from skyinfra.client.pool import Pool
-    from skyinfra.client.script import detach_script, run_script
-
-_LAZY = {
-    "AsyncJob": "skyinfra.client.asynchronous",
-    "AsyncPool": "skyinfra.client.asynchronous",
-    "connect_async": "skyinfra.client.asynchronous",
-    "Future": "skyinfra.client.futures",
-    "GangWarning": "skyinfra.client.launching",
-    "Job": "skyinfra.client.jobs",
-    "Pool": "skyinfra.client.pool",
-    "connect": "skyinfra.client.lookup",
-    "detach_script": "skyinfra.client.script",
-    "open_pool": "skyinfra.client.lookup",
-    "run_script": "skyinfra.client.script",
-}
+from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
+from skyinfra.client.futures import Future
+from skyinfra.client.jobs import Job
+from skyinfra.client.launching import GangWarning
+from skyinfra.client.lookup import connect, open_pool
+from skyinfra.client.pool import Pool
+from skyinfra.client.script import detach_script, run_script
 
 __all__ = [
     "AsyncJob",
@@ -44,11 +23,3 @@ __all__ = [
     "open_pool",
     "run_script",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'skyinfra.client' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import types
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,26 +11,20 @@ from collections.abc import (
     Coroutine,
     Generator,
     Iterable,
-    Iterator,
-    Mapping,
     Sequence,
 )
-from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
-from skyinfra.client.flow import check_map, tasks_of, total_of
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import OnLine, Received, results, tell
+from skyinfra.client.launching import Sender, signature_of
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
-from skyinfra.client.ranks import Size
-from skyinfra.client.watching import OnOutput
+from skyinfra.client.ranks import Received
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.gang import Framework
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import State
-from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.tasks.task import Compute, Gather, Task
 
 P = ParamSpec("P")
@@ -53,25 +46,13 @@ def _in_thread(
     return call
 
 
-def connect_async(
-    fleet: str | Path | Manifest,
-    pool: str | None = None,
-    *,
-    timeout: float = 15,
-    output: bool | OnOutput = True,
-    progress: bool = True,
-    includes: Sequence[str | Path] = (),
-    excludes: Sequence[str] = (),
-) -> Connecting:
+@signature_of(connect)
+def connect_async(*args: Any, **given: Any) -> Connecting:
     """Connects as `connect` does: ``async with sky.connect_async("inference", "mig") as pool``, or ``await``.
 
     In it, ``await (task >> pool)`` gives a result, ``await (task @ pool)`` a list, ``async for`` goes over `map`.
     """
-    return Connecting(
-        lambda: connect(
-            fleet, pool, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes
-        )
-    )
+    return Connecting(functools.partial(connect, *args, **given))
 
 
 class Connecting:
@@ -88,9 +69,7 @@ class Connecting:
         self._pool = await self._connect()
         return self._pool
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if self._pool is not None:
             await self._pool.close()
 
@@ -110,31 +89,23 @@ def _close(connecting: asyncio.Future[Pool]) -> None:
         asyncio.get_running_loop().run_in_executor(None, connecting.result().close)
 
 
-class AsyncPool:
+class AsyncPool(Sender):
     """A connected fleet, for coroutines: `Pool`, whose words have the same meaning here. Use it in one event loop.
 
     Cancelling a coroutine that waits for a task stops the task.
     """
 
     def __init__(self, pool: Pool) -> None:
+        super().__init__(pool._fleet, pool.target)
         self.pool = pool
         # The loop goes on while large arguments are on their way; they must not be changed meanwhile.
         pool._fleet.brings_first = False
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the fleet."""
-        return self.pool.manifest
 
     def select(
         self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None
     ) -> AsyncPool:
         """See `Pool.select`."""
         return AsyncPool(self.pool.select(profile=profile, node=node, accelerator=accelerator))
-
-    def nodes(self) -> list[ManifestNode]:
-        """See `Pool.nodes`."""
-        return self.pool.nodes()
 
     @overload
     def __rrshift__(self, given: Task[T]) -> Awaitable[T]: ...
@@ -143,8 +114,7 @@ class AsyncPool:
     def __rrshift__(self, given: Any) -> Any:
         """``await (task >> pool)`` and ``await (gather >> pool)``; a stream is gone over with ``async for``."""
         if isinstance(given, Gather):
-            ordered = given.ordered or not given.stream
-            results = self.stream(iter(given.tasks), ordered=ordered, total=len(given.tasks))
+            results = self._stream(self._gathered(given))
             return results if given.stream else _all(results)
         return self.run(given) if isinstance(given, Task) else NotImplemented
 
@@ -160,34 +130,27 @@ class AsyncPool:
     @overload
     def submit(self, task: Task[T], /, *, detach: str) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
+    def submit(self, call: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Detaching[T]: ...
     @overload
-    def submit(
-        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
     @overload
-    def submit(
-        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
-    def submit(
-        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
-    ) -> Future[Any] | Detaching[Any]:
+    def submit(self, call: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: Any, detach: str | None = None, **kwargs: object) -> Awaitable[Any]:
         """Ships a task to one slot and returns at once; ``await`` the future for its result. See `Pool.submit`.
 
         detach: ``await`` for the job of that name, which the head has then.
         """
         if detach is None:
             return self.pool.submit(task, *args, **kwargs)
-        return self.detach(self.pool.task_of(task, args, kwargs), detach)
+        return self.detach(self._task_of(task, args, kwargs), detach)
 
     async def detach(
         self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False
     ) -> AsyncJob[T]:
         """See `Pool.detach`."""
-        job = await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace)
-        return AsyncJob(job)
+        return AsyncJob(await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace))
 
     jobs = _in_thread(Pool.jobs, "pool")
 
@@ -195,37 +158,17 @@ class AsyncPool:
         """See `Pool.job`."""
         return AsyncJob(await asyncio.to_thread(self.pool.job, name))
 
-    async def launch(
-        self,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None = None,
-        per_node: int | None = None,
-        framework: Framework = "torch",
-        max_restarts: int = 0,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        on_line: OnLine | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
+    @signature_of(Sender._gang)
+    async def launch(self, *args: Any, **given: Any) -> list[Any]:
         """See `Pool.launch`. *on_line* is called in the event loop. Cancelling it ends all ranks."""
-        made = self.pool._gangs.gang_of(
-            self.pool.target,
-            (target, args, kwargs),
-            Size(nodes, per_node),
-            framework,
-            max_restarts,
-            env,
-            timeout,
-            watched=on_line is not None,
-        )
+        gang = self._gang(*args, **given)
         loop = asyncio.get_running_loop()
         received: asyncio.Queue[Received] = asyncio.Queue()
-        future = self.pool._gangs.start_gang(made, lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
+        future = gang.start(lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
         try:
             while (found := await received.get()) is not None:
-                tell(found, made, on_line)
-            return results(future.result(), made)
+                gang.tell(found)
+            return gang.results(future.result())
         finally:
             future.cancel()
 
@@ -236,12 +179,9 @@ class AsyncPool:
     async def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot; ``await (task @ pool)`` is the same. See `Pool.broadcast`."""
         futures = await asyncio.to_thread(self.pool.spread, task, slots=slots)
-        waiting = [asyncio.ensure_future(_result(future)) for future in futures]
         try:
-            return list(await asyncio.gather(*waiting))
+            return list(await asyncio.gather(*futures))
         finally:
-            for each in waiting:
-                each.cancel()
             for future in futures:
                 future.cancel()
 
@@ -249,23 +189,13 @@ class AsyncPool:
         self, function: Callable[..., Any], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
     ) -> AsyncIterator[Any]:
         """The results of *function* for the items of *iterables*: ``async for`` goes over them. See `Pool.map`."""
-        check_map(window, iterables)
-        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
+        return self._stream(self._mapped(function, iterables, window, ordered))
 
-    async def stream(
-        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
-    ) -> AsyncIterator[T]:
-        """The results of *tasks*, which are taken as slots become free. See `Pool.stream`."""
+    async def _stream(self, made: functools.partial[Flow[T]]) -> AsyncIterator[T]:
+        """See `Pool._stream`."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[Future[T]] = asyncio.Queue()
-        flow = self.pool.flow(
-            tasks,
-            window=window,
-            ordered=ordered,
-            total=total,
-            when_done=lambda future: loop.call_soon_threadsafe(ended.put_nowait, future),
-        )
-        with flow:
+        with made(when_done=lambda future: loop.call_soon_threadsafe(ended.put_nowait, future)) as flow:
             while True:
                 ready = flow.advance()
                 if ready is not None:
@@ -283,21 +213,12 @@ class AsyncPool:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self.pool)[1:]}"
 
 
 async def _all(results: AsyncIterator[T]) -> tuple[T, ...]:
     return tuple([result async for result in results])
-
-
-async def _result(future: Future[T]) -> T:
-    return await future
 
 
 class AsyncJob(Generic[T]):
@@ -307,27 +228,16 @@ class AsyncJob(Generic[T]):
     """
 
     def __init__(self, job: Job[T]) -> None:
+        self.name = job.name
+        self.id = job.id
         self._job = job
 
-    @property
-    def name(self) -> str:
-        """Its name, unique among the jobs that the head keeps."""
-        return self._job.name
-
-    @property
-    def id(self) -> str:
-        """Unique for ever."""
-        return self._job.id
-
     info = _in_thread(Job.info, "_job")
+    done = _in_thread(Job.done, "_job")
 
     async def state(self) -> State:
         """See `Job.state`."""
         return (await self.info()).state
-
-    async def done(self) -> bool:
-        """See `Job.done`."""
-        return (await self.info()).over
 
     async def result(self, timeout: float | None = None) -> T:
         """See `Job.result`."""

@@ -9,12 +9,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import Future
-from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import Outcome
@@ -47,11 +46,10 @@ class Chunk:
         self._inner: dict[str, concurrent.futures.Future[Outcome]] = {
             key: concurrent.futures.Future() for key in self._shipments
         }
-        self._alone: set[asyncio.Task[None]] = set()
 
-    def send(self, loop: LoopThread) -> list[Future[Any]]:
-        """Sends them in *loop*. Returns a future for each; cancelling one cancels all of them."""
-        whole = loop.start(self._execute())
+    def send(self, start: Callable[[Coroutine[Any, Any, None]], concurrent.futures.Future[None]]) -> list[Future[Any]]:
+        """Sends them, in the loop of *start*. Returns a future for each; cancelling one cancels all of them."""
+        whole = start(self._execute())
 
         def ended(inner: concurrent.futures.Future[Outcome]) -> None:
             if inner.cancelled():
@@ -64,42 +62,31 @@ class Chunk:
     async def _execute(self) -> None:
         """Sets the futures. Raises CancelledError only."""
         try:
-            await self._together()
-            for key in list(self._waiting):
-                self._send_alone(key)
-            while self._alone:
-                await asyncio.wait(self._alone)
-        except asyncio.CancelledError:
-            for task in self._alone:
-                task.cancel()
-            await asyncio.gather(*self._alone, return_exceptions=True)
-            raise
-        except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
-            for key in list(self._waiting):
-                self._settle(key, error)
+            async with asyncio.TaskGroup() as self._alone:
+                try:
+                    await self._together()
+                except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
+                    for key in list(self._waiting):
+                        self._settle(key, error)
+                for key in list(self._waiting):
+                    self._send_alone(key)
         finally:
             # Those sent alone too: a pool that closes cancels them one by one.
             for inner in self._inner.values():
                 inner.cancel()
 
     async def _together(self) -> None:
-        with self._dispatcher.waiting_for(self._key, self._name, self._target):
+        waiting = self._dispatcher.waiting_for(self._key, self._name, self._target)
+        with contextlib.suppress(TaskAttemptsExceeded), waiting:
             async with self._dispatcher.place(self._target, windowed=self._windowed):
                 await self._run()
 
     async def _run(self) -> None:
         call = execute.dump_chunk([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
-        try:
-            ended = await self._dispatcher.executor.attempt(
-                self._name, self._key, self._header, call, self._target.resources, self._take
-            )
-        except TaskAttemptsExceeded:
-            return
-        if isinstance(ended, list | tuple):
-            await self._take_large(ended)
-
-    async def _take_large(self, ended: Iterable[tuple[str, Outcome]]) -> None:
-        for key, outcome in ended:
+        ended = await self._dispatcher.executor.attempt(
+            self._name, self._key, self._header, call, self._target.resources, self._take
+        )
+        for key, outcome in ended if isinstance(ended, list | tuple) else ():  # those that are large
             fetched = await self._dispatcher.fetched(outcome)
             if key in self._waiting and fetched is not None and not fetched.missing:
                 self._settle(key, fetched)
@@ -118,9 +105,7 @@ class Chunk:
 
     def _send_alone(self, key: str) -> None:
         self._waiting.remove(key)
-        task = asyncio.create_task(self._execute_alone(key))
-        self._alone.add(task)
-        task.add_done_callback(self._alone.discard)
+        self._alone.create_task(self._execute_alone(key))
 
     async def _execute_alone(self, key: str) -> None:
         try:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import platform
 import socket
 import ssl
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import dask
 import distributed
@@ -38,11 +39,16 @@ from skyinfra.protocol import calls, rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.rpc import Peer
 from skyinfra.worker import execute
+
+T = TypeVar("T")
 
 # One question to the head may take that long.
 _ANSWER_S = 10.0
 _PROBE_S = 3.0
+# After a connection that failed; Dask needs time to notice that.
+_PAUSE_S = 0.1
 # Larger calls go Dask's way, which copies them less.
 _LARGE_CALL = 1_000_000
 
@@ -200,6 +206,12 @@ class Connection:
         return self._client
 
     @property
+    def head(self) -> Peer:
+        """The scheduler of the head, whose calls `skyinfra.protocol.services` declares."""
+        peer: Peer = self._client.scheduler
+        return peer
+
+    @property
     def alive(self) -> bool:
         """Whether the head is connected, as far as anybody has noticed."""
         return bool(self._client.status == "running")
@@ -217,8 +229,25 @@ class Connection:
                     return
                 if time.monotonic() > deadline:
                     raise self.gone()
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_PAUSE_S)
             self._prepare()
+
+    async def again(self, work: Callable[[Peer], Awaitable[T]], patience: float = math.inf) -> T:
+        """The result of *work* with the head, which is repeated where the head or the connection restarts.
+
+        patience: seconds after the first failure; those of the connection count in any case while it is lost. Raises
+        the error of the answer, or `FleetUnreachable`.
+        """
+        lost = math.inf
+        while True:
+            await self.ready()
+            try:
+                return await work(self.head)
+            except OSError:
+                lost = min(lost, time.monotonic())
+                if time.monotonic() - lost > patience:
+                    raise self.gone() from None
+                await asyncio.sleep(_PAUSE_S)
 
     def gone(self) -> FleetUnreachable:
         """The error for a head that was there and is not any more."""
@@ -229,7 +258,7 @@ class Connection:
 
     async def look(self) -> Snapshot:
         """The fleet as it is now. Raises OSError where the head does not answer."""
-        identity = await within(self._client.scheduler.identity(n_workers=-1), _ANSWER_S)
+        identity = await within(self.head.identity(n_workers=-1), _ANSWER_S)
         workers = identity["workers"].values()
         described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
         told = rpc.lists(identity.get(STARTUP_KEY))
@@ -243,8 +272,7 @@ class Connection:
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
         """The answer of *node*. Raises `NodeError` for its error, or where it does not answer; OSError where the head
         does not."""
-        scheduler = self._client.scheduler
-        call = services.ask_node(scheduler, node=node, question=question, arguments=arguments, wait_s=wait_s)
+        call = services.ask_node(self.head, node=node, question=question, arguments=arguments, wait_s=wait_s)
         try:
             return rpc.lists(await within(call, wait_s + _ANSWER_S))
         except SkyinfraError as error:
@@ -253,7 +281,7 @@ class Connection:
 
     async def running(self) -> dict[str, list[tuple[str, str, float]]]:
         """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
-        return await within(services.running(self._client.scheduler), _ANSWER_S)
+        return await within(services.running(self.head), _ANSWER_S)
 
     def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
         order = {node.name: index for index, node in enumerate(self.manifest.nodes)}

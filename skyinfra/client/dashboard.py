@@ -24,8 +24,8 @@ class Dashboard:
 
     async def start(self, port: int) -> None:
         """Raises `MissingDependency` where the head cannot draw it, `PortTaken`; 0 is any free port."""
-        scheduler = self._connection.client.scheduler
-        await services.dashboard_close(scheduler, number=await services.dashboard_open(scheduler))
+        head = self._connection.head
+        await services.dashboard_close(head, number=await services.dashboard_open(head))
         try:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         except OSError as error:
@@ -47,22 +47,22 @@ class Dashboard:
         self._pipes.add(mine)
         try:
             with contextlib.suppress(OSError, SkyinfraError):
-                await self._pipe(await services.dashboard_open(self._connection.client.scheduler), reader, writer)
+                await self._pipe(await services.dashboard_open(self._connection.head), reader, writer)
         finally:
             self._pipes.discard(mine)
             writer.close()
 
     async def _pipe(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copies both ways until either side ends."""
-        scheduler = self._connection.client.scheduler
+        head = self._connection.head
 
         async def there() -> None:
             while data := await reader.read(_PART):
-                if not await services.dashboard_send(scheduler, number=number, data=data):
+                if not await services.dashboard_send(head, number=number, data=data):
                     return
 
         async def back() -> None:
-            while (data := await services.dashboard_receive(scheduler, number=number, wait_s=_WAIT_S)) is not None:
+            while (data := await services.dashboard_receive(head, number=number, wait_s=_WAIT_S)) is not None:
                 writer.write(data)
                 await writer.drain()
 
@@ -73,4 +73,4 @@ class Dashboard:
             for each in copying:
                 each.cancel()
             await asyncio.gather(*copying, return_exceptions=True)
-            await services.dashboard_close(scheduler, number=number)
+            await services.dashboard_close(head, number=number)

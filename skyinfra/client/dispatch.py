@@ -160,20 +160,13 @@ class Dispatcher:
 
         Raises `FleetUnreachable`, `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`.
         """
-        while True:
-            await self.connection.ready()
-            try:
-                await sync.bring(self.connection.client.scheduler, shipment, files=files)
-            except OSError:
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                shipment.brought = True
-                return
+        await self.connection.again(lambda head: sync.bring(head, shipment, files=files))
+        shipment.brought = True
 
     async def fetched(self, outcome: Outcome | None) -> Outcome | None:
         """Returns *outcome* with its result, where that stayed at the head; None where the head does not answer."""
         try:
-            return outcome and await sync.fetched(self.connection.client.scheduler, outcome)
+            return outcome and await sync.fetched(self.connection.head, outcome)
         except OSError:
             await asyncio.sleep(_PAUSE_S)
             return None
@@ -243,14 +236,10 @@ class Dispatcher:
 
     def _lost(self, waiting: Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
+        hint = "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them."
         return SlotLost(
             f"{what}, which {waiting.name} waits for, is gone for more than {self.connection.patience:g} s",
-            hint="\n".join(
-                [
-                    *now.failures(waiting.target),
-                    "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them.",
-                ]
-            ),
+            hint="\n".join([*now.failures(waiting.target), hint]),
         )
 
     def _changed(self, waiting: Waiting, now: Snapshot) -> SlotLost:

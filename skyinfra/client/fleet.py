@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,12 +18,14 @@ from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.rpc import Peer
+from skyinfra.sync.includes import Includes
+from skyinfra.tasks.included import Included
 from skyinfra.worker.execute import ENDED
 
 T = TypeVar("T")
 
-_ANSWER_S = 30.0
+# The runner of a node answers a question within that long.
+ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,16 @@ class Fleet:
     """The connection of this process to a fleet, which all pools share that are selected from one another.
 
     topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
-    before a task has been sent, so that they may be changed then. Use it from any thread.
+    before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
+    the files that were synced last, which tasks see. Use it from any thread.
     """
 
     def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
         self.manifest = manifest
         self.watcher = watcher
         self.brings_first = True
+        self.includes: Includes | None = None
+        self.included: Included | None = None
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self.loop = LoopThread()
         self._ended = threading.Event()
@@ -68,60 +74,40 @@ class Fleet:
     # State of the fleet ---------------------------------------------------------------------------------------------
 
     def node_names(self) -> list[str]:
-        """The names of the nodes: those of the manifest, then those that the head knows besides."""
+        """See `Pool.node_names`."""
         now = self.look()
         told = now.state.slots if now.state is not None else {}
         known = [node.name for node in self.manifest.nodes]
         return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
-    def running(self) -> dict[str, list[RunningTask]]:
-        """Returns the tasks that run on each slot, by its name. Raises `FleetUnreachable`."""
-        found = self._from_head(lambda connection: connection.running())
-        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
-
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
-        return self._from_head(Connection.look)
+        return self.from_head(self.connection.look())
 
     def dashboard(self, port: int = 0) -> str:
-        """Opens the dashboard at *port* of this machine; returns its address. See `Pool.dashboard`."""
-        self.check_open()
-        dashboard = Dashboard(self.dispatcher.connection)
-        self.loop.run(dashboard.start(port))
+        """See `Pool.dashboard`."""
+        dashboard = Dashboard(self.connection)
+        self.in_loop(dashboard.start(port))
         self._dashboards.append(dashboard)
         return dashboard.url
 
     # Questions ------------------------------------------------------------------------------------------------------
 
-    def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
-        """The answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
+    def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
+        """See `Pool.ask`."""
+        return self.from_head(self.connection.ask(node, question, arguments, wait_s))
 
-        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
-        """
-        return self._from_head(lambda connection: connection.ask(node, question, arguments, wait_s))
-
-    def with_head(self, work: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-        """The result of *work*, which calls the scheduler of the head. Raises `FleetUnreachable`."""
-        self.check_open()
+    def from_head(self, asked: Coroutine[Any, Any, T]) -> T:
+        """The result of *asked*, which calls the head. Raises `FleetUnreachable`."""
         try:
-            return self.loop.run(work(self.dispatcher.connection.client.scheduler))
+            return self.in_loop(asked)
         except OSError as error:
             if error.errno is not None:  # of a file here; what Dask says of a connection has no number
                 raise
-            raise self._silent(error) from None
-
-    def _from_head(self, ask: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
-        self.check_open()
-        try:
-            return self.loop.run(ask(self.connection))
-        except OSError as error:
-            raise self._silent(error) from None
-
-    def _silent(self, error: OSError) -> FleetUnreachable:
-        return FleetUnreachable(
-            f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
-            f"{error or type(error).__name__}"
-        )
+            raise FleetUnreachable(
+                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
+                f"{error or type(error).__name__}"
+            ) from None
 
     @property
     def connection(self) -> Connection:
@@ -130,31 +116,28 @@ class Fleet:
 
     def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
-        future = self.in_loop_soon(coroutine)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
+        return self.loop.run(self._if_open(coroutine))
 
     def in_loop_soon(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts *coroutine* as `in_loop` does, without waiting; cancelling the future cancels it."""
+        return self.loop.start(self._if_open(coroutine))
+
+    def _if_open(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         if self._ended.is_set():
             coroutine.close()
-        self.check_open()
-        return self.loop.start(coroutine)
-
-    def check_open(self) -> None:
-        if self._ended.is_set():
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
+        return coroutine
 
     # Events ---------------------------------------------------------------------------------------------------------
 
-    def listen(self, run_id: str, sink: Callable[[list[list[str]]], object] | None) -> None:
-        """Hands the lines of the script run *run_id* to *sink*, in another thread; None ends it."""
-        if sink is None:
-            self._line_sinks.pop(run_id, None)
-        else:
-            self._line_sinks[run_id] = sink
+    @contextlib.contextmanager
+    def listening(self, run_id: str, sink: Callable[[list[list[str]]], object]) -> Iterator[None]:
+        """While it lasts, hands the lines of the script run *run_id* to *sink*, in another thread."""
+        self._line_sinks[run_id] = sink
+        try:
+            yield
+        finally:
+            del self._line_sinks[run_id]
 
     def _on_event(self, message: tuple[str, str, Any]) -> None:
         kind, name, content = message

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Generic, Self, TypeVar
 
 from skyinfra.client.futures import Future
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
-from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Task
 
 T = TypeVar("T")
@@ -54,6 +53,7 @@ class _Message:
     left: int
 
 
+@dataclass(eq=False)
 class Flow(Generic[T]):
     """Sends *tasks* and keeps their results until they are taken. Leaving its `with` block cancels the others.
 
@@ -64,26 +64,18 @@ class Flow(Generic[T]):
     else as they end. counting: its value is called once per task that has ended.
     """
 
-    def __init__(
-        self,
-        tasks: Iterator[Task[T]],
-        *,
-        send: Callable[[Sequence[Task[T]]], Sequence[Future[T]]],
-        slots: Callable[[], int],
-        window: int | None,
-        total: int | None,
-        ordered: bool,
-        when_done: Callable[[Future[T]], object],
-        counting: AbstractContextManager[Callable[[], None]],
-    ) -> None:
-        self._tasks = tasks
-        self._send = send
-        self._slots = slots
-        self._window = window
-        self._left = total
-        self._ordered = ordered
-        self._when_done = when_done
-        self._counting = counting
+    tasks: Iterator[Task[T]]
+    _: KW_ONLY
+    send: Callable[[Sequence[Task[T]]], Sequence[Future[T]]]
+    slots: Callable[[], int]
+    window: int | None
+    total: int | None
+    ordered: bool
+    when_done: Callable[[Future[T]], object]
+    counting: AbstractContextManager[Callable[[], None]]
+
+    def __post_init__(self) -> None:
+        self._left = self.total
         self._pace = Pace()
         self._kept: dict[Future[T], None] = {}  # sent and not returned, in the order of sending
         self._ready: deque[Future[T]] = deque()
@@ -100,11 +92,11 @@ class Flow(Generic[T]):
     def advance(self) -> Future[T] | None:
         """Sends tasks. Returns the next future that has ended, or None."""
         self._fill()
-        first = next(iter(self._kept), None) if self._ordered else next(iter(self._ready), None)
+        first = next(iter(self._kept), None) if self.ordered else next(iter(self._ready), None)
         if first is None or not first.done():
             return None
         del self._kept[first]
-        if not self._ordered:
+        if not self.ordered:
             self._ready.popleft()
         self._count(first)
         return first
@@ -114,7 +106,7 @@ class Flow(Generic[T]):
             size = self._size()
             if not self._has_room(size):
                 return
-            tasks = list(itertools.islice(self._tasks, size))
+            tasks = list(itertools.islice(self.tasks, size))
             if not tasks:
                 self._exhausted = True
                 return
@@ -122,25 +114,25 @@ class Flow(Generic[T]):
                 self._left -= len(tasks)
             message = _Message(len(tasks))
             self._messages += 1
-            for future in self._send(tasks):
+            for future in self.send(tasks):
                 self._kept[future] = None
                 self._running[future] = message
-                future.when_done(self._when_done)
+                future.when_done(self.when_done)
 
     def _size(self) -> int:
         """Number of tasks for the next message; smaller at the end, so that every slot has some."""
         if self._left is None:
             return 1
-        slots = self._slots()
+        slots = self.slots()
         most = self._left // (2 * slots)
-        if self._window is not None:
-            most = min(most, self._window // slots)
+        if self.window is not None:
+            most = min(most, self.window // slots)
         return max(1, min(self._pace.size, most))
 
     def _has_room(self, size: int) -> bool:
-        if self._window is not None:
-            return len(self._running) + size <= self._window and len(self._kept) + size <= 2 * self._window
-        messages = self._slots() * (2 if size > 1 else 1)
+        if self.window is not None:
+            return len(self._running) + size <= self.window and len(self._kept) + size <= 2 * self.window
+        messages = self.slots() * (2 if size > 1 else 1)
         return self._messages < messages and len(self._kept) + size <= 2 * messages * size
 
     def take(self, ended: Future[T]) -> None:
@@ -151,7 +143,7 @@ class Flow(Generic[T]):
             self._messages -= 1
         self._pace.saw(ended.outcome())
         self._count(ended)
-        if not self._ordered:
+        if not self.ordered:
             self._ready.append(ended)
 
     def _count(self, ended: Future[T]) -> None:
@@ -163,7 +155,7 @@ class Flow(Generic[T]):
             self._advance()
 
     def __enter__(self) -> Self:
-        self._advance = self._counting.__enter__()
+        self._advance = self.counting.__enter__()
         return self
 
     def __exit__(
@@ -171,24 +163,4 @@ class Flow(Generic[T]):
     ) -> None:
         for future in self._kept:
             future.cancel()
-        self._counting.__exit__(kind, error, trace)
-
-
-def check_map(window: int | None, iterables: Sequence[Iterable[Any]]) -> None:
-    """Checks the arguments of `Pool.map`."""
-    if window is not None and window < 1:
-        raise ValueError(f"window is at least 1, not {window}")
-    if not iterables:
-        raise TypeError("map() needs at least one iterable")
-
-
-def tasks_of(function: Any, iterables: Sequence[Iterable[Any]]) -> Iterator[Task[Any]]:
-    """A task for each item, or each row of items; they may be infinite."""
-    return (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
-
-
-def total_of(iterables: Sequence[Iterable[Any]]) -> int | None:
-    """Returns the number of rows of *iterables*, None where one has no length."""
-    if all(isinstance(each, Sized) for each in iterables):
-        return min(len(each) for each in iterables if isinstance(each, Sized))
-    return None
+        self.counting.__exit__(kind, error, trace)

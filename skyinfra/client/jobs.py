@@ -15,7 +15,6 @@ import uuid
 from typing import Generic, ParamSpec, TypeVar
 
 from skyinfra.client.connection import Connection
-from skyinfra.client.files import Files
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.snapshot import Target
 from skyinfra.engine.waiting import within
@@ -53,10 +52,11 @@ class Job(Generic[T]):
         self.id = info.id
         self._task = info.task
         self._fleet = fleet
+        self._line = Line(fleet.connection)
 
     def info(self) -> JobInfo:
         """Returns the state of the job at the head. Raises `JobNotFound`, `FleetUnreachable`, as all methods do."""
-        return self._fleet.in_loop(Line(self._fleet.connection).wait(self.id, 0))
+        return self._fleet.in_loop(self._line.wait(self.id, 0))
 
     @property
     def state(self) -> State:
@@ -97,18 +97,17 @@ class Job(Generic[T]):
         return self._fleet.in_loop_soon(self._ended(timeout))
 
     async def _ended(self, timeout: float | None) -> Outcome:
-        line = Line(self._fleet.connection)
-        info = await line.wait(self.id, timeout)
+        info = await self._line.wait(self.id, timeout)
         if not info.over:
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":
             raise JobCancelled(f"job {self.name} was cancelled; there is no result")
-        outcome: Outcome = pickle.loads(await line.outcome(self.id))  # noqa: S301 - the fleet's own, over mutual TLS
+        outcome: Outcome = pickle.loads(await self._line.outcome(self.id))  # noqa: S301 - the fleet's own, over mutual TLS
         return outcome
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
-        return self._fleet.in_loop(Line(self._fleet.connection).ask(services.job_cancel, _CANCEL_S, job=self.id))
+        return self._fleet.in_loop(self._line.ask(services.job_cancel, _CANCEL_S, job=self.id))
 
     def logs(self, lines: int = 1000) -> str:
         """The last *lines* that the task has printed, programs that it runs included; empty where it printed nothing.
@@ -124,7 +123,7 @@ class Job(Generic[T]):
 
     def forget(self) -> None:
         """Makes the head forget the job and its result. Raises `InvalidField` where it has not ended."""
-        self._fleet.in_loop(Line(self._fleet.connection).ask(services.job_forget, job=self.id))
+        self._fleet.in_loop(self._line.ask(services.job_forget, job=self.id))
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self._task}>"
@@ -141,18 +140,9 @@ class Line:
 
         Raises the error of the answer, or `FleetUnreachable`.
         """
-        lost: float | None = None
-        while True:
-            await self._connection.ready()
-            try:
-                asked = call(self._connection.client.scheduler, *_, **arguments)
-                return await within(asked, longest_s + _ANSWER_S)
-            except OSError:
-                now = time.monotonic()
-                lost = now if lost is None else lost
-                if now - lost > self._connection.patience:
-                    raise self._connection.gone() from None
-                await asyncio.sleep(_PAUSE_S)
+        longest_s += _ANSWER_S
+        connection = self._connection
+        return await connection.again(lambda head: within(call(head, *_, **arguments), longest_s), connection.patience)
 
     async def submit(self, wanted: Submission, call: bytes) -> JobInfo:
         """Leaves a job with the head, which has it on its disk then."""
@@ -161,10 +151,6 @@ class Line:
             part = call[arrived : arrived + jobs.PART]
             arrived = await self.ask(services.job_part, job=wanted.id, offset=arrived, data=part)
         return await self.ask(services.job_submit, submission=wanted)
-
-    async def kept(self) -> list[JobInfo]:
-        """The jobs that the head keeps, in the order of their submission."""
-        return await self.ask(services.job_list)
 
     async def wait(self, job: str, timeout: float | None) -> JobInfo:
         """The job, once it has ended or after *timeout* seconds; None is for ever."""
@@ -189,7 +175,6 @@ class Line:
 
 def detach(
     fleet: Fleet,
-    files: Files,
     target: Target,
     task: Task[T],
     name: str | None = None,
@@ -207,13 +192,12 @@ def detach(
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
     target = target.narrowed(profile=task.settings.profile)
-    shipment = pickling.Shipment(task, topic="", included=files.included, whole=True)
+    shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True)
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(fleet, target)
-    if files.included is not None:
+    if fleet.included is not None:
         fleet.in_loop(fleet.dispatcher.bring(shipment, files=True))
-    _, header = shipment.attempt(0)
     wanted = Submission(
         version=jobs.VERSION,
         id=uuid.uuid4().hex,
@@ -222,7 +206,7 @@ def detach(
         kind=kind,
         submitter=_submitter(),
         priority=priority,
-        header=header.decode(),
+        header=shipment.attempt(0)[1].decode(),
         size=len(shipment.call),
         resources=target.resources,
         retries=task.settings.retries,

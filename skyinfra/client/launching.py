@@ -1,31 +1,35 @@
-"""Scripts on a slot, and ``pool.launch``: a function or a script as the ranks of one program."""
+"""How tasks, maps and gangs are sent: what `Pool` and `AsyncPool` share."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ParamSpec, TypeVar
 
-from skyinfra.client import ranks
-from skyinfra.client.files import Files
+from skyinfra.client import chunks, gangs, ranks
 from skyinfra.client.fleet import Fleet
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
-from skyinfra.client.gangs import Gangs, Launch, Lines
-from skyinfra.client.ranks import Size
-from skyinfra.client.snapshot import Target
-from skyinfra.errors import InvalidField, NotSupported, did_you_mean
+from skyinfra.client.ranks import Launch, Lines, Received
+from skyinfra.client.snapshot import ANYWHERE, Target
+from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.sync.sync import Included
+from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.tasks import pickling
+from skyinfra.tasks.included import Included
+from skyinfra.tasks.task import Gather, Task
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 OnLine = Callable[[int, str, str], object]
-# While a gang runs: the slots that it has, lines of a rank; None is its end.
-Received = tuple[int, Lines] | list[InstanceInfo] | None
 
 
 class GangWarning(UserWarning):
@@ -38,7 +42,7 @@ class GangWarning(UserWarning):
     """
 
 
-def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
+def work_of(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
     """Returns what the ranks run. Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script."""
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
@@ -50,101 +54,60 @@ def _work(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], include
     return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args)))
 
 
-class Launcher:
-    """Starts gangs on *fleet*, whose ranks see what was synced in *files*."""
+@dataclass(frozen=True)
+class Gang:
+    """The gang *launch* of `Pool.launch` on *fleet*. on_line: gets the lines of its ranks."""
 
-    def __init__(self, fleet: Fleet, files: Files) -> None:
-        self._fleet = fleet
-        self._files = files
-        self._gangs = Gangs(fleet.dispatcher, fleet.topic)
+    fleet: Fleet
+    launch: Launch
+    on_line: OnLine | None
 
-    def gang_of(
-        self,
-        where: Target,
-        call: tuple[Callable[..., Any] | Path, tuple[Any, ...], dict[str, Any]],
-        size: Size,
-        framework: Framework,
-        max_restarts: int,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        watched: bool,
-    ) -> Launch:
-        """Returns the gang of `Pool.launch` on the slots *where*. watched: its lines are wanted."""
-        known = get_args(Framework)
-        if framework not in known:
-            hint = did_you_mean(str(framework), known) or f"One of: {', '.join(known)}."
-            raise InvalidField("no such framework", field="framework", given=framework, hint=hint)
-        if max_restarts < 0:
-            raise InvalidField("a number from 0", field="max_restarts", given=max_restarts)
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise InvalidField("seconds, more than 0", field="timeout", given=timeout)
-        return Launch(
-            _work(*call, self._files.included),
-            framework,
-            size,
-            target=where,
-            env=dict(env or {}),
-            max_restarts=max_restarts,
-            start_within=timeout,
-            topic=self._fleet.topic if watched else "",
-            echo=self._fleet.watcher.echoes,
-            included=self._files.included,
-        )
-
-    def send_to_several(self, shipment: pickling.Shipment, target: Target) -> Future[Any]:
-        """Ships a task that takes several slots of one node."""
-        settings = shipment.settings
-        if target.slot is not None:
-            raise NotSupported(
-                "a task that takes several slots does not run on every slot", field="slots", given=settings.slots
-            )
-        launch = Launch(
-            Work(shipment.name, shipment.call),
-            framework=None,
-            size=Size(nodes=1, per_node=settings.slots),
-            target=target,
-            timeout=settings.timeout,
-            key=shipment.key,
-            echo=self._fleet.watcher.echoes,
-            included=shipment.included,
-        )
-        inner = self._fleet.loop.start(self._gangs.several(launch, settings.retries))
-        return Future(shipment.name, inner, key=shipment.key)
-
-    def start_gang(
-        self, made: Launch, deliver: Callable[[Received], object]
-    ) -> concurrent.futures.Future[list[RankEnd]]:
-        """Starts a gang; cancelling the future ends it. *deliver* gets what `tell` takes, and None in the end.
+    def start(self, deliver: Callable[[Received], object]) -> concurrent.futures.Future[list[RankEnd]]:
+        """Starts it; cancelling the future ends it. *deliver* gets what `tell` takes, and None in the end.
 
         It is called in another thread.
         """
-        if made.topic:
-            made = replace(made, listen=self._fleet.listen, on_lines=lambda rank, lines: deliver((rank, lines)))
-        self._fleet.check_open()
-        future = self._fleet.loop.start(self._gangs.run(replace(made, on_slots=deliver)))
+        launch = replace(self.launch, watched=self.on_line is not None, deliver=deliver)
+        future = self.fleet.in_loop_soon(gangs.run(self.fleet, launch))
         future.add_done_callback(lambda _: deliver(None))
         return future
 
+    def tell(self, found: tuple[int, Lines] | list[InstanceInfo]) -> None:
+        """Warns about its slots, or calls *on_line* with the lines of a rank."""
+        if isinstance(found, list):
+            _warn(found, self.launch.framework)
+        elif self.on_line is not None:
+            rank, lines = found
+            for stream, text in lines:
+                self.on_line(rank, stream, text)
 
-def tell(found: tuple[int, Lines] | list[InstanceInfo], made: Launch, on_line: OnLine | None) -> None:
-    """Warns about the slots of a gang, or calls *on_line* with the lines of a rank."""
-    if isinstance(found, list):
-        _warn(found, made.framework)
-    elif on_line is not None:
-        rank, lines = found
-        for stream, text in lines:
-            on_line(rank, stream, text)
+    def results(self, ends: list[RankEnd]) -> list[Any]:
+        """The results of the ranks, in their order. Raises what one of them raised."""
+        return [
+            # The fleet's own, over mutual TLS.
+            end.code if end.outcome is None else pickling.result(pickle.loads(end.outcome), self.launch.work.name)  # noqa: S301
+            for end in ends
+        ]
 
 
-def results(ends: list[RankEnd], made: Launch) -> list[Any]:
-    """The results of the ranks, in their order. Raises what one of them raised."""
-    return [_result(end, made.work) for end in ends]
-
-
-def _result(end: RankEnd, work: Work) -> Any:
-    if end.outcome is None:
-        return end.code
-    return pickling.result(pickle.loads(end.outcome), work.name)  # noqa: S301 - the fleet's own, over mutual TLS
+def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -> Future[Any]:
+    """Ships a task that takes several slots of one node."""
+    settings = shipment.settings
+    if target.slot is not None:
+        raise NotSupported(
+            "a task that takes several slots does not run on every slot", field="slots", given=settings.slots
+        )
+    launch = Launch(
+        Work(shipment.name, shipment.call),
+        target,
+        nodes=1,
+        per_node=settings.slots,
+        timeout=settings.timeout,
+        key=shipment.key,
+        included=shipment.included,
+    )
+    inner = fleet.in_loop_soon(gangs.run_task(fleet, launch, settings.retries))
+    return Future(shipment.name, inner, key=shipment.key)
 
 
 def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
@@ -160,4 +123,125 @@ def _warn(slots: list[InstanceInfo], framework: Framework | None) -> None:
         )
 
 
-# A script on one slot ------------------------------------------------------------------------------------------------
+def signature_of(method: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Decorator: a function that passes on all that it is given takes what *method* does."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        returned = inspect.signature(function).return_annotation
+        function.__signature__ = inspect.signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class Sender:
+    """What `Pool` and `AsyncPool` share: sends tasks and gangs to the slots *target* of *fleet*, and waits for none."""
+
+    def __init__(self, fleet: Fleet, target: Target = ANYWHERE) -> None:
+        self.target = target
+        self._fleet = fleet
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the fleet."""
+        return self._fleet.manifest
+
+    def nodes(self) -> list[ManifestNode]:
+        """Returns the nodes of the fleet, as its manifest names them."""
+        return list(self.manifest.nodes)
+
+    @staticmethod
+    def _task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
+        """*task* itself, or that of a function with its arguments."""
+        if not isinstance(task, Task):
+            return pickling.as_task(task, args, kwargs)
+        if args or kwargs:
+            raise TypeError("a task has its arguments already; submit the function to give others")
+        return task
+
+    def _mapped(
+        self, function: Any, iterables: Sequence[Iterable[Any]], window: int | None, ordered: bool
+    ) -> functools.partial[Flow[Any]]:
+        """The flow of `map`, for `_stream`."""
+        if window is not None and window < 1:
+            raise ValueError(f"window is at least 1, not {window}")
+        if not iterables:
+            raise TypeError("map() needs at least one iterable")
+        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+        lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+        total = min(lengths) if len(lengths) == len(iterables) else None
+        return self._flow(tasks, window, ordered, total)
+
+    def _gathered(self, given: Gather[Any]) -> functools.partial[Flow[Any]]:
+        """The flow of *given*, for `_stream`."""
+        return self._flow(iter(given.tasks), None, given.ordered or not given.stream, len(given.tasks))
+
+    def _flow(
+        self, tasks: Iterator[Task[Any]], window: int | None, ordered: bool, total: int | None
+    ) -> functools.partial[Flow[Any]]:
+        return functools.partial(
+            Flow,
+            tasks,
+            send=functools.partial(self._send_together, windowed=window is None),
+            slots=lambda: self._fleet.dispatcher.window(self.target).limit,
+            window=window,
+            total=total,
+            ordered=ordered,
+            counting=self._fleet.watcher.counting("tasks", total),
+        )
+
+    def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
+        """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
+        return self._ship(self._shipment(task), target, windowed=windowed)
+
+    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool) -> list[Future[T]]:
+        shipments = [self._shipment(task) for task in tasks]
+        profiles = {shipment.settings.profile for shipment in shipments}
+        if len(shipments) == 1 or len(profiles) > 1 or not all(map(chunks.suits, shipments)):
+            return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
+        target = self.target.narrowed(profile=profiles.pop())
+        return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.in_loop_soon)
+
+    def _shipment(self, task: Task[Any]) -> pickling.Shipment:
+        fleet, several = self._fleet, task.settings.slots > 1
+        echo = fleet.watcher.echoes
+        return pickling.Shipment(task, topic=fleet.topic, echo=echo, included=fleet.included, whole=several)
+
+    def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
+        target = target.narrowed(profile=shipment.settings.profile)
+        if shipment.settings.slots > 1:
+            return send_to_several(self._fleet, shipment, target)
+        if self._fleet.brings_first and not shipment.brought:
+            # Now, while the arguments are what they were when the task was made: they are not copied.
+            self._fleet.in_loop(self._fleet.dispatcher.bring(shipment))
+        inner = self._fleet.in_loop_soon(self._fleet.dispatcher.execute(shipment, target, windowed=windowed))
+        return Future(shipment.name, inner, key=shipment.key)
+
+    def _gang(
+        self,
+        target: Callable[..., Any] | Path,
+        *args: Any,
+        nodes: int | None = None,
+        per_node: int | None = None,
+        framework: Framework = "torch",
+        max_restarts: int = 0,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_line: OnLine | None = None,
+        **kwargs: Any,
+    ) -> Gang:
+        """Returns the gang of `launch`, for callers that wait in another way."""
+        work = work_of(target, args, kwargs, self._fleet.included)
+        where = (self.target, nodes, per_node)
+        launch = Launch(work, *where, framework, env or {}, max_restarts, timeout, included=self._fleet.included)
+        return Gang(self._fleet, launch, on_line)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")
+
+    def __repr__(self) -> str:
+        nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)
+        notes = [f"{nodes} nodes", f"{slots} slots"]
+        notes += ["simulated"] if self.manifest.simulated else []
+        notes += ["closed"] if self._fleet.closed else []
+        return f"<{type(self).__name__} {self.manifest.fleet}: {', '.join(notes)}>"

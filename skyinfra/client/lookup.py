@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from skyinfra.client.connection import boot_failed
-from skyinfra.client.files import Files
 from skyinfra.client.fleet import Fleet
-from skyinfra.client.launching import Launcher
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
@@ -68,8 +66,7 @@ def open_pool(
     `InvalidInclude`.
     """
     fleet = Fleet(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
-    files = Files(fleet)
-    pool = Pool(fleet, files, Launcher(fleet, files))
+    pool = Pool(fleet)
     if includes:
         try:
             pool.sync(*includes, excludes=excludes)
@@ -112,53 +109,42 @@ def wait_until_ready(manifest: Manifest, *, patience: float, on_change: Callable
     a node says that it could not be set up, `FleetUnreachable` after the patience, and what else connecting raises.
     """
     deadline = time.monotonic() + patience
-    said = ""
-
-    def say(text: str) -> None:
-        nonlocal said
-        if text != said:
-            said = text
-            on_change(text)
-
-    say("boots")
+    said = "boots"
+    on_change(said)
     while True:
+        lost = ""
         try:
             with open_pool(manifest, timeout=_CONNECT_S, output=False, progress=False) as pool:
-                if _served(pool, deadline, say):
-                    return
+                while True:
+                    there, wanted = _slots(manifest, pool.look())
+                    text = f"{there} of {wanted} slots are ready"
+                    if text != said:
+                        said = text
+                        on_change(said)
+                    if there >= wanted:
+                        return
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(_LOOK_S)
         except BootFailed:
             raise
         except FleetUnreachable as error:
-            if time.monotonic() > deadline:
-                raise _late(manifest, patience, error.message) from None
+            lost = error.message
         if time.monotonic() > deadline:
-            raise _late(manifest, patience, said)
+            raise _late(manifest, patience, lost or said)
         time.sleep(_LOOK_S)
 
 
-def _served(pool: Pool, deadline: float, say: Callable[[str], None]) -> bool:
-    """Whether all slots came before the deadline. Raises `FleetUnreachable` where the head goes away meanwhile."""
-    manifest = pool.manifest
-    while True:
-        now = pool.look()
-        if now.state is not None and now.state.failed:
-            node, failure = sorted(now.state.failed.items())[0]
-            raise boot_failed(failure, node=node, fleet=manifest.fleet)
-        there, wanted = len(now.slots), _wanted(manifest, now)
-        say(f"{there} of {wanted} slots are ready")
-        if there >= wanted:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-
-
-def _wanted(manifest: Manifest, now: Snapshot) -> int:
-    """Returns the number of slots to wait for: as the nodes that are there say, and as declared for the others."""
+def _slots(manifest: Manifest, now: Snapshot) -> tuple[int, int]:
+    """Returns how many slots are there, and how many there are to be: as the nodes that are there say, and as declared
+    for the others. Raises `BootFailed`."""
+    if now.state is not None and now.state.failed:
+        node, failure = sorted(now.state.failed.items())[0]
+        raise boot_failed(failure, node=node, fleet=manifest.fleet)
     told = now.state.slots if now.state is not None else {}
     counts = [len(names) for names in told.values() if names]
     others = max(0, manifest.node_count - len(counts))
-    return sum(counts) + others * len(manifest.slots)
+    return len(now.slots), sum(counts) + others * len(manifest.slots)
 
 
 def _late(manifest: Manifest, patience: float, last: str) -> FleetUnreachable:

@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import functools
 import queue
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
-from skyinfra.client import chunks, jobs
-from skyinfra.client.files import Files
-from skyinfra.client.fleet import Fleet, RunningTask
-from skyinfra.client.flow import Flow, check_map, tasks_of, total_of
+from skyinfra.client import files, jobs
+from skyinfra.client.fleet import ANSWER_S, RunningTask
+from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Launcher, Received, results, tell
-from skyinfra.client.ranks import Size
+from skyinfra.client.launching import Sender, signature_of
+from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol.gang import Framework
+from skyinfra.protocol import services
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
-from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.sync.sync import Synced
-from skyinfra.tasks import pickling
 from skyinfra.tasks.task import Compute, Gather, Task
 
 T = TypeVar("T")
 
-_ANSWER_S = 30.0
 
-
-class Pool:
+class Pool(Sender):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
-
-    def __init__(self, fleet: Fleet, files: Files, gangs: Launcher, target: Target = ANYWHERE) -> None:
-        self.target = target
-        self._fleet = fleet
-        self._files = files
-        self._gangs = gangs
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the fleet."""
-        return self._fleet.manifest
 
     def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
         """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
@@ -53,8 +36,7 @@ class Pool:
         such a one, or none is left after a change. Raises `InvalidField` where this selection leaves nothing of an
         earlier one.
         """
-        target = self.target.narrowed(node=node, profile=profile, accelerator=accelerator)
-        return Pool(self._fleet, self._files, self._gangs, target)
+        return Pool(self._fleet, self.target.narrowed(node=node, profile=profile, accelerator=accelerator))
 
     # The fleet ------------------------------------------------------------------------------------------------------
 
@@ -66,17 +48,14 @@ class Pool:
         """
         return [slot for slot in self.look().slots if self.target.takes(slot)]
 
-    def nodes(self) -> list[ManifestNode]:
-        """Returns the nodes of the fleet, as its manifest names them."""
-        return list(self.manifest.nodes)
-
     def node_names(self) -> list[str]:
         """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
         return self._fleet.node_names()
 
     def running(self) -> dict[str, list[RunningTask]]:
         """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
-        return self._fleet.running()
+        found = self._fleet.from_head(self._fleet.connection.running())
+        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
     def look(self) -> Snapshot:
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
@@ -90,7 +69,7 @@ class Pool:
         """
         return self._fleet.dashboard(port)
 
-    def ask(self, node: str, question: str, *, wait_s: float = _ANSWER_S, **arguments: Any) -> Any:
+    def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
 
         Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
@@ -110,7 +89,7 @@ class Pool:
 
         Raises `InvalidInclude`, `StateDirectoryError` where the head has no room, `FleetUnreachable`.
         """
-        return self._files.sync(*paths, excludes=excludes)
+        return files.send(self._fleet, paths, excludes)
 
     def put(self, path: str | Path, remote: str | Path | None = None) -> str:
         """Copies a file or a folder into the folder `sky.files` of every node that is there now; returns that path.
@@ -119,7 +98,7 @@ class Pool:
         through the head, once, and what a node has already is not sent again.
         Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
         """
-        return self._files.put(path, remote)
+        return files.put(self._fleet, path, remote)
 
     def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
         """Copies *remote*, a file or a folder in `sky.files` of *node*, to *path*, and returns that.
@@ -127,7 +106,7 @@ class Pool:
         node: may be left out where the fleet has one. Where *path* is a folder, it comes into that.
         Raises `InvalidField`, `NodeError`, `FleetUnreachable`, OSError where *path* cannot be written.
         """
-        return self._files.get(remote, path, node or self.target.node)
+        return files.get(self._fleet, remote, path, node or self.target.node)
 
     # Operators ------------------------------------------------------------------------------------------------------
 
@@ -138,8 +117,7 @@ class Pool:
     def __rrshift__(self, given: Any) -> Any:
         """``task >> pool`` and ``gather >> pool``."""
         if isinstance(given, Gather):
-            ordered = given.ordered or not given.stream
-            results = self.stream(iter(given.tasks), ordered=ordered, total=len(given.tasks))
+            results = self._stream(self._gathered(given))
             return results if given.stream else tuple(results)
         return self.submit(given).result() if isinstance(given, Task) else NotImplemented
 
@@ -154,38 +132,23 @@ class Pool:
     @overload
     def submit(self, task: Task[T], /, *, detach: str) -> Job[T]: ...
     @overload
-    def submit(self, function: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
     @overload
-    def submit(self, function: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
+    def submit(self, call: Callable[..., T], /, *args: object, detach: str, **kwargs: object) -> Job[T]: ...
     @overload
-    def submit(
-        self, function: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
+    def submit(self, call: Compute[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
     @overload
-    def submit(
-        self, function: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object
-    ) -> Future[T]: ...
-    def submit(
-        self, task: Any, /, *args: object, detach: str | None = None, **kwargs: object
-    ) -> Future[Any] | Job[Any]:
+    def submit(self, call: Callable[..., T], /, *args: object, detach: None = None, **kwargs: object) -> Future[T]: ...
+    def submit(self, task: Any, /, *args: Any, detach: str | None = None, **kwargs: Any) -> Future[Any] | Job[Any]:
         """Ships a task, or a function with its arguments, to one slot, and returns at once.
 
         As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
         of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
-        task = self.task_of(task, args, kwargs)
+        task = self._task_of(task, args, kwargs)
         if detach is not None:
             return self.detach(task, detach)
         return self.send(task, self.target)
-
-    @staticmethod
-    def task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
-        """*task* itself, or that of a function with its arguments."""
-        if not isinstance(task, Task):
-            return pickling.as_task(task, args, kwargs)
-        if args or kwargs:
-            raise TypeError("a task has its arguments already; submit the function to give others")
-        return task
 
     def detach(self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False) -> Job[T]:
         """Leaves *task* with the head as a job, which goes on when this client ends and when the head restarts.
@@ -198,12 +161,11 @@ class Pool:
         ``timeout`` and ``retries`` of the task hold. Raises `JobNameTaken`, `TaskNotPicklable`, `TaskTooLarge` (above
         256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
         """
-        self._fleet.check_open()
-        return jobs.detach(self._fleet, self._files, self.target, task, name, priority=priority, replace=replace)
+        return jobs.detach(self._fleet, self.target, task, name, priority=priority, replace=replace)
 
     def jobs(self) -> list[JobInfo]:
         """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
-        return self._fleet.in_loop(jobs.Line(self._fleet.connection).kept())
+        return self._fleet.in_loop(jobs.Line(self._fleet.connection).ask(services.job_list))
 
     def job(self, name: str) -> Job[Any]:
         """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
@@ -239,11 +201,7 @@ class Pool:
 
     @overload
     def map(
-        self,
-        function: Compute[..., T],
-        *iterables: Iterable[Any],
-        window: int | None = None,
-        ordered: bool = True,
+        self, function: Compute[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
     ) -> Iterator[T]: ...
     @overload
     def map(
@@ -263,15 +221,12 @@ class Pool:
         are so short and where all iterables have a length; each is still a task of its own. By default each slot has
         such a message then, and another one is ready.
         """
-        check_map(window, iterables)
-        return self.stream(tasks_of(function, iterables), window=window, ordered=ordered, total=total_of(iterables))
+        return self._stream(self._mapped(function, iterables, window, ordered))
 
-    def stream(
-        self, tasks: Iterator[Task[T]], *, window: int | None = None, ordered: bool = True, total: int | None = None
-    ) -> Iterator[T]:
-        """The results of *tasks*, which are taken as slots become free; see `map`. total: how many, where known."""
+    def _stream(self, made: functools.partial[Flow[T]]) -> Iterator[T]:
+        """The results of a flow, which lacks ``when_done``."""
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
-        with self.flow(tasks, window=window, ordered=ordered, total=total, when_done=ended.put) as flow:
+        with made(when_done=ended.put) as flow:
             while True:
                 ready = flow.advance()
                 if ready is not None:
@@ -280,56 +235,6 @@ class Pool:
                     return
                 else:
                     flow.take(ended.get())
-
-    def flow(
-        self,
-        tasks: Iterator[Task[T]],
-        *,
-        window: int | None,
-        ordered: bool,
-        total: int | None,
-        when_done: Callable[[Future[T]], object],
-    ) -> Flow[T]:
-        """Returns the `Flow` of `stream`, for callers that wait in another way."""
-        return Flow(
-            tasks,
-            send=functools.partial(self._send_together, windowed=window is None),
-            slots=lambda: self._fleet.dispatcher.window(self.target).limit,
-            window=window,
-            total=total,
-            ordered=ordered,
-            when_done=when_done,
-            counting=self._fleet.watcher.counting("tasks", total),
-        )
-
-    def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
-        """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
-        return self._ship(self._shipment(task), target, windowed=windowed)
-
-    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool) -> list[Future[T]]:
-        shipments = [self._shipment(task) for task in tasks]
-        profiles = {shipment.settings.profile for shipment in shipments}
-        if len(shipments) == 1 or len(profiles) > 1 or not all(map(chunks.suits, shipments)):
-            return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
-        target = self.target.narrowed(profile=profiles.pop())
-        return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.loop)
-
-    def _shipment(self, task: Task[Any]) -> pickling.Shipment:
-        self._fleet.check_open()
-        several = task.settings.slots > 1
-        return pickling.Shipment(
-            task, topic=self._fleet.topic, echo=self._fleet.watcher.echoes, included=self._files.included, whole=several
-        )
-
-    def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
-        target = target.narrowed(profile=shipment.settings.profile)
-        if shipment.settings.slots > 1:
-            return self._gangs.send_to_several(shipment, target)
-        if self._fleet.brings_first and not shipment.brought:
-            # Now, while the arguments are what they were when the task was made: they are not copied.
-            self._fleet.loop.run(self._fleet.dispatcher.bring(shipment))
-        inner = self._fleet.loop.start(self._fleet.dispatcher.execute(shipment, target, windowed=windowed))
-        return Future(shipment.name, inner, key=shipment.key)
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
         chosen = self.target.narrowed(profile=profile)
@@ -353,19 +258,8 @@ class Pool:
                 raise error
             advance()
 
-    def launch(
-        self,
-        target: Callable[..., Any] | Path,
-        *args: Any,
-        nodes: int | None = None,
-        per_node: int | None = None,
-        framework: Framework = "torch",
-        max_restarts: int = 0,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        on_line: Callable[[int, str, str], object] | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
+    @signature_of(Sender._gang)
+    def launch(self, *args: Any, **given: Any) -> list[Any]:
         """Runs *target* once on each of several slots, as the ranks of one program; the results in the order of ranks.
 
         All ranks start together, on *per_node* slots of each of *nodes* nodes (by default on all that are there), or
@@ -386,22 +280,13 @@ class Pool:
         Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
         `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
         """
-        made = self._gangs.gang_of(
-            self.target,
-            (target, args, kwargs),
-            Size(nodes, per_node),
-            framework,
-            max_restarts,
-            env,
-            timeout,
-            watched=on_line is not None,
-        )
+        gang = self._gang(*args, **given)
         received: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        future = self._gangs.start_gang(made, received.put)
+        future = gang.start(received.put)
         try:
             while (found := received.get()) is not None:
-                tell(found, made, on_line)
-            return results(future.result(), made)
+                gang.tell(found)
+            return gang.results(future.result())
         finally:
             future.cancel()
 
@@ -414,17 +299,5 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")
-
-    def __repr__(self) -> str:
-        nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)
-        notes = [f"{nodes} nodes", f"{slots} slots"]
-        notes += ["simulated"] if self.manifest.simulated else []
-        notes += ["closed"] if self._fleet.closed else []
-        return f"<Pool {self.manifest.fleet}: {', '.join(notes)}>"

@@ -5,67 +5,88 @@ from __future__ import annotations
 import contextlib
 import pickle
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast, get_args
 
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
-from skyinfra.errors import GangFailed, InvalidField, SlotLost
+from skyinfra.errors import GangFailed, InvalidField, SlotLost, did_you_mean
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.gang import Framework, Rank, RankEnd, Wish
+from skyinfra.protocol.gang import Candidates, Framework, Rank, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.tasks import pickling
+from skyinfra.tasks.included import Included
+
+# While a gang runs: the slots that it has, lines of a rank; None is its end.
+Lines = list[list[str]]
+Received = tuple[int, Lines] | list[InstanceInfo] | None
 
 
 @dataclass(frozen=True)
-class Size:
-    """The number of nodes, and of slots on each; None is all that are there."""
+class Launch:
+    """A gang to start. Raises `InvalidField`.
 
-    nodes: int | None = None
-    per_node: int | None = None
+    nodes, per_node: the number of nodes, and of slots on each; None is all that are there. start_within: seconds until
+    all ranks must have their slots. timeout: seconds for which each rank may run. key: of one task that takes several
+    slots, which has no framework. included: the synced files of the client. deliver: called with the slots of the gang,
+    and with the lines of its ranks where it is *watched*; those of others stay in the output of the tasks.
+    """
+
+    work: Work
+    target: Target
+    nodes: int | None
+    per_node: int | None
+    framework: Framework | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    start_within: float | None = None
+    timeout: float | None = None
+    key: str | None = None
+    included: Included | None = None
+    watched: bool = False
+    deliver: Callable[[Received], object] = lambda _: None
 
     def __post_init__(self) -> None:
-        for field, given in (("nodes", self.nodes), ("per_node", self.per_node)):
-            if given is not None and given < 1:
-                raise InvalidField("a number from 1", field=field, given=given)
+        known = get_args(Framework)
+        if self.key is None and self.framework not in known:
+            hint = did_you_mean(str(self.framework), known) or f"One of: {', '.join(known)}."
+            raise InvalidField("no such framework", field="framework", given=self.framework, hint=hint)
+        for name, number in (("nodes", self.nodes), ("per_node", self.per_node)):
+            if number is not None and number < 1:
+                raise InvalidField("a number from 1", field=name, given=number)
+        if self.max_restarts < 0:
+            raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
+        if self.start_within is not None and not 0 < self.start_within < float("inf"):
+            raise InvalidField("seconds, more than 0", field="timeout", given=self.start_within)
 
 
-def candidates(now: Snapshot, target: Target, size: Size) -> tuple[int, tuple[tuple[str, tuple[str, ...], int], ...]]:
+def candidates(now: Snapshot, launch: Launch) -> tuple[int, Candidates]:
     """Returns the number of nodes, and (node, slots, number of slots to use) for each node that has enough.
 
     Raises `InvalidField`, and `SlotLost` where there is no slot at all.
     """
     by_node: dict[str, list[str]] = {}
     for slot in now.slots:
-        if target.takes(slot):
+        if launch.target.takes(slot):
             by_node.setdefault(slot.node, []).append(slot.slot)
     if not by_node:
-        raise SlotLost(f"there is no slot for it: {target} is wanted", hint=f"The slots are {now.profiles()}.")
-    enough = {node: slots for node, slots in by_node.items() if len(slots) >= (size.per_node or 1)}
-    there = ", ".join(f"{node} has {len(slots)}" for node, slots in by_node.items())
+        raise SlotLost(f"there is no slot for it: {launch.target} is wanted", hint=f"The slots are {now.profiles()}.")
+    enough = {node: slots for node, slots in by_node.items() if len(slots) >= (launch.per_node or 1)}
+    hint = f"Slots that it may use: {', '.join(f'{node} has {len(slots)}' for node, slots in by_node.items())}."
     if not enough:
-        raise InvalidField(
-            "no node has that many slots",
-            field="per_node",
-            given=size.per_node,
-            hint=f"Slots that it may use: {there}.",
-        )
-    if size.nodes is not None and size.nodes > len(enough):
-        which = f" with {size.per_node} slots" if size.per_node else ""
-        raise InvalidField(
-            f"the fleet has {len(enough)} nodes{which}",
-            field="nodes",
-            given=size.nodes,
-            hint=f"Slots that it may use: {there}.",
-        )
-    found = tuple((node, tuple(slots), size.per_node or len(slots)) for node, slots in enough.items())
-    return size.nodes or len(found), found
+        raise InvalidField("no node has that many slots", field="per_node", given=launch.per_node, hint=hint)
+    if launch.nodes is not None and launch.nodes > len(enough):
+        which = f" with {launch.per_node} slots" if launch.per_node else ""
+        raise InvalidField(f"the fleet has {len(enough)} nodes{which}", field="nodes", given=launch.nodes, hint=hint)
+    found = tuple((node, tuple(slots), launch.per_node or len(slots)) for node, slots in enough.items())
+    return launch.nodes or len(found), found
 
 
-def may_come(now: Snapshot, manifest: Manifest, target: Target, size: Size) -> bool:
+def may_come(now: Snapshot, manifest: Manifest, launch: Launch) -> bool:
     """Whether slots that are missing, or that a layout change brings, would be enough."""
+    target = launch.target
     if now.draining or (now.state is not None and now.state.leaving):
         return True
     if target.profile or target.accelerator or target.slot:
@@ -75,17 +96,18 @@ def may_come(now: Snapshot, manifest: Manifest, target: Target, size: Size) -> b
         node = name.rpartition("/")[0]
         if target.node in (None, node):
             by_node[node] = by_node.get(node, 0) + 1
-    enough = sum(count >= (size.per_node or 1) for count in by_node.values())
-    return enough >= (size.nodes or 1) and sum(by_node.values()) > sum(map(target.takes, now.slots))
+    enough = sum(count >= (launch.per_node or 1) for count in by_node.values())
+    return enough >= (launch.nodes or 1) and sum(by_node.values()) > sum(map(target.takes, now.slots))
 
 
-def ranks(wish: Wish, slots: Sequence[InstanceInfo], framework: Framework | None) -> list[Rank]:
-    """The ranks of a gang that was granted *slots*, in their order: node by node.
+def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, topic: str) -> list[Rank]:
+    """The ranks of the *gang* that was granted *slots*, in their order: node by node. *start*: from 0.
 
     A rank on a whole GPU sees all GPUs that the gang has on its node, of which its local rank picks one. On any other
-    kind of slot it sees what is its own: a process can use one MIG partition. *framework*: None for one task that
-    takes all of them, and sees them all.
+    kind of slot it sees what is its own: a process can use one MIG partition. One task that takes all of them sees
+    them all.
     """
+    framework = launch.framework
     nodes = list(dict.fromkeys(slot.node for slot in slots))
     found: list[Rank] = []
     for rank, slot in enumerate(slots):
@@ -93,7 +115,7 @@ def ranks(wish: Wish, slots: Sequence[InstanceInfo], framework: Framework | None
         sees = beside if framework is None or slot.kind == "gpu" else [slot]
         found.append(
             Rank(
-                gang=wish.gang,
+                gang=gang,
                 rank=rank,
                 world_size=len(slots),
                 local_rank=beside.index(slot),
@@ -102,8 +124,14 @@ def ranks(wish: Wish, slots: Sequence[InstanceInfo], framework: Framework | None
                 nodes=tuple(nodes),
                 slots=tuple(each.slot for each in slots),
                 framework=framework,
+                restart=start,
+                max_restarts=launch.max_restarts,
                 holds=framework is None and rank > 0,
                 visible=_visible(sees),
+                env=dict(launch.env),
+                topic=topic,
+                run_id=f"{gang}.{rank}",
+                timeout=launch.timeout,
             )
         )
     return found

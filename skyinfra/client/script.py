@@ -37,8 +37,7 @@ def run_script(
     run_id = uuid.uuid4().hex
     task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), pool._fleet.topic, run_id))
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
-    pool._fleet.listen(run_id, received.put)
-    try:
+    with pool._fleet.listening(run_id, received.put):
         future = pool.send(task, _target(pool, node))
         future.when_done(lambda _: received.put(None))
         try:
@@ -48,8 +47,6 @@ def run_script(
             return future.result()
         finally:
             future.cancel()
-    finally:
-        pool._fleet.listen(run_id, None)
 
 
 def detach_script(
@@ -68,8 +65,9 @@ def detach_script(
     """
     path = Path(path)
     task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
-    place = (pool._fleet, pool._files, pool.target)
-    return jobs.detach(*place, task, name, priority=priority, replace=replace, kind="script", shown=path.name)
+    return jobs.detach(
+        pool._fleet, pool.target, task, name, priority=priority, replace=replace, kind="script", shown=path.name
+    )
 
 
 def _target(pool: Pool, node: str | None) -> Target:

@@ -15,11 +15,16 @@ from skyinfra.protocol.manifest import Manifest
 # There: a slot has the target, or had it when it began to go. Coming: a layout is being changed. Missing: the slot is
 # to be there and is not. Gone: there will be none.
 Prospect = Literal["there", "coming", "missing", "gone"]
+# The words of Dask's resources that are not those of a target.
+_RESOURCES = {"accelerator": "accel"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A place for tasks: the slot ``NODE/INDEX``, any slot of a node, a profile or an accelerator, or anywhere."""
+    """A place for tasks: the slot ``NODE/INDEX``, any slot of a node, a profile or an accelerator, or anywhere.
+
+    Its fields are called as those of `InstanceInfo`.
+    """
 
     slot: str | None = None
     node: str | None = None
@@ -29,32 +34,15 @@ class Target:
     @property
     def resources(self) -> dict[str, int]:
         """Dask resources. Names of workers do not do: Dask resolves them once, to an address that may be gone."""
-        resources = {"slot": 1}
-        if self.slot:
-            resources[f"slot:{self.slot}"] = 1
-        if self.node:
-            resources[f"node:{self.node}"] = 1
-        if self.profile:
-            resources[f"profile:{self.profile}"] = 1
-        if self.accelerator:
-            resources[f"accel:{self.accelerator}"] = 1
-        return resources
+        wanted = {_RESOURCES.get(name, name): value for name, value in vars(self).items() if value}
+        return {"slot": 1} | {f"{name}:{value}": 1 for name, value in wanted.items()}
 
     def takes(self, slot: InstanceInfo) -> bool:
         """Whether *slot* is such a place."""
-        pairs = (
-            (self.slot, slot.slot),
-            (self.node, slot.node),
-            (self.profile, slot.profile),
-            (self.accelerator, slot.accelerator),
-        )
-        return all(wanted in (None, there) for wanted, there in pairs)
+        return all(wanted in (None, getattr(slot, name)) for name, wanted in vars(self).items())
 
-    def narrowed(
-        self, *, node: str | None = None, profile: str | None = None, accelerator: str | None = None
-    ) -> Target:
-        """Returns what both this target and the given one allow. Raises `InvalidField` where that is nothing."""
-        given = {"node": node, "profile": profile, "accelerator": accelerator}
+    def narrowed(self, **given: str | None) -> Target:
+        """Returns what both this target and the given fields allow. Raises `InvalidField` where that is nothing."""
         for name, value in given.items():
             if value is not None and getattr(self, name) not in (None, value):
                 raise InvalidField(

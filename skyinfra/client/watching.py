@@ -9,6 +9,7 @@ import contextlib
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,6 @@ class Watcher:
         self._progress = progress
         self._lock = threading.RLock()
         self._bars: Progress | None = None
-        self._shown = 0
         self._rows: dict[str, TaskID] = {}
         self._said: dict[str, float] = {}
 
@@ -57,7 +57,9 @@ class Watcher:
             row = self._rows.pop(key, None)
             if row is not None and self._bars is not None:
                 self._bars.remove_task(row)
-                self._leave()
+                if not self._rows:
+                    self._bars.stop()
+                    self._bars = None
 
     @contextlib.contextmanager
     def counting(self, name: str, total: int | None) -> Iterator[Callable[[], None]]:
@@ -65,41 +67,32 @@ class Watcher:
         if not self._progress:
             yield lambda: None
             return
-        count = _Count(self, name, total)
+        key = uuid.uuid4().hex
+        of = f" of {total}" if total is not None else ""
+        done, over = 0, False
+
+        def show() -> None:
+            with self._lock:
+                if not over:
+                    self._show(key, name, done, total, f"{name}: {done}{of} done")
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            if key in self._rows or not sys.stderr.isatty():
+                show()
+
+        timer = threading.Timer(_SHOW_AFTER_S, show)
+        timer.daemon = True
+        if sys.stderr.isatty():
+            timer.start()
         try:
-            yield count.advance
+            yield advance
         finally:
-            count.close()
-
-    def row(self, description: str, total: float | None) -> TaskID | None:
-        """A bar, where someone watches."""
-        with self._lock:
-            bars = self._enter()
-            return None if bars is None else bars.add_task(description, total=total)
-
-    def update(self, row: TaskID, done: float, total: float | None = None, description: str | None = None) -> None:
-        """Moves a bar."""
-        with self._lock:
-            if self._bars is not None:
-                self._bars.update(row, completed=done, total=total, description=description)
-
-    def remove(self, row: TaskID) -> None:
-        """Takes a bar away."""
-        with self._lock:
-            if self._bars is not None:
-                self._bars.remove_task(row)
-                self._leave()
-
-    def say(self, key: str, line: str) -> None:
-        """A line where nobody watches: the first ten seconds after the first call for *key*, then as often at most."""
-        now = time.monotonic()
-        with self._lock:
-            due = now - self._said.setdefault(key, now) >= _LINE_EVERY_S
-            if due:
-                self._said[key] = now
-        if due:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            timer.cancel()
+            with self._lock:
+                over = True
+                self.ended(key)
 
     def _print(self, slot: str, line: str) -> None:
         with self._lock:
@@ -112,78 +105,36 @@ class Watcher:
 
     def _step(self, key: str, name: str, done: float, total: float | None, note: str) -> None:
         described = f"{name} {note}".rstrip()
+        of = f" of {total:g}" if total is not None else ""
+        self._show(key, described, done, total, f"{described}: {done:g}{of}")
+
+    def _show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
+        """Moves the bar of *key*; where nobody watches, writes *line*: from ten seconds after the first call on."""
         with self._lock:
-            if key not in self._rows and (row := self.row(described, total)) is not None:
-                self._rows[key] = row
-            if key in self._rows:
-                self.update(self._rows[key], done, total, described)
+            if sys.stderr.isatty():
+                bars = self._bars = self._bars or _started_bars()
+                if key not in self._rows:
+                    self._rows[key] = bars.add_task(described, total=total)
+                bars.update(self._rows[key], completed=done, total=total, description=described)
                 return
-        self.say(key, f"{described}: {done:g} of {total:g}" if total is not None else f"{described}: {done:g}")
-
-    def _enter(self) -> Progress | None:
-        if not sys.stderr.isatty():
-            return None
-        if self._bars is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bars = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bars.start()
-        self._shown += 1
-        return self._bars
-
-    def _leave(self) -> None:
-        self._shown -= 1
-        if self._shown == 0 and self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+            now = time.monotonic()
+            if now - self._said.setdefault(key, now) >= _LINE_EVERY_S:
+                self._said[key] = now
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
 
-class _Count:
-    """Counts the tasks of one map or gather that have ended."""
+def _started_bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, watcher: Watcher, name: str, total: int | None) -> None:
-        self._watcher = watcher
-        self._name = name
-        self._total = total
-        self._done = 0
-        self._row: TaskID | None = None
-        self._closed = False
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        if sys.stderr.isatty():
-            self._timer = threading.Timer(_SHOW_AFTER_S, self._show)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._row is not None:
-            self._watcher.update(self._row, self._done, self._total)
-        elif self._timer is None:
-            of = f" of {self._total}" if self._total is not None else ""
-            self._watcher.say(f"{id(self)}", f"{self._name}: {self._done}{of} done")
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._row is not None:
-                self._watcher.remove(self._row)
-                self._row = None
-        self._watcher.ended(f"{id(self)}")
-
-    def _show(self) -> None:
-        with self._lock:
-            if not self._closed:
-                self._row = self._watcher.row(self._name, self._total)
-                if self._row is not None:
-                    self._watcher.update(self._row, self._done, self._total)
+    bars = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    bars.start()
+    return bars

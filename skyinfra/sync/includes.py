@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from skyinfra.blobs.store import in_words
 from skyinfra.blobs.trees import Entry, Tree, check_paths
 from skyinfra.errors import InvalidInclude
+from skyinfra.tasks.included import Included
 from skyinfra.tasks.pickling import library_folders
 
 # Left out of folders, as a line of a .gitignore would do it.
@@ -53,16 +54,6 @@ _LOOKED_THROUGH = 64 * 2**20
 _hashes: dict[tuple[str, int, int, int], str] = {}
 
 
-@dataclass(frozen=True)
-class Scan:
-    """Files as they are now. sources: where each digest's content is. places: of each path of the tree, the file here;
-    of what was included itself too."""
-
-    tree: Tree
-    sources: dict[str, Path]
-    places: dict[str, Path]
-
-
 @dataclass
 class Includes:
     """Files and folders of this machine, relative to *base*.
@@ -87,7 +78,7 @@ class Includes:
                 self.paths.append(path)
         self.excludes += [each for each in excludes if each not in self.excludes]
 
-    def scan(self) -> Scan:
+    def scan(self) -> Included:
         """Reads what has changed since the last time. Raises `InvalidInclude`."""
         tops = {self._top(path): path for path in self.paths}
         if len(tops) < len(self.paths):
@@ -98,7 +89,7 @@ class Includes:
             _check_size({path: file.stat().st_size for path, file in files.items()})
         entries = {path: self._entry(path, file) for path, file in sorted(files.items())}
         tree = Tree(entries, _roots(tops, entries))
-        return Scan(tree, {entries[path].sha256: file for path, file in files.items()}, {**tops, **files})
+        return Included(tree, {entries[path].sha256: file for path, file in files.items()}, {**tops, **files})
 
     def _top(self, path: Path) -> str:
         """Returns its path in the tree: as below the base, or as below what Python imports from, else by its name."""
@@ -112,7 +103,7 @@ class Includes:
     def _files(self, top: str, start: Path) -> Iterator[tuple[str, Path]]:
         if start.is_file():
             # What is named itself is not left out, unless it is never sent.
-            if any(pattern(PurePosixPath(start.name)) for pattern in _patterns(("*.tfstate", "*.tfstate.*"))):
+            if _excluded(start.name, False, _patterns(("*.tfstate", "*.tfstate.*"))):
                 raise InvalidInclude("Terraform's state holds secrets and is not sent", field="includes", given=top)
             yield top, start
             return
@@ -155,7 +146,7 @@ def _walk(
     for item in sorted(folder.iterdir()):
         path = item.name if top == "." else f"{top}/{item.name}"
         real = item.resolve()
-        if _excluded(PurePosixPath(path), item.is_dir(), patterns):
+        if _excluded(path, item.is_dir(), patterns):
             continue
         if item.is_symlink() and not real.is_relative_to(start):
             raise InvalidInclude(
@@ -220,28 +211,14 @@ def _holds(root: str, path: str) -> bool:
 # Patterns -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """A line of a .gitignore. anchored: to the top of the tree. folders: only those. again: takes back in."""
-
-    expression: re.Pattern[str]
-    anchored: bool
-    folders: bool
-    again: bool
-
-    def __call__(self, path: PurePosixPath, is_folder: bool = False) -> bool:
-        """Whether it is about *path*."""
-        if self.folders and not is_folder:
-            return False
-        return self.expression.fullmatch(str(path) if self.anchored else path.name) is not None
+# Of a line of a .gitignore: matches paths, those of folders with / at their end; and whether the line takes back in.
+Pattern = tuple[re.Pattern[str], bool]
 
 
-def _excluded(path: PurePosixPath, is_folder: bool, patterns: Sequence[Pattern]) -> bool:
+def _excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool:
     """The last pattern that is about *path* decides."""
-    for pattern in reversed(patterns):
-        if pattern(path, is_folder):
-            return not pattern.again
-    return False
+    named = f"{path}/" if is_folder else path
+    return next((not again for pattern, again in reversed(patterns) if pattern.fullmatch(named)), False)
 
 
 @cache
@@ -250,12 +227,12 @@ def _patterns(lines: tuple[str, ...]) -> tuple[Pattern, ...]:
 
 
 def _pattern(line: str) -> Pattern:
-    again = line.startswith("!")
     text = line.removeprefix("!").strip()
-    folders = text.endswith("/")
+    end = "(?<!/)/" if text.endswith("/") else "(?<!/)/?"
     text = text.rstrip("/")
-    anchored = "/" in text
-    return Pattern(re.compile(_translated(text.removeprefix("/"))), anchored, folders, again)
+    if "/" not in text:
+        text = "**/" + re.sub(r"\*+", "*", text)
+    return re.compile(_translated(text.removeprefix("/")) + end), line.startswith("!")
 
 
 def _translated(text: str) -> str:
@@ -264,6 +241,6 @@ def _translated(text: str) -> str:
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", text)
     return "".join(
         tokens.get(part)
-        or (part.replace("[!", "[^", 1) if part.startswith("[") and part.endswith("]") else re.escape(part))
+        or ("(?!/)" + part.replace("[!", "[^", 1) if part.startswith("[") and part.endswith("]") else re.escape(part))
         for part in parts
     )

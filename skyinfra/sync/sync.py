@@ -6,22 +6,20 @@ Everything that awaits runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import os
-import types
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyinfra.blobs import transfer
-from skyinfra.blobs.store import WrongContent, digest_of
-from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, Sent
+from skyinfra.blobs.store import WrongContent
+from skyinfra.blobs.transfer import BlobsMissing, Sent
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import InvalidField, InvalidInclude, TaskInputsLost, TaskTooLarge
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.rpc import Peer
-from skyinfra.sync.includes import Includes, Scan
+from skyinfra.sync.includes import Includes
+from skyinfra.tasks.included import Included, listing
 from skyinfra.worker import views
 
 if TYPE_CHECKING:
@@ -45,67 +43,18 @@ class Synced:
     sent_bytes: int
 
 
-@dataclass(frozen=True)
-class Included:
-    """The synced files of a client, as tasks see them."""
-
-    scan: Scan
-
-    @property
-    def tree(self) -> Tree:
-        """The listing of it."""
-        return self.scan.tree
-
-    def blobs(self) -> list[Blob]:
-        """Its files and its listing, to be sent."""
-        listing = self.tree.dumps()
-        files = self.tree.blobs().items()
-        return [
-            *(Blob(digest, size, partial(_read, self.scan.sources[digest])) for digest, size in files),
-            Blob(digest_of(listing), len(listing), lambda: transfer.chunked([listing])),
-        ]
-
-    def module_name(self, module: types.ModuleType) -> str | None:
-        """The name under which nodes can import *module*, or None where they cannot."""
-        path = self._paths.get(getattr(module, "__file__", None) or "")
-        if path is None:
-            return None
-        name = module.__name__.replace(".", "/")
-        tops = ["" if root == "." else f"{root}/" for root in self.tree.roots]
-        files = [f"{top}{name}{end}" for top in tops for end in (".py", "/__init__.py")]
-        return module.__name__ if path in files else None
-
-    @cached_property
-    def _paths(self) -> dict[str, str]:
-        """The path in the tree of each file here."""
-        files = {path: self.scan.places[path] for path in self.tree.code}
-        return {str(file.resolve()): path for path, file in files.items()} | {
-            str(file): path for path, file in files.items()
-        }
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    """The content of a file in chunks. One that is gone has none: what is sent is not what was to be sent then."""
-    try:
-        with path.open("rb") as file:
-            while data := file.read(CHUNK):
-                yield data
-    except OSError:
-        return
-
-
 async def sync(head: Peer, includes: Includes) -> tuple[Included, Synced]:
     """Brings what is included to the head, where it is not there yet. Raises `InvalidInclude` and what sending
     does."""
     included, sent = await _send(head, includes)
-    views.remember(included.scan.places)
+    views.remember(included.places)
     tree = included.tree
     return included, Synced(tree.name, len(tree.files), tree.size, sent.blobs, sent.bytes)
 
 
 async def _send(head: Peer, includes: Includes) -> tuple[Included, Sent]:
     for _ in range(_ATTEMPTS):
-        included = Included(includes.scan())
+        included = includes.scan()
         try:
             sent = await transfer.send(head, included.blobs())
         except WrongContent:
@@ -162,8 +111,7 @@ async def send_files(head: Peer, path: Path, remote: str, secret: str) -> str:
     top = path.name
     files = {remote + name.removeprefix(top): entry for name, entry in included.tree.files.items()}
     tree = Tree(files)
-    listing = tree.dumps()
-    await transfer.send(head, [Blob(digest_of(listing), len(listing), lambda: transfer.chunked([listing]))])
+    await transfer.send(head, [listing(tree)])
     return tree.name
 
 

@@ -27,13 +27,14 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable
 from skyinfra.protocol.calls import Header, Outcome
 from skyinfra.protocol.failures import Failure
-from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Task
+from skyinfra.tasks.included import Included
+from skyinfra.tasks.task import Compute, Decorated, InObject, Task
 from skyinfra.worker import views
 from skyinfra.worker.execute import named
 
 
 class Shipment:
-    """A task as bytes. ``key`` is unique; ``name`` is the function's name, for messages.
+    """A task as bytes. ``key`` is unique; ``name`` is by default the function's, for messages.
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
@@ -46,13 +47,14 @@ class Shipment:
         *,
         topic: str,
         echo: bool = False,
+        name: str | None = None,
         key: str | None = None,
         included: Included | None = None,
         whole: bool = False,
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
-        self.name = task.name
-        self.key = key or _key(task.name)
+        self.name = name or task.name
+        self.key = key or _key(self.name)
         self.settings = task.settings
         self.included = included
         packed = _pack_call(task, included, whole=whole)
@@ -192,7 +194,8 @@ def _by_value(included: Included | None) -> Iterator[None]:
     unless they are *included*."""
     with _lock:
         own = [each for each in _own_modules() if included is None or included.module_name(each) is None]
-        registered = [module for module in own if module.__name__ not in _registry()]
+        registry = cloudpickle.list_registry_pickle_by_value()
+        registered = [module for module in own if module.__name__ not in registry]
         for module in registered:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -200,11 +203,6 @@ def _by_value(included: Included | None) -> Iterator[None]:
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def _registry() -> set[str]:
-    names: set[str] = cloudpickle.list_registry_pickle_by_value()
-    return names
 
 
 def _own_modules() -> list[types.ModuleType]:
@@ -239,10 +237,9 @@ def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object
     """A task of a plain or decorated function."""
     if isinstance(function, Compute):
         return Task(function.function, args, kwargs, function.settings)
-    plain = function
-    if not callable(plain):
-        raise TypeError(f"a task is made from a function, not from {type(plain).__name__}")
-    return Task(plain, args, kwargs)
+    if not callable(function):
+        raise TypeError(f"a task is made from a function, not from {type(function).__name__}")
+    return Task(function, args, kwargs)
 
 
 # Outcomes -----------------------------------------------------------------------------------------------------------

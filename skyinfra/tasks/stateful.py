@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra.errors import InvalidField
-from skyinfra.protocol.instance import VARIABLE
-from skyinfra.tasks.task import Compute, Decorated, Included, InObject, Options, Task, is_local
+from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local
 from skyinfra.worker import stateful
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from skyinfra.tasks.included import Included
     from skyinfra.tasks.task import Given
 
 C = TypeVar("C")
@@ -32,10 +32,7 @@ class Stateful(Decorated, Generic[C]):
         self.kind = kind
         self.settings = settings
         self.keep = keep
-        self.__doc__ = kind.__doc__
-        self.__name__ = kind.__name__
-        self.__qualname__ = kind.__qualname__
-        self.__module__ = kind.__module__
+        functools.update_wrapper(self, kind, updated=())
 
     def __call__(self, *args: object, **kwargs: object) -> Handle[C]:
         if is_local():
@@ -55,13 +52,8 @@ class Stateful(Decorated, Generic[C]):
         """The class itself."""
         return self.kind
 
-    def __reduce__(self) -> tuple[object, ...]:
-        from skyinfra.worker.execute import plain
-
-        return plain, (self.kind,)
-
     def __repr__(self) -> str:
-        return f"<cls {self.__qualname__}>"
+        return f"<cls {self.kind.__qualname__}>"
 
 
 class Handle(Generic[C]):
@@ -112,7 +104,7 @@ class Handle(Generic[C]):
         return self._recipes[code]
 
     def __repr__(self) -> str:
-        return f"<handle of {self._made_by.__qualname__}>"
+        return f"<handle of {self._made_by.kind.__qualname__}>"
 
 
 class _Method(InObject):
@@ -176,10 +168,4 @@ def cls(kind: Any = None, /, *, keep: int = 1, **given: Unpack[Given]) -> Any:
     changed, takes the place of the one that was used longest ago. The other keywords are those of `Options`, for all
     methods. Raises `InvalidField`.
     """
-    settings = Options(**given)
-    if VARIABLE in os.environ:
-        # In a module that was synced: the node's own import of it.
-        return kind if kind is not None else lambda decorated: decorated
-    if kind is None:
-        return lambda decorated: Stateful(decorated, settings, keep)
-    return Stateful(kind, settings, keep)
+    return decorated(kind, functools.partial(Stateful, settings=Options(**given), keep=keep))

@@ -6,7 +6,6 @@ import contextvars
 import functools
 import inspect
 import os
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import (
     Literal,
     NoReturn,
     ParamSpec,
-    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -28,8 +26,7 @@ from skyinfra.errors import InvalidField
 from skyinfra.protocol.instance import VARIABLE
 
 if TYPE_CHECKING:
-    from skyinfra.blobs.transfer import Blob
-    from skyinfra.blobs.trees import Tree
+    from skyinfra.tasks.included import Included
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,19 +113,10 @@ class Decorated(ABC):
     def plain(self) -> object:
         """The function or class itself."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        from skyinfra.worker.execute import plain
 
-class Included(Protocol):
-    """The files that a client has synced, as far as pickling needs to know them; see `skyinfra.sync`."""
-
-    @property
-    def tree(self) -> Tree:
-        """The listing of the files."""
-
-    def blobs(self) -> list[Blob]:
-        """The files and their listing, to be sent."""
-
-    def module_name(self, module: types.ModuleType) -> str | None:
-        """The name under which nodes can import *module*, or None where they cannot."""
+        return plain, (self.plain,)
 
 
 class InObject(ABC):
@@ -182,17 +170,16 @@ class Compute(Decorated, Generic[P, T]):
     def _name(self) -> str:
         return str(getattr(self.function, "__name__", "function"))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        from skyinfra.worker.execute import plain
-
-        return plain, (self.function,)
-
     def __repr__(self) -> str:
         return f"<compute {getattr(self.function, '__qualname__', self.function)}>"
 
 
-def _plain(function: Callable[P, T]) -> Callable[P, T]:
-    return function
+def decorated(target: Any, make: Callable[[Any], Any]) -> Any:
+    """Returns what *make* makes of *target*, or the decorator that does it where there is no target yet."""
+    if VARIABLE in os.environ:
+        # In a module that was synced: the node's own import of it.
+        return (lambda plain: plain) if target is None else target
+    return make if target is None else make(target)
 
 
 @overload
@@ -206,11 +193,7 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -
     The keywords are those of `Options`; ``task.options(...)`` says others for one call. On a node, and wherever another
     task uses it there, the function is the plain one. Raises `InvalidField`.
     """
-    settings = Options(**given)
-    if VARIABLE in os.environ:
-        # In a module that was synced: the node's own import of it.
-        return _plain if function is None else function
-    return functools.partial(Compute, settings=settings) if function is None else Compute(function, settings)
+    return decorated(function, functools.partial(Compute, settings=Options(**given)))
 
 
 @dataclass(frozen=True)

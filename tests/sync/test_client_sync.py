@@ -16,7 +16,7 @@ import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.sync import includes, sync
 from skyinfra.sync.includes import Includes
-from skyinfra.tasks import Task
+from skyinfra.tasks import Task, included
 
 LIBRARY = '''
 import os
@@ -306,7 +306,7 @@ def test_a_file_is_read_again_only_if_it_may_have_changed(project, monkeypatch):
 def test_a_file_that_changes_while_it_is_synced(pool, project, monkeypatch):
     path = project / "data" / "vocab.txt"
     path.write_text("before it changes")
-    kept, read = sync._read, []
+    kept, read = included._read, []
 
     def changing(file):
         if file == path and not read:
@@ -314,7 +314,7 @@ def test_a_file_that_changes_while_it_is_synced(pool, project, monkeypatch):
             read.append(file)
         return kept(file)
 
-    monkeypatch.setattr(sync, "_read", changing)
+    monkeypatch.setattr(included, "_read", changing)
     pool.sync()
     assert read
     assert first(pool, Task(read_vocabulary)) == "after that"
@@ -324,7 +324,7 @@ def test_a_file_that_changes_while_it_is_synced(pool, project, monkeypatch):
         read.append(file)
         return kept(file)
 
-    monkeypatch.setattr(sync, "_read", restless)
+    monkeypatch.setattr(included, "_read", restless)
     path.write_text("new")
     with pytest.raises(sky.InvalidInclude, match="changes faster than it can be sent"):
         pool.sync()
@@ -384,6 +384,7 @@ def test_state_secrets_and_what_tools_leave_are_not_included(project, fleet):
         (("src/shiny/*.py",), ["data/vocab.txt", "src/shiny/beside.txt"]),
         (("src/**/deep*", "/data/"), ["src/shiny/__init__.py", "src/shiny/beside.txt"]),
         (("*", "!src/", "!shiny", "!b?side.[a-t]xt"), ["src/shiny/beside.txt"]),
+        (("data/**", "!data/v**b.txt", "src/**/*.py"), ["data/vocab.txt", "src/shiny/beside.txt"]),
     ],
 )
 def test_excludes_are_those_of_a_gitignore(project, excludes, left):
