@@ -102,7 +102,8 @@ class Fleet:
         try:
             return self.in_loop(asked)
         except OSError as error:
-            if error.errno is not None:  # of a file here; what Dask says of a connection has no number
+            # Those of a file here have a number; what Dask says of a connection has none.
+            if error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
                 raise
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: "
