@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Literal, TextIO
 
 from skyinfra.errors import InvalidNodeConfig, NodeFailed, StateDirectoryError
+from skyinfra.node import processes
 from skyinfra.node.processes import poll
 from skyinfra.protocol import interruption
 from skyinfra.protocol.instance import InstanceInfo
@@ -187,10 +188,26 @@ class NodeDirectory:
                 return None
         # A runner writes it right after it has locked the directory.
         poll(self.pid_file.exists, _LOCK_PATIENCE_S)
+        return self.process_in(self.pid_file)
+
+    def process_in(self, file: Path) -> int | None:
+        """Returns the process id in *file* of this directory; None without one.
+
+        Whoever owns the directory chose it, and root sends signals to it: raises `StateDirectoryError` where the
+        process is another account's.
+        """
         try:
-            return int(self.pid_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            pid = int(file.read_text(encoding="utf-8"))
+            owner, other = file.parent.stat().st_uid, processes.owner(pid)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
+        if owner != 0 and other not in (None, owner):
+            raise StateDirectoryError(
+                f"names the process {processes.describe(pid)}, which is not of the folder's owner",
+                field=str(file),
+                hint="Nothing was sent to it. Have the owner of the folder remove that file.",
+            )
+        return pid
 
     def log_tail(self, lines: int = 20) -> str:
         """Returns the last *lines* of the log of a detached runner; empty where there is none."""

@@ -94,6 +94,16 @@ def describe(pid: int) -> str:
     return f"{pid} ({name}, user {user})"
 
 
+def owner(pid: int) -> int | None:
+    """Returns the user id of a process; None where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # See proc_pid_status(5).
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
+
+
 def end(pids: Iterable[int], *, grace_s: float) -> None:
     """Ends these processes: SIGTERM, and SIGKILL for what is left after *grace_s* seconds."""
     found = [process for pid in pids if (process := _read(pid)) is not None]

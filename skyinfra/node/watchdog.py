@@ -110,8 +110,8 @@ def _pid(directory: NodeDirectory) -> int | None:
         with directory.watchdog_file.open("r") as stream:
             if locked(stream, fcntl.LOCK_SH):
                 return None
-            pid = int(stream.read())
+        pid = directory.process_in(directory.watchdog_file)
         # The id that an earlier watchdog left may be another process now.
-        return pid if b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") else None
+        return pid if pid is not None and b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") else None
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError, ValueError):
         return None

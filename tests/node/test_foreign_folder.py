@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +13,11 @@ from pathlib import Path
 import pytest
 from running_node import RunningNode, h100
 
-from skyinfra import NodeRebooting
+from skyinfra import NodeRebooting, StateDirectoryError
 from skyinfra.gpu.machine import RebootGuard, SimulatedMachine
 from skyinfra.gpu.simulated.model import StateFile
+from skyinfra.node import detach
+from skyinfra.node import watchdog as watchdog_module
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.runner import cli
 
@@ -96,3 +101,28 @@ def test_a_reboot_that_was_remembered_but_never_asked_for_is_asked_for(folder: P
     (folder / "reboot.json").write_text(json.dumps({"boot": machine.boot_id(), "gpus": [0]}))
     guard.reboot(machine, [0], "turn MIG on")
     assert machine.reboots == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone ends processes of others")
+@pytest.mark.parametrize("command", ["stop", "boot", "watchdog"])
+def test_root_signals_no_process_that_another_account_chose(folder: Path, command: str) -> None:
+    directory = NodeDirectory(folder)
+    chosen = subprocess.Popen(["sleep", "600"])
+    try:
+        with directory.lock_file.open("a") as lock, directory.watchdog_file.open("a") as watchdog:
+            for stream in (lock, watchdog):
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            for file in (directory.pid_file, directory.watchdog_file):
+                file.write_text(f"{chosen.pid}\n")
+            os.chown(folder, 65534, 65534)
+            with pytest.raises(StateDirectoryError, match=r"\(sleep, user root\), which is not of the folder's owner"):
+                if command == "stop":
+                    detach.stop(directory, timeout_s=0.1)
+                elif command == "boot":
+                    directory.holder()
+                else:
+                    watchdog_module.end(directory)
+        assert chosen.poll() is None
+    finally:
+        chosen.kill()
+        chosen.wait()
