@@ -42,7 +42,8 @@ class Image(Declaration):
     """The software of a node besides the runner.
 
     python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
-    packages. env: variables of every worker. preload: modules, such as ``torch``, that are imported once on each node,
+    packages. env: variables of every worker, no secrets: they stand in clear in the plan, in the state and on the
+    nodes. preload: modules, such as ``torch``, that are imported once on each node,
     before the processes of its slots are forked, which then start in a moment; one that opens a device while it is
     imported is not kept. run: shell commands, once, before the first slot starts. runner: where
     a cloud node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the

@@ -33,6 +33,10 @@ def synthesize(name: str | None) -> SynthesizedStack:
     stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
     show_orphans(find_orphans(project, stacks), to_stderr=True)
+    for name, inputs in stack.modules.items():
+        for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
+            text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
+            tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
     return stack
 
 
