@@ -77,8 +77,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     until(lambda: list(here.glob(".skyinfra/**/begun")))
-    shown = skyinfra(here, "status", check=False)
-    assert shown.returncode == 1 and "it still runs, or was killed" in shown.stdout
+    assert "A deploy, begun at" in skyinfra(here, "status").stdout
     deploy.send_signal(signal.SIGINT)
     deploy.wait()
     shown = skyinfra(here, "status", check=False)
@@ -86,9 +85,13 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
     assert "old/cpu is partly deployed: 4 resources" in shown.stdout
     assert "The last deploy, begun at" in shown.stdout and "was interrupted" in shown.stdout
     (stack,) = json.loads(skyinfra(here, "status", "--json", check=False).stdout)["stacks"]
-    assert stack["incomplete"] and stack["last_failure"]["verb"] == "deploy"
+    assert stack["incomplete"] and stack["last_run"]["verb"] == "deploy"
     (file,) = here.glob("cdktf.out/stacks/old/last-run.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    # Of a deploy that was killed nothing is said but that.
+    file.write_text(json.dumps({"verb": "deploy", "began": "2026-11-23T00:00:00+00:00", "message": None}))
+    shown = skyinfra(here, "status", check=False)
+    assert shown.returncode == 1 and "begun at 2026-11-23T00:00:00+00:00, was killed." in shown.stdout
     skyinfra(here, "destroy", "--auto-approve")
     assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
     assert not processes(here)
