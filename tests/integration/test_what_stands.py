@@ -193,3 +193,22 @@ def test_another_layout_is_planned_as_an_update_in_place(tmp_path: Path) -> None
     deployed = skyinfra(here, "deploy", "--auto-approve")
     assert "cpu head updated" in deployed.stderr and "destroyed" not in deployed.stderr
     skyinfra(here, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_nodes_that_end_are_named_with_what_runs_there(tmp_path: Path) -> None:
+    here = project(tmp_path, more=", nodes=2")
+    skyinfra(here, "deploy", "--auto-approve")
+    (here / "task.py").write_text("import time\ntime.sleep(600)\n")
+    for name in ("first", "second"):
+        skyinfra(here, "run", "--detach", "--name", name, "old/cpu", "task.py")
+    until(lambda: skyinfra(here, "jobs", "list", "old/cpu").stdout.count("running") == 2)
+    project(tmp_path)
+    planned = skyinfra(here, "plan")
+    assert "- cpu node cpu-1" in planned.stdout
+    assert re.search(r"cpu-1 is destroyed, for it is not declared any more: ends there: (first|second)", planned.stderr)
+    assert "cpu-0 is" not in planned.stderr
+    refused = skyinfra(here, "deploy", "--replace", 'module.cpu.terraform_data.node["cpu-0"]', check=False)
+    assert "cpu-0 is replaced, for --replace asks for it: ends there: " in refused.stderr
+    assert "the 2 jobs of the fleet end with its head" in refused.stderr
+    skyinfra(here, "destroy", "--auto-approve")
