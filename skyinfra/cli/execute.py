@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,6 +134,8 @@ def _named(manifest: Manifest, name: str) -> ManifestNode:
 
 def _answers(address: str) -> bool:
     try:
+        import socket
+
         socket.create_connection((address, _SSH_PORT), timeout=_PROBE_S).close()
     except OSError:
         return False

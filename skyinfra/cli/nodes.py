@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-import webbrowser
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,6 +63,8 @@ def ask_all(
 
     if not names:
         return {}
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
         return dict(zip(names, threads.map(ask, names), strict=True))
 
@@ -214,6 +214,8 @@ def dashboard(
         sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
         sys.stdout.flush()
         if browser and sys.stdout.isatty():
+            import webbrowser
+
             webbrowser.open(url)
         while True:
             time.sleep(_POLL_S)
