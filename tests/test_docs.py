@@ -22,7 +22,8 @@ def blocks(language: str, text: str) -> list[str]:
 
 
 def test_the_workflow_is_one() -> None:
-    [text] = blocks("yaml", (ROOT / "docs" / "hcp-terraform.md").read_text())
+    text, gitlab = blocks("yaml", (ROOT / "docs" / "hcp-terraform.md").read_text())
+    assert yaml.safe_load(gitlab)["deploy"]["script"] == ["skyinfra deploy aws-mig --auto-approve"]
     workflow = yaml.safe_load(text)
     # YAML 1.1 reads `on` as a truth value, as GitHub's own reader does not.
     assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
