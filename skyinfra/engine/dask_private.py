@@ -7,6 +7,7 @@ admits. Modules that only some processes need are imported where they are used: 
 from __future__ import annotations
 
 import collections
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.comm import registry
 from distributed.comm.core import FatalCommClosedError
-from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector
+from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector, TLSListener
+from tornado.iostream import SSLIOStream
 from tornado.tcpclient import TCPClient
+
+from skyinfra.engine.handshakes import HANDSHAKES
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -200,11 +204,34 @@ class _Connector(TLSConnector):  # type: ignore[misc]
             raise
 
 
+class _Listener(TLSListener):  # type: ignore[misc]
+    """Dask waits for ever for a peer that says nothing, and writes a line about each that says something else."""
+
+    async def _handle_stream(self, stream: SSLIOStream, address: tuple[Any, ...]) -> None:
+        # It ends after Dask's own handshake, which follows that of TLS: a server takes the connection over.
+        with HANDSHAKES.one(address[0], stream.close):
+            await super()._handle_stream(stream, address)
+
+    async def _prepare_stream(self, stream: SSLIOStream, address: str) -> SSLIOStream | None:
+        # Tornado would wait for ever for the handshake of a stream that has been closed already.
+        if stream.closed():
+            return None
+        try:
+            return await stream.wait_for_handshake()
+        except OSError as error:
+            reason = getattr(error, "real_error", None) or error
+            # Not one who left or was closed here: a worker that ends leaves when it was about to report.
+            if isinstance(reason, ssl.SSLError) and not isinstance(reason, ssl.SSLEOFError):
+                HANDSHAKES.failed(address, str(reason))
+            return None
+
+
 class _Backend(TLSBackend):  # type: ignore[misc]
     _connector_class = _Connector
+    _listener_class = _Listener
 
 
-def install_connector() -> None:
-    """Opens every ``tls://`` connection of this process as above, from now on."""
+def install_connections() -> None:
+    """Opens and accepts every ``tls://`` connection of this process as above, from now on."""
     if not isinstance(registry.backends.get("tls"), _Backend):
         registry.backends["tls"] = _Backend()
