@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import webbrowser
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any
@@ -210,11 +209,9 @@ def dashboard(
     from skyinfra.client import connect
 
     with connect(fleet) as pool:
-        url = pool.dashboard(port)
+        url = pool.dashboard(port, browser=browser and sys.stdout.isatty())
         sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
         sys.stdout.flush()
-        if browser and sys.stdout.isatty():
-            webbrowser.open(url)
         while True:
             time.sleep(_POLL_S)
 

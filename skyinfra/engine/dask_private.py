@@ -6,7 +6,10 @@ admits. Modules that only some processes need are imported where they are used: 
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import importlib
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.comm import registry
 from distributed.comm.core import FatalCommClosedError
 from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector, TLSListener
-from tornado.iostream import SSLIOStream
+from tornado.iostream import IOStream, SSLIOStream
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine.handshakes import HANDSHAKES
@@ -140,6 +143,41 @@ def is_cancelled(worker: Worker, key: object) -> bool:
     """Whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state == "cancelled"
+
+
+# The dashboard ------------------------------------------------------------------------------------------------------
+
+# Clients listen on the loopback of their machines, at any port.
+_ORIGINS = ("127.0.0.1:*", "localhost:*")
+
+
+class Pages:
+    """The dashboard of *scheduler*, which needs bokeh. It listens nowhere: a connection is a pair of sockets."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        from distributed.http.routing import RoutingApplication
+        from tornado.httpserver import HTTPServer
+
+        pages: Any = importlib.import_module("distributed.dashboard.scheduler")
+        # Not that of the scheduler, which has a port of the loopback.
+        self._application = RoutingApplication([])
+        pages.connect(self._application, scheduler.http_server, scheduler, prefix="")
+        for each in self._application.applications:
+            each.websocket_origins.clear()
+            each.websocket_origins.update(_ORIGINS)
+        self._server = HTTPServer(self._application)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Opens a connection to it."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._server.handle_stream(IOStream(theirs), ("", 0))
+        return await asyncio.open_connection(sock=ours)
+
+    def close(self) -> None:
+        """Ends what draws it. Its connections have been closed."""
+        for each in self._application.applications:
+            each.stop()
 
 
 # Messages -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ _CONFIG = {
     # Scheduler and workers serve unauthenticated HTTP pages otherwise.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
+    # Any web page could open a websocket to the dashboard; `dask_private.Pages` adds who may.
+    "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin": [],
     # Tasks may start processes of their own, which children of daemonic processes may not.
     "distributed.worker.daemon": False,
     # A worker is forked from a process that has Dask loaded: 0.1 s instead of 0.6 s of CPU for each slot.
