@@ -17,12 +17,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm import registry
-from distributed.comm.core import FatalCommClosedError
+from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector, TLSListener
 from tornado.iostream import IOStream, SSLIOStream
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine.handshakes import HANDSHAKES
+from skyinfra.engine.waiting import within
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 SEND_INTERVAL_S = 0.001
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
+# What the peer of a new connection may take to say which compression it knows, as Dask does after TLS.
+GREETING_S = 30.0
 
 # Streams ------------------------------------------------------------------------------------------------------------
 
@@ -245,23 +248,26 @@ class _Connector(TLSConnector):  # type: ignore[misc]
 class _Listener(TLSListener):  # type: ignore[misc]
     """Dask waits for ever for a peer that says nothing, and writes a line about each that says something else."""
 
-    async def _handle_stream(self, stream: SSLIOStream, address: tuple[Any, ...]) -> None:
-        # It ends after Dask's own handshake, which follows that of TLS: a server takes the connection over.
-        with HANDSHAKES.one(address[0], stream.close):
-            await super()._handle_stream(stream, address)
-
     async def _prepare_stream(self, stream: SSLIOStream, address: str) -> SSLIOStream | None:
         # Tornado would wait for ever for the handshake of a stream that has been closed already.
         if stream.closed():
             return None
         try:
-            return await stream.wait_for_handshake()
+            with HANDSHAKES.one(address.rpartition(":")[0], stream.close):
+                return await stream.wait_for_handshake()
         except OSError as error:
             reason = getattr(error, "real_error", None) or error
             # Not one who left or was closed here: a worker that ends leaves when it was about to report.
             if isinstance(reason, ssl.SSLError) and not isinstance(reason, ssl.SSLEOFError):
                 HANDSHAKES.failed(address, str(reason))
             return None
+
+    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
+        """Dask's own handshake, with a peer that has the fleet secret."""
+        try:
+            await within(super().on_connection(comm, handshake_overrides), GREETING_S)
+        except TimeoutError as error:
+            raise CommClosedError(f"{comm} says nothing") from error
 
 
 class _Backend(TLSBackend):  # type: ignore[misc]

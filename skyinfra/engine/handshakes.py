@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 logger = logging.getLogger("skyinfra.runner")
 
 SECONDS = 10.0
+# It is counted in parts, so that the time in which this process had no time for the peer is not the peer's.
+_PART_S = 1.0
 MOST = 1024
 # The caps are that part of the files that this process may open, and of the handshakes of all. The slots of a node
 # connect at the same moment, and those who share one address by NAT may.
@@ -51,11 +53,10 @@ class Handshakes:
         number = next(self._numbers)
         self._of.setdefault(address, {})[number] = close
         self._all[number] = address
-        timer = asyncio.get_running_loop().call_later(SECONDS, self._end, number, f"not done in {SECONDS:g} s")
+        self._watch(number, SECONDS)
         try:
             yield
         finally:
-            timer.cancel()
             self._forget(number)
 
     def failed(self, address: str, why: str) -> None:
@@ -72,6 +73,12 @@ class Handshakes:
             text = "connections closed that did no handshake of this fleet: %d; the last one was from %s: %s"
             logger.warning(text, self._unsaid, *self._last)
             self._unsaid = 0
+
+    def _watch(self, number: int, left: float) -> None:
+        if left <= 0 and number in self._all:
+            self._end(number, f"not done in {SECONDS:g} s")
+        elif number in self._all:
+            asyncio.get_running_loop().call_later(min(left, _PART_S), self._watch, number, left - _PART_S)
 
     def _end(self, number: int, why: str) -> None:
         address = self._all[number]

@@ -9,6 +9,7 @@ import resource
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -16,7 +17,7 @@ from distributed import Security
 from distributed.comm import connect
 from distributed.core import Server
 
-from skyinfra.engine import handshakes, settings
+from skyinfra.engine import dask_private, handshakes, settings
 from skyinfra.engine.credentials import Credentials
 
 SECRET = "0123456789abcdef" * 4
@@ -110,15 +111,32 @@ def test_an_unfinished_handshake_ends(says: bytes, monkeypatch: pytest.MonkeyPat
     run(test)
 
 
-def test_the_handshake_of_dask_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has the secret, and says nothing after the handshake of TLS."""
-    limits(monkeypatch, seconds=0.5)
+def test_the_handshake_of_dask_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That with a peer that has the secret, and says nothing after the handshake of TLS."""
+    limits(monkeypatch)
+    monkeypatch.setattr(dask_private, "GREETING_S", 0.2)
     context = security().get_connection_args("client")["ssl_context"]
 
     async def test(fleet: Fleet) -> None:
         assert await ended(await fleet.stranger(tls=context))
 
     run(test)
+
+
+def test_the_time_of_this_process_is_not_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine is busy, many of the fleet wait at once, and each would be closed when it is to be served."""
+    limits(monkeypatch, seconds=1.0)
+    monkeypatch.setattr(handshakes, "_PART_S", 0.1)
+    closed: list[None] = []
+
+    async def test() -> None:
+        with handshakes.Handshakes().one(HOST, lambda: closed.append(None)):
+            time.sleep(1.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not closed
+
+    asyncio.run(test())
 
 
 def test_one_address_has_a_part_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
