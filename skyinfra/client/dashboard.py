@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import re
 import secrets
-import webbrowser
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -56,6 +55,8 @@ class Dashboard:
 
     def show(self) -> None:
         """Opens it in the browser of whoever runs this, if there is one."""
+        import webbrowser
+
         webbrowser.open(self._admission.url_once())
 
     async def start(self, port: int) -> None:
