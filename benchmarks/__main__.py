@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks import boot, engine, gpu, imports, packing, partition, placement, synth
+from benchmarks import boot, engine, gpu, imports, packing, partition, placement, strangers, synth
 from benchmarks.measure import Result, show
 
 ALL: dict[str, Callable[[], Iterable[Result]]] = {
@@ -17,6 +17,7 @@ ALL: dict[str, Callable[[], Iterable[Result]]] = {
     "partition": partition.run,
     "boot": boot.run,
     "engine": engine.run,
+    "strangers": strangers.run,
     "gpu": gpu.run,
 }
 QUICK = {**ALL, "engine": partial(engine.run, quick=True)}

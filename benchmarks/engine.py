@@ -284,9 +284,9 @@ def _importable(root: Path) -> Iterator[str | None]:
 
 
 def _started(seconds: float, up: float, head: int, workers: list[int]) -> Started:
-    total = sum(_pss(process.pid) for process in processes.of_session(head))
+    total = sum(pss(process.pid) for process in processes.of_session(head))
     since = up - min(map(_begun, workers))
-    return Started(seconds, since, _pss(head), statistics.mean(map(_pss, workers)), total)
+    return Started(seconds, since, pss(head), statistics.mean(map(pss, workers)), total)
 
 
 def _begun(pid: int) -> float:
@@ -295,7 +295,7 @@ def _begun(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _pss(pid: int) -> float:
+def pss(pid: int) -> float:
     """MB of memory of a process, of which what it shares counts in parts: see proc_pid_smaps(5)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000

@@ -210,13 +210,9 @@ def dashboard(
     from skyinfra.client import connect
 
     with connect(fleet) as pool:
-        url = pool.dashboard(port)
+        url = pool.dashboard(port, browser=browser and sys.stdout.isatty())
         sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
         sys.stdout.flush()
-        if browser and sys.stdout.isatty():
-            import webbrowser
-
-            webbrowser.open(url)
         while True:
             time.sleep(_POLL_S)
 

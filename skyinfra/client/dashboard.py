@@ -1,37 +1,77 @@
-"""The dashboard of a fleet's scheduler at an address of this machine, through the client's own connection."""
+"""The dashboard of a fleet's scheduler at an address of this machine, through the client's own connection.
+
+Every account of this machine can connect to a port of its loopback, and so can every web page that a browser here
+shows. A request passes that has the cookie of the first visit, with the token; that names this address as its host,
+which a page of another site cannot; and that comes from no other page.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from skyinfra.client.connection import Connection
+from skyinfra.engine.waiting import within
 from skyinfra.errors import PortTaken, SkyinfraError
 from skyinfra.protocol import services
 
 _WAIT_S = 15.0
 _PART = 256 * 1024
+# Of the head of a request, and how long it may take.
+_LARGEST_HEAD = 64 * 1024
+_HEAD_S = 10.0
+# How the answer to a request for a websocket begins, after which the browser goes on.
+_SWITCHED = b"HTTP/1.1 101 "
+# Headers that stay here: those that would keep a connection for another request, and the cookies, which may be those
+# of any program of this machine.
+_NOT_FORWARDED = {"connection", "keep-alive", "proxy-connection", "upgrade", "cookie", "expect"}
+_METHODS = ("GET", "HEAD")
+# A target of another form names a host of its own.
+_TARGET = re.compile(r"/(?![/\\])[!-~]*")
+_PAGE = "/status"
+_OPEN = "Open the address that skyinfra has shown, with its token; if this is it, load the page again.\n"
 
 
 class Dashboard:
-    """Listens on the loopback of this machine; what connects there talks to the dashboard. ``url`` is its address."""
+    """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
-        self.url = ""
+        self._admission = Admission(0)
+
+    @property
+    def url(self) -> str:
+        """The address, with the token that admits a browser."""
+        return self._admission.url
+
+    def show(self) -> None:
+        """Opens it in the browser of whoever runs this, if there is one."""
+        import webbrowser
+
+        webbrowser.open(self._admission.url_once())
 
     async def start(self, port: int) -> None:
         """Raises `MissingDependency` where the head cannot draw it, `PortTaken`; 0 is any free port."""
         head = self._connection.head
         await services.dashboard_close(head, number=await services.dashboard_open(head))
         try:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+            self._server = await asyncio.start_server(
+                self._serve, "127.0.0.1", port, limit=_LARGEST_HEAD, start_serving=False
+            )
         except OSError as error:
             what = f"cannot listen on 127.0.0.1:{port}: {error.strerror}"
             raise PortTaken(what, field="--port", given=port) from None
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/status"
+        self._admission = Admission(self._server.sockets[0].getsockname()[1])
+        await self._server.start_serving()
 
     async def close(self) -> None:
         """Ends it, with all connections."""
@@ -46,31 +86,161 @@ class Dashboard:
         assert mine is not None  # noqa: S101 - a coroutine runs in a task
         self._pipes.add(mine)
         try:
-            with contextlib.suppress(OSError, SkyinfraError):
-                await self._pipe(await services.dashboard_open(self._connection.head), reader, writer)
+            # What ends, is too slow or too large is no request.
+            with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, SkyinfraError):
+                request = self._admission.admit(await within(reader.readuntil(b"\r\n\r\n"), _HEAD_S))
+                await self._pipe(await services.dashboard_open(self._connection.head), request, reader, writer)
+        except Refused as refused:
+            writer.write(refused.answer)
         finally:
             self._pipes.discard(mine)
             writer.close()
 
-    async def _pipe(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Copies both ways until either side ends."""
+    async def _pipe(
+        self, number: int, request: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Sends *request* and copies the answer; for a websocket both ways from then on. Until either side ends."""
         head = self._connection.head
+        answer = b""
 
         async def there() -> None:
+            # Another request on the same connection was not admitted: only a websocket goes on.
             while data := await reader.read(_PART):
-                if not await services.dashboard_send(head, number=number, data=data):
+                goes_on = request.websocket and answer.startswith(_SWITCHED)
+                if goes_on and not await services.dashboard_send(head, number=number, data=data):
                     return
 
         async def back() -> None:
+            nonlocal answer
             while (data := await services.dashboard_receive(head, number=number, wait_s=_WAIT_S)) is not None:
+                answer = answer or data
                 writer.write(data)
                 await writer.drain()
 
-        copying = [asyncio.ensure_future(there()), asyncio.ensure_future(back())]
         try:
-            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+            if await services.dashboard_send(head, number=number, data=request.head):
+                await _until_one_ends(there(), back())
         finally:
-            for each in copying:
-                each.cancel()
-            await asyncio.gather(*copying, return_exceptions=True)
             await services.dashboard_close(head, number=number)
+
+
+async def _until_one_ends(*copying: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(each) for each in copying]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request that may pass. head: what is sent in its place. websocket: whether its connection goes on after it."""
+
+    head: bytes
+    websocket: bool
+
+
+class Refused(Exception):
+    """A request that may not pass. *answer*: the whole response."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class Admission:
+    """Admits requests to ``127.0.0.1:port``."""
+
+    def __init__(self, port: int) -> None:
+        self._token = secrets.token_urlsafe(32)
+        # Cookies are of a host, whatever the port.
+        self._cookie = f"skyinfra-{port}={self._token}"
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self._once: set[str] = set()
+        self.url = self._address(self._token)
+
+    def url_once(self) -> str:
+        """An address that admits the first browser that opens it: other accounts see the arguments of programs."""
+        token = secrets.token_urlsafe(32)
+        self._once.add(token)
+        return self._address(token)
+
+    def _address(self, token: str) -> str:
+        return f"http://{self._hosts[0]}{_PAGE}?token={token}"
+
+    def admit(self, data: bytes) -> Admitted:
+        """What to do with the head *data* of a request. Raises `Refused`, for the first visit with a redirection."""
+        method, target, headers = _parsed(data)
+        if method not in _METHODS:
+            raise _refused(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard has pages to read only.\n")
+        self._check_source(headers)
+        address = urlsplit(target)
+        token = parse_qs(address.query).get("token")
+        if token is not None:
+            self._visit(address.path, token[-1])
+        cookies = [part.strip() for name, value in headers if name == "cookie" for part in value.split(";")]
+        if not any(_same(cookie, self._cookie) for cookie in cookies):
+            raise _refused(HTTPStatus.FORBIDDEN, _OPEN)
+        websocket = any(name == "upgrade" and value.lower() == "websocket" for name, value in headers)
+        kept = [(name, value) for name, value in headers if name not in _NOT_FORWARDED]
+        way = [("connection", "Upgrade"), ("upgrade", "websocket")] if websocket else [("connection", "close")]
+        return Admitted(_head(f"{method} {target} HTTP/1.1", *kept, *way), websocket)
+
+    def _check_source(self, headers: list[tuple[str, str]]) -> None:
+        hosts = [value for name, value in headers if name == "host"]
+        origins = [value for name, value in headers if name == "origin"]
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            raise _refused(HTTPStatus.FORBIDDEN, f"The dashboard is at {' and '.join(self._hosts)} only.\n")
+        if any(origin not in [f"http://{host}" for host in self._hosts] for origin in origins):
+            raise _refused(HTTPStatus.FORBIDDEN, "The dashboard answers its own pages only.\n")
+
+    def _visit(self, path: str, token: str) -> None:
+        if token in self._once:
+            self._once.remove(token)
+        elif not _same(token, self._token):
+            raise _refused(HTTPStatus.FORBIDDEN, _OPEN)
+        cookie = f"{self._cookie}; Path=/; HttpOnly; SameSite=Strict"
+        raise _refused(HTTPStatus.SEE_OTHER, "", ("Location", path), ("Set-Cookie", cookie))
+
+
+def _parsed(data: bytes) -> tuple[str, str, list[tuple[str, str]]]:
+    """Method, target, and headers with their names in small letters. Raises `Refused`."""
+    first, *lines = data.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    method, target, version, *more = [*first.split(" "), "", ""]
+    headers = []
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name or any(character.isspace() for character in name) or "\n" in value or "\r" in value:
+            raise _refused(HTTPStatus.BAD_REQUEST, "No header of HTTP/1.1.\n")
+        headers.append((name.lower(), value.strip()))
+    if any(more) or not version.startswith("HTTP/1.") or not _TARGET.fullmatch(target):
+        raise _refused(HTTPStatus.BAD_REQUEST, "No request of HTTP/1.1.\n")
+    if any(name == "transfer-encoding" or (name == "content-length" and value != "0") for name, value in headers):
+        raise _refused(HTTPStatus.BAD_REQUEST, "The dashboard has pages to read only.\n")
+    return method, target, headers
+
+
+def _same(given: str, wanted: str) -> bool:
+    return secrets.compare_digest(given.encode("latin-1", "replace"), wanted.encode())
+
+
+def _refused(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Refused:
+    body = text.encode()
+    always = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Connection", "close"),
+    ]
+    return Refused(_head(f"HTTP/1.1 {status.value} {status.phrase}", *headers, *always) + body)
+
+
+def _head(first: str, *headers: tuple[str, str]) -> bytes:
+    lines = [first, *(f"{name}: {value}" for name, value in headers), "", ""]
+    return "\r\n".join(lines).encode("latin-1")

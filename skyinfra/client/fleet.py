@@ -84,11 +84,13 @@ class Fleet:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self.from_head(self.connection.look())
 
-    def dashboard(self, port: int = 0) -> str:
+    def dashboard(self, port: int, *, browser: bool) -> str:
         """See `Pool.dashboard`."""
         dashboard = Dashboard(self.connection)
         self.in_loop(dashboard.start(port))
         self._dashboards.append(dashboard)
+        if browser:
+            dashboard.show()
         return dashboard.url
 
     # Questions ------------------------------------------------------------------------------------------------------

@@ -61,13 +61,15 @@ class Pool(Sender):
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self._fleet.look()
 
-    def dashboard(self, port: int = 0) -> str:
+    def dashboard(self, port: int = 0, *, browser: bool = False) -> str:
         """Opens the dashboard of the fleet's scheduler on this machine until the pool is closed; returns its address.
 
-        Its connections go through that of this pool: no port of the fleet has to be open for it. port: where to
-        listen; 0 is any. Raises `MissingDependency` where the head cannot draw it, `PortTaken`.
+        Its connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
+        token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
+        browser: whether to show it in the browser of this machine. Raises `MissingDependency` where the head cannot
+        draw it, `PortTaken`.
         """
-        return self._fleet.dashboard(port)
+        return self._fleet.dashboard(port, browser=browser)
 
     def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.

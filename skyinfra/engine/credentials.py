@@ -61,7 +61,7 @@ class Credentials:
 
         from skyinfra.engine import dask_private
 
-        dask_private.install_connector()
+        dask_private.install_connections()
         return Security(
             require_encryption=True,
             tls_ca_file=self.ca,

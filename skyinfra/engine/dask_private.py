@@ -6,16 +6,24 @@ admits. Modules that only some processes need are imported where they are used: 
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import importlib
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm import registry
-from distributed.comm.core import FatalCommClosedError
-from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector
+from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector, TLSListener
+from tornado.iostream import IOStream, SSLIOStream
 from tornado.tcpclient import TCPClient
+
+from skyinfra.engine.handshakes import HANDSHAKES
+from skyinfra.engine.waiting import within
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -24,6 +32,8 @@ if TYPE_CHECKING:
 SEND_INTERVAL_S = 0.001
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
+# What the peer of a new connection may take to say which compression it knows, as Dask does after TLS.
+GREETING_S = 30.0
 
 # Streams ------------------------------------------------------------------------------------------------------------
 
@@ -138,6 +148,41 @@ def is_cancelled(worker: Worker, key: object) -> bool:
     return task is not None and task.state == "cancelled"
 
 
+# The dashboard ------------------------------------------------------------------------------------------------------
+
+# Clients listen on the loopback of their machines, at any port.
+_ORIGINS = ("127.0.0.1:*", "localhost:*")
+
+
+class Pages:
+    """The dashboard of *scheduler*, which needs bokeh. It listens nowhere: a connection is a pair of sockets."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        from distributed.http.routing import RoutingApplication
+        from tornado.httpserver import HTTPServer
+
+        pages: Any = importlib.import_module("distributed.dashboard.scheduler")
+        # Not that of the scheduler, which has a port of the loopback.
+        self._application = RoutingApplication([])
+        pages.connect(self._application, scheduler.http_server, scheduler, prefix="")
+        for each in self._application.applications:
+            each.websocket_origins.clear()
+            each.websocket_origins.update(_ORIGINS)
+        self._server = HTTPServer(self._application)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Opens a connection to it."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._server.handle_stream(IOStream(theirs), ("", 0))
+        return await asyncio.open_connection(sock=ours)
+
+    def close(self) -> None:
+        """Ends what draws it. Its connections have been closed."""
+        for each in self._application.applications:
+            each.stop()
+
+
 # Messages -----------------------------------------------------------------------------------------------------------
 
 # The opcode of pickle that takes a buffer from outside of the stream (NEXT_BUFFER), and the end.
@@ -200,11 +245,37 @@ class _Connector(TLSConnector):  # type: ignore[misc]
             raise
 
 
+class _Listener(TLSListener):  # type: ignore[misc]
+    """Dask waits for ever for a peer that says nothing, and writes a line about each that says something else."""
+
+    async def _prepare_stream(self, stream: SSLIOStream, address: str) -> SSLIOStream | None:
+        # Tornado would wait for ever for the handshake of a stream that has been closed already.
+        if stream.closed():
+            return None
+        try:
+            with HANDSHAKES.one(address.rpartition(":")[0], stream.close):
+                return await stream.wait_for_handshake()
+        except OSError as error:
+            reason = getattr(error, "real_error", None) or error
+            # Not one who left or was closed here: a worker that ends leaves when it was about to report.
+            if isinstance(reason, ssl.SSLError) and not isinstance(reason, ssl.SSLEOFError):
+                HANDSHAKES.failed(address, str(reason))
+            return None
+
+    async def on_connection(self, comm: Any, handshake_overrides: dict[str, Any] | None = None) -> None:
+        """Dask's own handshake, with a peer that has the fleet secret."""
+        try:
+            await within(super().on_connection(comm, handshake_overrides), GREETING_S)
+        except TimeoutError as error:
+            raise CommClosedError(f"{comm} says nothing") from error
+
+
 class _Backend(TLSBackend):  # type: ignore[misc]
     _connector_class = _Connector
+    _listener_class = _Listener
 
 
-def install_connector() -> None:
-    """Opens every ``tls://`` connection of this process as above, from now on."""
+def install_connections() -> None:
+    """Opens and accepts every ``tls://`` connection of this process as above, from now on."""
     if not isinstance(registry.backends.get("tls"), _Backend):
         registry.backends["tls"] = _Backend()

@@ -8,6 +8,8 @@ from pathlib import Path
 import dask
 from distributed.utils import get_mp_context
 
+from skyinfra.engine.handshakes import allow_files
+
 # Dask's defaults lose tasks or trust the network; each of these was measured.
 _CONFIG = {
     # A lost node makes its tasks hop over its dying workers, and each hop counts as a failure of the task.
@@ -19,6 +21,8 @@ _CONFIG = {
     # Scheduler and workers serve unauthenticated HTTP pages otherwise.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
+    # Any web page could open a websocket to the dashboard; `dask_private.Pages` adds who may.
+    "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin": [],
     # Tasks may start processes of their own, which children of daemonic processes may not.
     "distributed.worker.daemon": False,
     # A worker is forked from a process that has Dask loaded: 0.1 s instead of 0.6 s of CPU for each slot.
@@ -41,6 +45,7 @@ _CONFIG = {
 def configure(*, scratch: Path) -> None:
     """Sets Dask up in this process and the workers that it will start. *scratch*: where it keeps temporary files."""
     quiet()
+    allow_files()
     dask.config.set(_CONFIG)
     dask.config.set({"temporary-directory": str(scratch)})
     # Dask would load numpy and pandas there, before the worker's own import path and variables are set.
@@ -50,10 +55,9 @@ def configure(*, scratch: Path) -> None:
 def quiet() -> None:
     """Leaves Dask's warnings in the log: what it says about every connection would bury the node's own lines."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
-    logging.getLogger("distributed.comm.tcp").addFilter(_says_something)
+    logging.getLogger("tornado.general").addFilter(_is_no_handshake)
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-    """Leaves out peers that left during the handshake: a worker that ends does that when it was about to report."""
-    message = record.getMessage()
-    return "TLS handshake failed" not in message or "UNEXPECTED_EOF" not in message
+def _is_no_handshake(record: logging.LogRecord) -> bool:
+    """Leaves out Tornado's line about each handshake that fails: whoever reaches the port could fill the log."""
+    return not record.getMessage().startswith("SSL Error on")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
 from skyinfra.first_boot import report
@@ -24,8 +25,6 @@ from skyinfra.protocol.manifest import Endpoint
 logger = logging.getLogger("skyinfra.runner")
 
 _ANSWER_S = 5.0
-# Further connections are closed; their nodes report again.
-_AT_ONCE = 64
 
 
 class BootReports:
@@ -36,7 +35,6 @@ class BootReports:
         self._key = report.key(secret)
         self._on_failure = on_failure
         self._server: asyncio.Server | None = None
-        self._open = asyncio.Semaphore(_AT_ONCE)
 
     async def start(self) -> None:
         """Listens. Where it cannot, it logs that; the fleet works without."""
@@ -56,9 +54,10 @@ class BootReports:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A peer that hangs up, sends too much, or sends no text is none of the fleet.
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
-            if not self._open.locked():
-                async with self._open:
-                    await within(self._hear(reader, writer), _ANSWER_S)
+            # None where the peer has gone already.
+            address = writer.get_extra_info("peername") or ("",)
+            with HANDSHAKES.one(address[0], writer.close):
+                await within(self._hear(reader, writer), _ANSWER_S)
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce, line = report.greeting()

@@ -46,6 +46,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
         settings.quiet()
+        dask_private.install_connections()
         output.keep_logging()
         os.setpgrp()
         # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.

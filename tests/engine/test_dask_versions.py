@@ -20,6 +20,7 @@ TESTS = (
     "tests/client/test_client_failures.py",
     "tests/client/test_client_leaves_nothing.py",
     "tests/engine/test_dask_private.py",
+    "tests/engine/test_handshakes.py",
     "tests/head/test_jobs_of_fleet.py",
 )
 

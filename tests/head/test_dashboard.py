@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.cookiejar import CookieJar
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from running_node import RunningNode
@@ -18,6 +23,7 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
+from skyinfra.protocol import services
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 CONFIG = NodeConfig(1, "demo", "mig", "n1", "local", True, "127.0.0.1:0", cpu_slots=1)
@@ -61,23 +67,93 @@ def test_a_head_that_cannot_draw_says_so(node: RunningNode, tmp_path: Path) -> N
     assert isinstance(result.exception, sky.MissingDependency)
 
 
+def browser() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+
+
 @pytest.mark.slow
 def test_its_pages_arrive_and_go_with_the_pool(drawing_node: RunningNode) -> None:
     with drawing_node.pool() as pool:
         url = pool.dashboard()
         assert url.startswith("http://127.0.0.1:")
+        visitor = browser()
         for _ in range(3):
-            with urllib.request.urlopen(url, timeout=60) as answer:
+            with visitor.open(url, timeout=60) as answer:
                 page = answer.read().decode()
             assert answer.status == 200
             assert "Dask" in page
         with pytest.raises(sky.PortTaken):
             pool.dashboard(int(url.rpartition(":")[2].partition("/")[0]))
         # The large files that the page loads arrive whole.
-        with urllib.request.urlopen(url.replace("/status", "/static/js/bokeh.min.js"), timeout=60) as answer:
+        with visitor.open(url.replace("/status", "/static/js/bokeh.min.js"), timeout=60) as answer:
             assert len(answer.read()) == int(answer.headers["Content-Length"]) > 500_000
+        # Nobody else of this machine gets them.
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            browser().open(url.partition("?")[0], timeout=60)
         again = pool.dashboard()
         assert again != url
     for address in (url, again):
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(address, timeout=10)
+
+
+@pytest.mark.slow
+def test_no_port_of_the_head_has_its_pages(drawing_node: RunningNode) -> None:
+    with drawing_node.pool() as pool, drawing_node.client() as client:
+        with browser().open(pool.dashboard(), timeout=60) as answer:
+            assert "Dask" in answer.read().decode()
+        ports = [client.scheduler_info()["services"]["dashboard"]]
+        ports += [worker["services"]["dashboard"] for worker in client.scheduler_info()["workers"].values()]
+        for port in ports:
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=60)
+
+
+def upgrade(host: str, origin: str, session: str, *headers: str) -> bytes:
+    lines = [
+        "GET /status/ws HTTP/1.1",
+        f"Host: {host}",
+        f"Origin: {origin}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Protocol: bokeh, {session}",
+    ]
+    return "\r\n".join([*lines, *headers, "", ""]).encode()
+
+
+@pytest.mark.slow
+def test_its_websocket_is_for_its_own_pages(drawing_node: RunningNode) -> None:
+    with drawing_node.pool() as pool:
+        url = pool.dashboard()
+        host = urlsplit(url).netloc
+        jar = CookieJar()
+        visitor = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
+        with visitor.open(url, timeout=60) as answer:
+            session = re.search(r'"token":"([^"]+)"', answer.read().decode())
+        assert session
+        [cookie] = [f"Cookie: {each.name}={each.value}" for each in jar]
+
+        def answered(*headers: str, origin: str = f"http://{host}") -> bytes:
+            with socket.create_connection(("127.0.0.1", int(host.partition(":")[2])), timeout=60) as connection:
+                connection.sendall(upgrade(host, origin, session[1], *headers))
+                return connection.recv(12)
+
+        assert answered(cookie) == b"HTTP/1.1 101"
+        assert answered() == b"HTTP/1.1 403"
+        assert answered(cookie, origin="http://evil.example") == b"HTTP/1.1 403"
+
+        async def at_the_head(origin: str) -> bytes:
+            """What the head answers to a client that lets everything pass."""
+            head = pool._fleet.connection.head
+            number = await services.dashboard_open(head)
+            try:
+                data = upgrade(host, origin, session[1])
+                assert await services.dashboard_send(head, number=number, data=data)
+                return (await services.dashboard_receive(head, number=number, wait_s=15) or b"")[:12]
+            finally:
+                await services.dashboard_close(head, number=number)
+
+        assert pool._fleet.in_loop(at_the_head("http://evil.example")) == b"HTTP/1.1 403"
+        assert pool._fleet.in_loop(at_the_head("http://localhost:1234")) == b"HTTP/1.1 101"
