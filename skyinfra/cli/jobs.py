@@ -15,7 +15,7 @@ from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
-    from skyinfra.client import Job, Pool
+    from skyinfra.client import Job, Questions
     from skyinfra.protocol.jobs import JobInfo
 
 _POLL_S = 1.0
@@ -37,9 +37,9 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
     from rich.markup import escape
 
     from skyinfra.cli import tables
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.jobs()
     if as_json:
         tables.print_json({"jobs": [job.to_json() for job in found]})
@@ -79,9 +79,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has printed."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         info = found.info()
         if info.slot is None and not follow:
@@ -93,9 +93,9 @@ def logs(
 @app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         if found.cancel():
             sys.stdout.write(f"{found.name}: cancelled\n")
@@ -119,11 +119,11 @@ def result(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         try:
             error = found.exception(timeout)
@@ -188,7 +188,7 @@ def submit_script(
 class _Printer:
     """Prints the output of a job, from every slot that it runs on."""
 
-    def __init__(self, pool: Pool, job: Job[Any], lines: int) -> None:
+    def __init__(self, pool: Questions, job: Job[Any], lines: int) -> None:
         self._pool = pool
         self._job = job
         self._lines = lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from skyinfra.client.connection import Connection
+from skyinfra.client.asking import Asker
 from skyinfra.errors import PortTaken, SkyinfraError
 from skyinfra.protocol import services
 
@@ -16,7 +16,7 @@ _PART = 256 * 1024
 class Dashboard:
     """Listens on the loopback of this machine; what connects there talks to the dashboard. ``url`` is its address."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asker) -> None:
         self._connection = connection
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()

@@ -14,8 +14,8 @@ import time
 import uuid
 from typing import Generic, ParamSpec, TypeVar
 
-from skyinfra.client.connection import Connection
-from skyinfra.client.fleet import Fleet
+from skyinfra.client.asking import Asker
+from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.snapshot import Target
 from skyinfra.engine.waiting import within
 from skyinfra.errors import JobCancelled, NotSupported, SlotLost
@@ -47,7 +47,7 @@ class Job(Generic[T]):
     head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of at most 2 GiB.
     """
 
-    def __init__(self, fleet: Fleet, info: JobInfo) -> None:
+    def __init__(self, fleet: AskedFleet, info: JobInfo) -> None:
         self.name = info.name
         self.id = info.id
         self._task = info.task
@@ -132,7 +132,7 @@ class Job(Generic[T]):
 class Line:
     """Asks the head about jobs. Everything here runs in the event loop of a `LoopThread`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asker) -> None:
         self._connection = connection
 
     async def ask(self, call: Call[P, T], longest_s: float = 0.0, /, *_: P.args, **arguments: P.kwargs) -> T:

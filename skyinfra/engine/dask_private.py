@@ -7,15 +7,30 @@ admits. Modules that only some processes need are imported where they are used: 
 from __future__ import annotations
 
 import collections
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
+import distributed
+import msgpack
 from distributed.comm import registry
-from distributed.comm.core import FatalCommClosedError
-from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector
+from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.comm.tcp import (
+    TLS,
+    BaseTCPConnector,
+    TLSBackend,
+    TLSConnector,
+    convert_stream_closed_error,
+    read_bytes_rw,
+)
+from distributed.protocol.utils import msgpack_opts, unpack_frames
+from tornado.iostream import StreamClosedError
 from tornado.tcpclient import TCPClient
+
+from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -163,6 +178,101 @@ def memory(size: int) -> memoryview:
     return found
 
 
+# Answers that are data ----------------------------------------------------------------------------------------------
+# Dask unpickles what a peer marks as a pickle, whatever `deserializers` a caller names, and the exception of an answer
+# that reports one: who answers runs code where the answer is read.
+
+# Of the arguments of a connection: only data is read from it.
+_DATA_ONLY = "skyinfra_data_only"
+_WORDS = 1000
+
+
+def questions(address: str, security: Any, *, timeout: float) -> Any:
+    """The peer at *address* for questions: its answers are read as data, and no answer runs code here.
+
+    Raises `UnsafeAnswer` for an answer that is something else.
+    """
+    arguments = {**security.get_connection_args("client"), _DATA_ONLY: True}
+    # The exception of an answer is not deserialized either.
+    return distributed.rpc(address, connection_args=arguments, timeout=timeout, deserialize=False)
+
+
+class _DataStream(TLS):  # type: ignore[misc]
+    """A connection from which only data is read. Its own reading: what Dask changes in its own opens nothing here."""
+
+    stream: Any
+
+    async def read(self, deserializers: object = None) -> Any:
+        try:
+            message = read_data(await self._frames())
+            if not self.remote_info:  # a greeting that Dask could not use would leave this open
+                self.handshake_configuration(self.handshake_info(), message)
+            return message
+        except OSError:
+            raise
+        except BaseException as error:
+            # How much of the message has been read is not known.
+            self.abort()
+            if isinstance(error, SkyinfraError):
+                raise error.at(str(self.peer_address)) from None
+            if isinstance(error, Exception):
+                raise _unsafe(f"it is no message: {error or type(error).__name__}").at(self.peer_address) from None
+            raise
+
+    async def _frames(self) -> list[memoryview]:
+        if self.stream is None:
+            raise CommClosedError
+        try:
+            (size,) = struct.unpack("Q", await self.stream.read_bytes(struct.calcsize("Q")))
+            frames, sizes = unpack_frames(await read_bytes_rw(self.stream, size), partial=True)
+            return [*frames, *[await read_bytes_rw(self.stream, size) for size in sizes]]
+        except (StreamClosedError, SSLError) as error:
+            self.stream = None
+            self._closed = True
+            convert_stream_closed_error(self, error)
+            raise
+
+
+def read_data(frames: Sequence[memoryview]) -> Any:
+    """The message of *frames*, of Dask's wire format: data of msgpack, sets, and what `without_copy` makes.
+
+    Raises `UnsafeAnswer` for other objects, what msgpack raises for what is none of its messages, and `FleetError` for
+    an answer that reports an exception of the peer.
+    """
+    other: list[str] = []
+
+    def read(found: dict[Any, Any]) -> Any:
+        marks = [mark for mark in ("__Pickled__", "__Serialized__", "__Enum__") if mark in found]
+        if marks == ["__Pickled__"] and (memory := _beside(frames, found["__Pickled__"])) is not None:
+            return memory
+        if marks:
+            other.append(marks[0])
+            return None
+        return set(found["as-list"]) if "__Set__" in found else found
+
+    message = msgpack.loads(frames[0], object_hook=read, use_list=False, **msgpack_opts)
+    if isinstance(message, dict) and message.get("status") == "uncaught-error":
+        # With it comes the exception, pickled.
+        raise FleetError(f"it failed: {str(message.get('exception_text'))[:_WORDS]}")
+    if other:
+        raise _unsafe(f"a part of it is {other[0].strip('_')}")
+    return message
+
+
+def _unsafe(why: str) -> UnsafeAnswer:
+    return UnsafeAnswer(
+        f"the answer is not plain data, and was not read: {why}; reading it could run code on this machine",
+        hint="No head of skyinfra answers so: somebody with the fleet secret, a task for instance, has changed it, or "
+        "something else has its address. Destroy the fleet and deploy it again.",
+    )
+
+
+def _beside(frames: Sequence[memoryview], offset: Any) -> memoryview | None:
+    """The memory that stands beside the message at *offset*; None for another pickle."""
+    header = msgpack.loads(frames[offset], **msgpack_opts)
+    return frames[offset + 1] if header == {"pickled-obj": _NEXT_BUFFER, "num-sub-frames": 1} else None
+
+
 # Connections --------------------------------------------------------------------------------------------------------
 # Where the peer hangs up, or speaks, before the handshake, Tornado raises a ValueError, which `distributed` takes for a
 # malformed address: what was to connect again once the head is back ends with it. It is a closed connection; one that
@@ -186,6 +296,8 @@ class _Connector(TLSConnector):  # type: ignore[misc]
     client = _Client(resolver=BaseTCPConnector.client.resolver)
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        if connection_args.pop(_DATA_ONLY, False):
+            self.comm_class = _DataStream
         made: list[Any] = []
         _made.set(made)
         try:

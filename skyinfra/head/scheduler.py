@@ -50,6 +50,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
+            services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
 
@@ -124,6 +125,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         super().remove_client(client, stimulus_id)
         self._leases.client_gone(client)
         dask_private.unsubscribe(self, client, calls.TOPIC)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drops the last events of a client's *topic*, which leaves."""
+        if topic.startswith(calls.TOPIC):
+            dask_private.drop_events(self, topic)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""
