@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import dask
 import distributed
 from distributed.versions import VersionMismatchWarning
 
@@ -20,13 +19,9 @@ from skyinfra.client.asking import ANSWER_S, PAUSE_S, Asker
 from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
-from skyinfra.protocol import calls, services
+from skyinfra.protocol import services
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
-from skyinfra.worker import execute
-
-# Larger calls go Dask's way, which copies them less.
-_LARGE_CALL = 1_000_000
 
 
 class Connection(Asker):
@@ -72,15 +67,7 @@ class Connection(Asker):
 
     def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
-        client = self._client
-        if len(call) <= _LARGE_CALL:
-            future = distributed.Future(key, client)
-            message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
-            dask_private.send_to_scheduler(client, message)
-            return future
-        # Dask warns about calls above 10 MB, in words about its own collections.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
-            return client.submit(execute.run, header, call, key=key, resources=resources, pure=False)
+        return dask_private.send_task(self._client, key, header, call, resources)
 
     @property
     def client(self) -> Any:

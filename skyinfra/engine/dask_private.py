@@ -23,6 +23,7 @@ from distributed.comm.tcp import (
     BaseTCPConnector,
     TLSBackend,
     TLSConnector,
+    TLSListener,
     convert_stream_closed_error,
     read_bytes_rw,
 )
@@ -31,12 +32,15 @@ from tornado.iostream import StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
+from skyinfra.protocol import calls
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
 
 # Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
 SEND_INTERVAL_S = 0.001
+# From that size on, a message refers to a call; smaller ones are copied into it.
+_LARGE_CALL = 1_000_000
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
 
@@ -61,9 +65,15 @@ def prepare_client(client: Client) -> None:
     stream.recent_message_log = collections.deque(maxlen=0)
 
 
-def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:
-    """Sends a message on the client's stream: a task as one message costs a quarter of a graph of one task."""
+def send_task(client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int]) -> Any:
+    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future."""
+    from distributed import Future
+
+    future = Future(key, client)
+    carried = without_copy(call) if len(call) > _LARGE_CALL else call
+    message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
     client._send_to_scheduler(message)
+    return future
 
 
 # Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
@@ -178,12 +188,12 @@ def memory(size: int) -> memoryview:
     return found
 
 
-# Answers that are data ----------------------------------------------------------------------------------------------
-# Dask unpickles what a peer marks as a pickle, whatever `deserializers` a caller names, and the exception of an answer
-# that reports one: who answers runs code where the answer is read.
+# Messages that are data ---------------------------------------------------------------------------------------------
+# Dask unpickles what a peer marks as a pickle, whatever `deserializers` a caller names, in its scheduler too; and the
+# exception of an answer that reports one: who speaks runs code where the message is read.
 
-# Of the arguments of a connection: only data is read from it.
-_DATA_ONLY = "skyinfra_data_only"
+# Of the arguments of a connection: the class of its stream.
+_STREAM = "skyinfra_stream"
 _WORDS = 1000
 
 
@@ -192,19 +202,29 @@ def questions(address: str, security: Any, *, timeout: float) -> Any:
 
     Raises `UnsafeAnswer` for an answer that is something else.
     """
-    arguments = {**security.get_connection_args("client"), _DATA_ONLY: True}
+    arguments = {**security.get_connection_args("client"), _STREAM: _Answers}
     # The exception of an answer is not deserialized either.
     return distributed.rpc(address, connection_args=arguments, timeout=timeout, deserialize=False)
 
 
-class _DataStream(TLS):  # type: ignore[misc]
+def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
+    """Makes *scheduler* run nothing that others say: no worker, no client, no answer to a question of its own.
+
+    Returns arguments for its `listen`.
+    """
+    scheduler.rpc.connection_args = {**scheduler.rpc.connection_args, _STREAM: _Carried}
+    return {_STREAM: _Carried}
+
+
+class _Answers(TLS):  # type: ignore[misc]
     """A connection from which only data is read. Its own reading: what Dask changes in its own opens nothing here."""
 
     stream: Any
+    carries = False
 
     async def read(self, deserializers: object = None) -> Any:
         try:
-            message = read_data(await self._frames())
+            message = read_data(await self._frames(), carries=self.carries)
             if not self.remote_info:  # a greeting that Dask could not use would leave this open
                 self.handshake_configuration(self.handshake_info(), message)
             return message
@@ -233,9 +253,16 @@ class _DataStream(TLS):  # type: ignore[misc]
             raise
 
 
-def read_data(frames: Sequence[memoryview]) -> Any:
+class _Carried(_Answers):
+    """A connection of the scheduler, which carries results and exceptions of tasks and does not read them."""
+
+    carries = True
+
+
+def read_data(frames: Sequence[memoryview], *, carries: bool = False) -> Any:
     """The message of *frames*, of Dask's wire format: data of msgpack, sets, and what `without_copy` makes.
 
+    carries: objects that Dask has serialized are left as they are, and the answer of a failed call is one like others.
     Raises `UnsafeAnswer` for other objects, what msgpack raises for what is none of its messages, and `FleetError` for
     an answer that reports an exception of the peer.
     """
@@ -245,13 +272,15 @@ def read_data(frames: Sequence[memoryview]) -> Any:
         marks = [mark for mark in ("__Pickled__", "__Serialized__", "__Enum__") if mark in found]
         if marks == ["__Pickled__"] and (memory := _beside(frames, found["__Pickled__"])) is not None:
             return memory
+        if carries and marks == ["__Serialized__"]:
+            return _carried(frames, found["__Serialized__"])
         if marks:
             other.append(marks[0])
             return None
         return set(found["as-list"]) if "__Set__" in found else found
 
     message = msgpack.loads(frames[0], object_hook=read, use_list=False, **msgpack_opts)
-    if isinstance(message, dict) and message.get("status") == "uncaught-error":
+    if not carries and isinstance(message, dict) and message.get("status") == "uncaught-error":
         # With it comes the exception, pickled.
         raise FleetError(f"it failed: {str(message.get('exception_text'))[:_WORDS]}")
     if other:
@@ -271,6 +300,14 @@ def _beside(frames: Sequence[memoryview], offset: Any) -> memoryview | None:
     """The memory that stands beside the message at *offset*; None for another pickle."""
     header = msgpack.loads(frames[offset], **msgpack_opts)
     return frames[offset + 1] if header == {"pickled-obj": _NEXT_BUFFER, "num-sub-frames": 1} else None
+
+
+def _carried(frames: Sequence[memoryview], offset: Any) -> Any:
+    """The object that stands beside the message at *offset*, serialized."""
+    from distributed.protocol.serialize import Serialized
+
+    header = msgpack.loads(frames[offset], use_list=False, **msgpack_opts)
+    return Serialized(header, frames[offset + 1 : offset + 1 + header["num-sub-frames"]])
 
 
 # Connections --------------------------------------------------------------------------------------------------------
@@ -296,8 +333,7 @@ class _Connector(TLSConnector):  # type: ignore[misc]
     client = _Client(resolver=BaseTCPConnector.client.resolver)
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
-        if connection_args.pop(_DATA_ONLY, False):
-            self.comm_class = _DataStream
+        self.comm_class = connection_args.pop(_STREAM, TLS)
         made: list[Any] = []
         _made.set(made)
         try:
@@ -312,8 +348,15 @@ class _Connector(TLSConnector):  # type: ignore[misc]
             raise
 
 
+class _Listener(TLSListener):  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.comm_class = keywords.pop(_STREAM, TLS)
+        super().__init__(*arguments, **keywords)
+
+
 class _Backend(TLSBackend):  # type: ignore[misc]
     _connector_class = _Connector
+    _listener_class = _Listener
 
 
 def install_connector() -> None:

@@ -12,6 +12,7 @@ from distributed.core import Status
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import Changes
+from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
@@ -35,6 +36,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *, layout: FleetLayout, handlers: Handlers | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        admission.refuse_others(self)
         dask_private.keep_no_spans(self)
         self._offered = layout
         self._changes = Changes()
@@ -53,6 +55,10 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
+
+    async def listen(self, *arguments: Any, **keywords: Any) -> None:
+        """Listens as Dask does; what others say runs no code here."""
+        await super().listen(*arguments, **keywords, **dask_private.read_data_only(self))
 
     def offer(self, layout: FleetLayout) -> None:
         """Gives nodes *layout* from now on, those that wait for another one at once."""
@@ -109,10 +115,10 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         await super().handle_stream(comm, extra)
 
     def take_task(
-        self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
+        self, client: str, key: str, header: bytes, call: bytes | memoryview, resources: dict[str, float], **_: object
     ) -> None:
-        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, without graph and thread."""
-        dask_private.create_task(self, client, key, (execute.run, header, call), resources)
+        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, which would unpickle here."""
+        dask_private.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
