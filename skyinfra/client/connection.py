@@ -1,4 +1,4 @@
-"""The connection to the head of a fleet: opening it, noticing that it is gone, opening it again.
+"""The connection to the head of a fleet: to ask it, or to run tasks, where it is opened again when it is gone.
 
 Everything here runs in the event loop of a `LoopThread`.
 """
@@ -7,21 +7,228 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
+import platform
+import socket
+import ssl
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra.client.asking import ANSWER_S, PAUSE_S, Asker
+from skyinfra.client.snapshot import Snapshot
 from skyinfra.engine import dask_private
+from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
-from skyinfra.errors import SkyinfraError
-from skyinfra.protocol import services
+from skyinfra.errors import (
+    BootFailed,
+    CredentialsRefused,
+    FleetUnreachable,
+    InvalidManifest,
+    NodeError,
+    SkyinfraError,
+    VersionMismatch,
+)
+from skyinfra.first_boot import report
+from skyinfra.protocol import rpc, services
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
+from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
+
+T = TypeVar("T")
+
+# One question to the head may take that long.
+_ANSWER_S = 10.0
+_PROBE_S = 3.0
+# After a connection that failed; Dask needs time to notice that.
+_PAUSE_S = 0.1
+
+# What to do about a head that does not answer. That of a cloud's machine is started again by its systemd.
+_ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
+_ON_THIS_MACHINE = (
+    "It is a process of this machine: `skyinfra deploy` starts it again, with its jobs, after a reboot for instance."
+)
+
+
+class Asker:
+    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data.
+
+    timeout: seconds for a connection. patience: seconds for which the head may be gone before everybody who waits for
+    it hears `FleetUnreachable`.
+    """
+
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+        self.manifest = manifest
+        self.patience = patience
+        self._timeout = timeout
+        try:
+            credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
+        except ValueError as error:
+            raise InvalidManifest(str(error), field="manifest.secret") from None
+        self._security = credentials.security()
+        self._line = dask_private.questions(str(manifest.head), self._security, timeout=timeout)
+
+    async def open(self) -> None:
+        """Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch` or `UnsafeAnswer`."""
+        if self.manifest.head.port == 0:
+            raise FleetUnreachable(
+                f"the head of {self.manifest.fleet} has no port yet",
+                hint="Deploy the fleet again, and connect with the manifest that it gives then.",
+            )
+        try:
+            async with self._explained():
+                await self._check_versions()
+        except BaseException:
+            await self._line.close_rpc()
+            raise
+
+    async def _check_versions(self) -> None:
+        patience = self._timeout + _ANSWER_S
+        versions = await within(self._line.versions(), patience)
+        identity = await within(self._line.identity(n_workers=0), patience)
+        ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
+        theirs = {
+            "Python": _minor(versions["host"]["python"]),
+            "distributed": versions["packages"]["distributed"],
+        }
+        for what, version in theirs.items():
+            if version != ours[what]:
+                raise VersionMismatch(
+                    f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
+                    hint=f"Use {what} {version} here, or declare {ours[what]} in the pool's image.",
+                )
+        spoken = (identity.get(STARTUP_KEY) or {}).get("version")
+        if spoken != STATE_VERSION:
+            raise VersionMismatch(
+                f"another version of skyinfra deployed {self.manifest.fleet}: its head speaks version {spoken} of the "
+                f"protocol, this client version {STATE_VERSION}",
+                hint="Use the skyinfra that deployed it, or destroy the fleet with `skyinfra destroy` and deploy it "
+                "again: its jobs and their results go with it.",
+            )
+
+    @contextlib.asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
+        """Turns what Dask and TLS say about a failed connection into what a person can act on."""
+        try:
+            yield
+        except OSError as error:  # TimeoutError and Dask's CommClosedError are OSErrors
+            reason = _root(error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise CredentialsRefused(
+                    f"the head of {self.manifest.fleet} at {self.manifest.head} has another fleet secret",
+                    hint="The fleet was deployed again, or this is the manifest of another one: read it again.",
+                ) from None
+            if isinstance(reason, ssl.SSLError):
+                raise await self._no_fleet(str(reason.reason)) from None
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_private`
+                raise await self._no_fleet("it speaks or hangs up before the handshake") from None
+            why = await self._why_silent()
+            raise FleetUnreachable(
+                f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
+                hint=_ON_THIS_MACHINE if self.manifest.provider == "local" else _ELSEWHERE,
+            ) from None
+
+    async def _no_fleet(self, why: str) -> FleetUnreachable:
+        """Why no fleet answers there: a head whose first boot failed says so, to whoever has the fleet secret."""
+        head = self.manifest.head
+        failure = await asyncio.to_thread(report.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S)
+        if failure is not None:
+            return boot_failed(NodeFailure.of(failure), node=str(failure.get("node")), fleet=self.manifest.fleet)
+        return FleetUnreachable(
+            f"what listens at {self.manifest.head} does not speak TLS as a fleet does: {why}",
+            hint="Another program has the port now, or the manifest is an old one: read it again.",
+        )
+
+    async def _why_silent(self) -> str:
+        """Returns the words of the network about the head. Dask's own error is the last of many attempts, cut short."""
+        head = self.manifest.head
+        try:
+            _, writer = await within(asyncio.open_connection(head.address, head.port), _PROBE_S)
+        except TimeoutError:
+            return "no answer from that address"
+        except OSError as error:
+            # asyncio words the system's errors anew; resolvers' errors have negative numbers.
+            number = error.errno or 0
+            return os.strerror(number) if number > 0 else error.strerror or str(error)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return "its port is open, and nothing answers there"
+
+    @property
+    def head(self) -> Peer:
+        """The scheduler of the head, whose calls `skyinfra.protocol.services` declares."""
+        peer: Peer = self._line
+        return peer
+
+    async def ready(self) -> None:
+        """Waits until the head can be asked: each question makes the connection anew where it is lost."""
+
+    async def again(self, work: Callable[[Peer], Awaitable[T]], patience: float = math.inf) -> T:
+        """The result of *work* with the head, which is repeated where the head or the connection restarts.
+
+        patience: seconds after the first failure; those of the connection count in any case while it is lost. Raises
+        the error of the answer, or `FleetUnreachable`.
+        """
+        lost = math.inf
+        while True:
+            await self.ready()
+            try:
+                return await work(self.head)
+            except OSError:
+                lost = min(lost, time.monotonic())
+                if time.monotonic() - lost > patience:
+                    raise self.gone() from None
+                await asyncio.sleep(_PAUSE_S)
+
+    def gone(self) -> FleetUnreachable:
+        """The error for a head that was there and is not any more."""
+        return FleetUnreachable(
+            f"the head of {self.manifest.fleet} at {self.manifest.head} is gone for more than {self.patience:g} s",
+            hint="Its machine ended or cannot be reached; what ran on the fleet has to be started again.",
+        )
+
+    async def look(self) -> Snapshot:
+        """The fleet as it is now. Raises OSError where the head does not answer."""
+        identity = await within(self.head.identity(n_workers=-1), _ANSWER_S)
+        workers = identity["workers"].values()
+        described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
+        told = rpc.lists(identity.get(STARTUP_KEY))
+        return Snapshot(
+            slots=self._slots(described, "running"),
+            # The runner pauses the workers of the slots that go.
+            draining=self._slots(described, "paused"),
+            state=FleetState.read(told) if told is not None else None,
+        )
+
+    async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """The answer of *node*. Raises `NodeError` for its error, or where it does not answer; OSError where the head
+        does not."""
+        call = services.ask_node(self.head, node=node, question=question, arguments=arguments, wait_s=wait_s)
+        try:
+            return rpc.lists(await within(call, wait_s + _ANSWER_S))
+        except SkyinfraError as error:
+            text = str(error) if type(error) is NodeError else f"{type(error).__name__}: {error}"
+            raise NodeError(text, field=node) from None
+
+    async def running(self) -> dict[str, list[tuple[str, str, float]]]:
+        """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""
+        return await within(services.running(self.head), _ANSWER_S)
+
+    def _slots(self, described: list[tuple[str, object]], status: str) -> tuple[InstanceInfo, ...]:
+        order = {node.name: index for index, node in enumerate(self.manifest.nodes)}
+        slots = [InstanceInfo.read(each, source="worker") for found, each in described if found == status]
+        return tuple(sorted(slots, key=lambda slot: (order.get(slot.node, len(order)), slot.node, slot.worker)))
+
+    async def close(self) -> None:
+        """Leaves the head."""
+        with contextlib.suppress(OSError):
+            await within(self._line.close_rpc(), _ANSWER_S)
 
 
 class Connection(Asker):
@@ -98,7 +305,7 @@ class Connection(Asker):
                     return
                 if time.monotonic() > deadline:
                     raise self.gone()
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(_PAUSE_S)
             self._prepare()
 
     async def close(self) -> None:
@@ -107,6 +314,31 @@ class Connection(Asker):
             return
         if self.alive:
             with contextlib.suppress(OSError, SkyinfraError):
-                await within(services.forget_topic(self.head, topic=self._topic), ANSWER_S)
+                await within(services.forget_topic(self.head, topic=self._topic), _ANSWER_S)
         with contextlib.suppress(OSError):
-            await within(self._client.close(), ANSWER_S)
+            await within(self._client.close(), _ANSWER_S)
+
+
+def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:
+    """Returns the error of a node that was not set up."""
+    lines = "\n".join(failure.lines)
+    hint = f"{node} goes on trying. On it, /var/log/skyinfra/boot.jsonl has all of it."
+    return BootFailed(
+        f"{node} of {fleet} was not set up: step {failure.step}: {failure.error}",
+        hint=f"{lines}\n{hint}" if lines else hint,
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _root(error: BaseException) -> BaseException:
+    """The exception that tells most: the innermost one that says something."""
+    best: BaseException = error
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and str(cause):
+            best = cause
+        cause = cause.__cause__
+    return best

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from skyinfra.client.asking import Asker
+from skyinfra.client.connection import Asker
 from skyinfra.errors import PortTaken, SkyinfraError
 from skyinfra.protocol import services
 

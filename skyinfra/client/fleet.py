@@ -10,13 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.client.asking import Asker
-from skyinfra.client.connection import Connection
+from skyinfra.client.connection import Asker, Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
+from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.sync.includes import Includes

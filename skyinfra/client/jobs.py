@@ -14,7 +14,7 @@ import time
 import uuid
 from typing import Generic, ParamSpec, TypeVar
 
-from skyinfra.client.asking import Asker
+from skyinfra.client.connection import Asker
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.snapshot import Target
 from skyinfra.engine.waiting import within

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from skyinfra.client.asking import boot_failed
+from skyinfra.client.connection import boot_failed
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
