@@ -114,7 +114,10 @@ def result(
     ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write the result there, as `pickle.load` reads it. It is not read here."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the result there, as `pickle.load` reads it. It is not read here, and runs no code.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -126,13 +129,13 @@ def result(
     with ask(fleet) as pool:
         found = pool.job(job)
         try:
+            if output is not None:
+                _write(found, output, timeout)
+                return
             error = found.exception(timeout)
             if error is not None:
                 raise _explained(found, error)
-            if output is not None:
-                _write(found, output, timeout)
-            else:
-                _print_result(found, timeout, as_json=as_json)
+            _print_result(found, timeout, as_json=as_json)
         except ScriptFailed as failed:
             sys.stderr.write(f"{failed}\n")
             raise typer.Exit(exit_code(failed.code)) from None
@@ -144,8 +147,12 @@ def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:
     """Returns the error of the task; for an exception of other code, `TaskFailed` with its traceback."""
     if isinstance(error, SkyinfraError):
         return error
-    text = job.outcome(0).failure
-    return TaskFailed(f"job {job.name} raised an exception:\n{text.text.rstrip() if text is not None else error}")
+    failure = job.outcome(0).failure
+    return _failed(job, failure.text if failure is not None else str(error))
+
+
+def _failed(job: Job[Any], text: str) -> TaskFailed:
+    return TaskFailed(f"job {job.name} raised an exception:\n{text.rstrip()}")
 
 
 def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> None:
@@ -165,8 +172,12 @@ def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> Non
 
 
 def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
+    """Writes the result as it came. Neither it nor an exception of the task is unpickled: both may run code."""
+    outcome = job.outcome(timeout)
+    if outcome.failure is not None:
+        raise _failed(job, outcome.failure.text)
     try:
-        output.write_bytes(job.outcome(timeout).result or b"")
+        output.write_bytes(outcome.result or b"")
     except OSError as reason:
         raise InvalidField(f"cannot be written: {reason.strerror}", field="--output", given=str(output)) from None
 

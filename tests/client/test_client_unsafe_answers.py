@@ -34,8 +34,12 @@ from skyinfra.cli.app import app
 from skyinfra.client import connect, open_pool, open_questions
 from skyinfra.client.lookup import wait_until_ready
 from skyinfra.engine.credentials import Credentials
+from skyinfra.protocol import services
+from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.failures import Failure
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState
 from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 
 HEAD = "the head's thread"
@@ -73,11 +77,15 @@ WAYS: dict[str, Callable[[str], Any]] = {
 
 @dataclass
 class Head:
-    """A scheduler that has been taken over. It answers as *way* says, from the first question on or *later*."""
+    """A scheduler that has been taken over. It answers as *way* says, from the first question on or *later*.
+
+    answers: what it answers to other calls, in an envelope.
+    """
 
     way: Callable[[str], Any]
     marker: Path
     later: bool = False
+    answers: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def __getitem__(self, op: str) -> Callable[..., Any]:
@@ -87,6 +95,8 @@ class Head:
                 return get_versions()
             if self.later and op == "identity" and request.get("n_workers") == 0:
                 return {"workers": {}, STARTUP_KEY: FleetState(STATE_VERSION).to_json()}
+            if op in self.answers:
+                return {"answer": self.answers[op]}
             return self.way(str(self.marker))
 
         return answer
@@ -243,6 +253,42 @@ def test_dask_itself_runs_what_the_head_answers(heads: Callable[[Head], Manifest
     head = Head(WAYS["pickled"], tmp_path / "ran")
     asyncio.run(ask(heads(head)))
     assert head.marker.exists()
+
+
+def job_that_ended(marker: Path, outcome: bytes) -> Head:
+    """A head with a job that has ended so."""
+    info = JobInfo("train", "0" * 32, "train", "function", "me@host", 0, "done", 1.0)
+    calls = {services.job_wait.name: info.to_json(), services.job_outcome.name: (outcome, len(outcome))}
+    return Head(WAYS["pickled"], marker, later=True, answers=calls)
+
+
+def test_the_result_of_a_job_is_written_and_not_read(heads: Callable[[Head], Manifest], tmp_path: Path) -> None:
+    """What reads it runs what the task gave: that is what a result is."""
+    marker, written = tmp_path / "ran", tmp_path / "result"
+    result = pickle.dumps(Touches(str(marker)))
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(heads(job_that_ended(marker, pickle.dumps(Outcome(result)))).to_json()))
+    shown = CliRunner().invoke(app, ["jobs", "result", str(manifest), "train", "--output", str(written)])
+    assert (shown.exit_code, written.read_bytes()) == (0, result)
+    failure = Failure(error=result, traceback=result, text="ValueError: no")
+    manifest.write_text(json.dumps(heads(job_that_ended(marker, pickle.dumps(Outcome(failure=failure)))).to_json()))
+    shown = CliRunner().invoke(app, ["jobs", "result", str(manifest), "train", "--output", str(written)])
+    assert isinstance(shown.exception, sky.TaskFailed)
+    assert "ValueError: no" in str(shown.exception)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("way", ["it is another object", "a part of it is one", "it is none"])
+def test_the_outcome_of_a_job_is_nothing_else(heads: Callable[[Head], Manifest], tmp_path: Path, way: str) -> None:
+    marker = tmp_path / "ran"
+    outcome = {
+        "it is another object": pickle.dumps(Touches(str(marker))),
+        "a part of it is one": pickle.dumps(Outcome(seconds=Touches(str(marker)))),  # type: ignore[arg-type]
+        "it is none": b"outcome",
+    }[way]
+    with open_questions(heads(job_that_ended(marker, outcome))) as questions, pytest.raises(sky.UnsafeAnswer):
+        questions.job("train").result()
+    assert not marker.exists()
 
 
 def message(frame: bytes) -> bytes:
