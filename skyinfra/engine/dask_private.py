@@ -194,6 +194,8 @@ def memory(size: int) -> memoryview:
 
 # Of the arguments of a connection: the class of its stream.
 _STREAM = "skyinfra_stream"
+# Mark objects in Dask's wire format.
+_OBJECTS = frozenset(("__Pickled__", "__Serialized__", "__Enum__"))
 _WORDS = 1000
 
 
@@ -202,6 +204,7 @@ def questions(address: str, security: Any, *, timeout: float) -> Any:
 
     Raises `UnsafeAnswer` for an answer that is something else.
     """
+    install_connector()
     arguments = {**security.get_connection_args("client"), _STREAM: _Answers}
     # The exception of an answer is not deserialized either.
     return distributed.rpc(address, connection_args=arguments, timeout=timeout, deserialize=False)
@@ -212,6 +215,7 @@ def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
 
     Returns arguments for its `listen`.
     """
+    install_connector()
     scheduler.rpc.connection_args = {**scheduler.rpc.connection_args, _STREAM: _Carried}
     return {_STREAM: _Carried}
 
@@ -269,13 +273,13 @@ def read_data(frames: Sequence[memoryview], *, carries: bool = False) -> Any:
     other: list[str] = []
 
     def read(found: dict[Any, Any]) -> Any:
-        marks = [mark for mark in ("__Pickled__", "__Serialized__", "__Enum__") if mark in found]
-        if marks == ["__Pickled__"] and (memory := _beside(frames, found["__Pickled__"])) is not None:
+        marks = found.keys() & _OBJECTS
+        if marks == {"__Pickled__"} and (memory := _beside(frames, found["__Pickled__"])) is not None:
             return memory
-        if carries and marks == ["__Serialized__"]:
+        if carries and marks == {"__Serialized__"}:
             return _carried(frames, found["__Serialized__"])
         if marks:
-            other.append(marks[0])
+            other.extend(marks)
             return None
         return set(found["as-list"]) if "__Set__" in found else found
 
