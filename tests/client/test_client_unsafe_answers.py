@@ -102,7 +102,7 @@ class Head:
         return answer
 
     async def serve(self, started: Callable[[int, Callable[[], None]], None]) -> None:
-        server = Server({})
+        server = Server({}, needs_workdir=False)
         server.handlers = self
         security = Credentials.derive(SECRET, role="scheduler", name="n0").security()
         await server.listen("tls://127.0.0.1:0", **security.get_listen_args("scheduler"))

@@ -147,7 +147,8 @@ def test_an_answer_of_a_worker_runs_nothing_in_the_scheduler(tmp_path: Path) -> 
     marker = tmp_path / "ran"
 
     async def ask(scheduler: FleetScheduler) -> None:
-        server = Server({"run": lambda **_: ToPickle(Touches(str(marker))), "get": lambda: to_serialize(Scheduler)})
+        answers = {"run": lambda: ToPickle(Touches(str(marker))), "get": lambda: to_serialize(Scheduler)}
+        server = Server(answers, needs_workdir=False)
         await server.listen("tls://127.0.0.1:0", **security("worker").get_listen_args("worker"))
         try:
             with pytest.raises(sky.UnsafeAnswer):
