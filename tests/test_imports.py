@@ -79,7 +79,7 @@ TRAVELS = {
     "tasks",
     "worker",
 }
-ON_NODES = {"distributed", "dask", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
+ON_NODES = {"distributed", "dask", "msgpack", "tblib", "tornado", "cloudpickle", "cryptography", "pynvml"}
 # For type checkers alone, which no node runs.
 TYPES = {"typing_extensions"}
 

@@ -15,7 +15,7 @@ from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
-    from skyinfra.client import Job, Pool
+    from skyinfra.client import Job, Questions
     from skyinfra.protocol.jobs import JobInfo
 
 _POLL_S = 1.0
@@ -37,9 +37,9 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
     from rich.markup import escape
 
     from skyinfra.cli import tables
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.jobs()
     if as_json:
         tables.print_json({"jobs": [job.to_json() for job in found]})
@@ -79,9 +79,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has printed."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         info = found.info()
         if info.slot is None and not follow:
@@ -93,9 +93,9 @@ def logs(
 @app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         if found.cancel():
             sys.stdout.write(f"{found.name}: cancelled\n")
@@ -114,25 +114,28 @@ def result(
     ] = None,
     output: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write the result there, as `pickle.load` reads it. It is not read here."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the result there, as `pickle.load` reads it. It is not read here, and runs no code.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         found = pool.job(job)
         try:
+            if output is not None:
+                _write(found, output, timeout)
+                return
             error = found.exception(timeout)
             if error is not None:
                 raise _explained(found, error)
-            if output is not None:
-                _write(found, output, timeout)
-            else:
-                _print_result(found, timeout, as_json=as_json)
+            _print_result(found, timeout, as_json=as_json)
         except ScriptFailed as failed:
             sys.stderr.write(f"{failed}\n")
             raise typer.Exit(exit_code(failed.code)) from None
@@ -144,8 +147,12 @@ def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:
     """Returns the error of the task; for an exception of other code, `TaskFailed` with its traceback."""
     if isinstance(error, SkyinfraError):
         return error
-    text = job.outcome(0).failure
-    return TaskFailed(f"job {job.name} raised an exception:\n{text.text.rstrip() if text is not None else error}")
+    failure = job.outcome(0).failure
+    return _failed(job, failure.text if failure is not None else str(error))
+
+
+def _failed(job: Job[Any], text: str) -> TaskFailed:
+    return TaskFailed(f"job {job.name} raised an exception:\n{text.rstrip()}")
 
 
 def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> None:
@@ -165,8 +172,12 @@ def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> Non
 
 
 def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
+    """Writes the result as it came. Neither it nor an exception of the task is unpickled: both may run code."""
+    outcome = job.outcome(timeout)
+    if outcome.failure is not None:
+        raise _failed(job, outcome.failure.text)
     try:
-        output.write_bytes(job.outcome(timeout).result or b"")
+        output.write_bytes(outcome.result or b"")
     except OSError as reason:
         raise InvalidField(f"cannot be written: {reason.strerror}", field="--output", given=str(output)) from None
 
@@ -188,7 +199,7 @@ def submit_script(
 class _Printer:
     """Prints the output of a job, from every slot that it runs on."""
 
-    def __init__(self, pool: Pool, job: Job[Any], lines: int) -> None:
+    def __init__(self, pool: Questions, job: Job[Any], lines: int) -> None:
         self._pool = pool
         self._job = job
         self._lines = lines

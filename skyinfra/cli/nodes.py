@@ -16,7 +16,7 @@ from skyinfra.protocol import questions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from skyinfra.client import Pool
+    from skyinfra.client import Questions
     from skyinfra.client.fleet import RunningTask
     from skyinfra.protocol.findings import Finding
     from skyinfra.protocol.readings import SlotReading
@@ -39,7 +39,7 @@ def add_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def chosen(pool: Pool, node: str | None) -> list[str]:
+def chosen(pool: Questions, node: str | None) -> list[str]:
     """Returns *node*, or the names of all nodes. Raises `InvalidField` for an unknown node."""
     names = pool.node_names()
     if node is None:
@@ -51,11 +51,11 @@ def chosen(pool: Pool, node: str | None) -> list[str]:
 
 
 def ask_all(
-    pool: Pool, names: Sequence[str], question: str, *, wait_s: float = 30, **arguments: Any
+    pool: Questions, names: Sequence[str], question: str, *, wait_s: float = 30, **arguments: Any
 ) -> dict[str, Any | NodeError]:
     """Asks the nodes at once. Returns the answer of each node, or the error in its place."""
 
-    def ask(name: str) -> Any | NodeError:
+    def ask_one(name: str) -> Any | NodeError:
         try:
             return pool.ask(name, question, wait_s=wait_s, **arguments)
         except NodeError as error:
@@ -66,15 +66,15 @@ def ask_all(
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
-        return dict(zip(names, threads.map(ask, names), strict=True))
+        return dict(zip(names, threads.map(ask_one, names), strict=True))
 
 
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
     from skyinfra.cli import tables
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         answers = ask_all(pool, chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
@@ -125,10 +125,10 @@ def top(
     from rich.live import Live
 
     from skyinfra.cli import tables
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
     out = tables.console()
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         names = chosen(pool, node)
         if as_json:
             tables.print_json(_usage_document(*_usage(pool, names)))
@@ -141,7 +141,7 @@ def top(
                     live.update(_usage_table(*_usage(pool, names)), refresh=True)
 
 
-def _usage(pool: Pool, names: list[str]) -> tuple[Answers, Tasks]:
+def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks]:
     from skyinfra.protocol.readings import SlotReading
 
     answers: Answers = {}
@@ -207,9 +207,9 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
     """Show the pages of the fleet's scheduler in the browser of this machine, until it is interrupted."""
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         url = pool.dashboard(port, browser=browser and sys.stdout.isatty())
         sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
         sys.stdout.flush()
@@ -229,14 +229,14 @@ def logs(
 ) -> None:
     """Show logs of the nodes, or what a task printed."""
     from skyinfra.cli import tables
-    from skyinfra.client import connect
+    from skyinfra.client import ask
 
     if boot + runner + bool(task) > 1:
         raise typer.BadParameter("--boot, --runner and --task are different logs")
     if follow and as_json:
         raise typer.BadParameter("--json is printed once, and --follow goes on")
     source = "boot" if boot else "task" if task else "runner"
-    with connect(fleet) as pool:
+    with ask(fleet) as pool:
         names = chosen(pool, node)
         answers = ask_all(pool, names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":
@@ -268,7 +268,7 @@ def _of_task(answers: dict[str, Any], task: str) -> dict[str, Any]:
     return found
 
 
-def _more(pool: Pool, before: dict[str, Any], source: str, task: str) -> dict[str, Any]:
+def _more(pool: Questions, before: dict[str, Any], source: str, task: str) -> dict[str, Any]:
     """Returns the text that was added since *before*; after an error, the next call continues at the same offset."""
     found = dict(before)
     for name, last in before.items():

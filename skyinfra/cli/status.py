@@ -102,9 +102,9 @@ def _fleet_status(manifest: Manifest) -> dict[str, Any]:
 
 
 def _look(manifest: Manifest) -> tuple[Snapshot, Tasks]:
-    from skyinfra.client import open_pool
+    from skyinfra.client import open_questions
 
-    with open_pool(manifest, timeout=5) as pool:
+    with open_questions(manifest, timeout=5) as pool:
         return pool.look(), pool.running()
 
 

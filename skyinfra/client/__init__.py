@@ -6,8 +6,9 @@ from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import GangWarning
-from skyinfra.client.lookup import connect, open_pool
+from skyinfra.client.lookup import ask, connect, open_pool, open_questions
 from skyinfra.client.pool import Pool
+from skyinfra.client.questions import Questions
 from skyinfra.client.script import detach_script, run_script
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "GangWarning",
     "Job",
     "Pool",
+    "Questions",
+    "ask",
     "connect",
     "connect_async",
     "detach_script",
     "open_pool",
+    "open_questions",
     "run_script",
 ]

@@ -1,4 +1,4 @@
-"""The connection to the head of a fleet: opening it, noticing that it is gone, opening it again.
+"""The connection to the head of a fleet: to ask it, or to run tasks, where it is opened again when it is gone.
 
 Everything here runs in the event loop of a `LoopThread`.
 """
@@ -17,7 +17,6 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import dask
 import distributed
 from distributed.versions import VersionMismatchWarning
 
@@ -35,12 +34,11 @@ from skyinfra.errors import (
     VersionMismatch,
 )
 from skyinfra.first_boot import report
-from skyinfra.protocol import calls, rpc, services
+from skyinfra.protocol import rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
-from skyinfra.worker import execute
 
 T = TypeVar("T")
 
@@ -49,8 +47,6 @@ _ANSWER_S = 10.0
 _PROBE_S = 3.0
 # After a connection that failed; Dask needs time to notice that.
 _PAUSE_S = 0.1
-# Larger calls go Dask's way, which copies them less.
-_LARGE_CALL = 1_000_000
 
 # What to do about a head that does not answer. That of a cloud's machine is started again by its systemd.
 _ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
@@ -59,49 +55,42 @@ _ON_THIS_MACHINE = (
 )
 
 
-class Connection:
-    """A Dask client of one fleet.
+class Asker:
+    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data.
 
-    timeout: seconds for the first connection. patience: seconds for which the head may be gone before everybody who
-    waits for it hears `FleetUnreachable`. topic: the scheduler's topic whose events go to *on_event*.
+    timeout: seconds for a connection. patience: seconds for which the head may be gone before everybody who waits for
+    it hears `FleetUnreachable`.
     """
 
-    def __init__(
-        self, manifest: Manifest, *, timeout: float, patience: float, topic: str, on_event: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
         self.manifest = manifest
         self.patience = patience
         self._timeout = timeout
-        self._topic = topic
-        self._on_event = on_event
-        self._client: Any = None
-        self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
-        self._reopening = asyncio.Lock()
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
         except ValueError as error:
             raise InvalidManifest(str(error), field="manifest.secret") from None
         self._security = credentials.security()
+        self._line = dask_private.questions(str(manifest.head), self._security, timeout=timeout)
 
     async def open(self) -> None:
-        """Raises `FleetUnreachable`, `CredentialsRefused` or `VersionMismatch`."""
+        """Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch` or `UnsafeAnswer`."""
         if self.manifest.head.port == 0:
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} has no port yet",
                 hint="Deploy the fleet again, and connect with the manifest that it gives then.",
             )
-        async with self._explained():
-            await self._check_versions()
-            await self._connect(self._timeout)
+        try:
+            async with self._explained():
+                await self._check_versions()
+        except BaseException:
+            await self._line.close_rpc()
+            raise
 
     async def _check_versions(self) -> None:
-        arguments = self._security.get_connection_args("client")
-        async with distributed.rpc(
-            str(self.manifest.head), connection_args=arguments, timeout=self._timeout
-        ) as scheduler:
-            patience = self._timeout + _ANSWER_S
-            versions = await within(scheduler.versions(), patience)
-            identity = await within(scheduler.identity(), patience)
+        patience = self._timeout + _ANSWER_S
+        versions = await within(self._line.versions(), patience)
+        identity = await within(self._line.identity(n_workers=0), patience)
         ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
         theirs = {
             "Python": _minor(versions["host"]["python"]),
@@ -121,35 +110,6 @@ class Connection:
                 hint="Use the skyinfra that deployed it, or destroy the fleet with `skyinfra destroy` and deploy it "
                 "again: its jobs and their results go with it.",
             )
-
-    async def _connect(self, timeout: float) -> None:
-        # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.
-        warnings.filterwarnings("ignore", category=VersionMismatchWarning)
-        self._client = await distributed.Client(
-            str(self.manifest.head),
-            security=self._security,
-            asynchronous=True,
-            set_as_default=False,
-            timeout=timeout,
-        )
-        self._prepare()
-
-    def _prepare(self) -> None:
-        dask_private.prepare_client(self._client)
-        self._prepared = dask_private.client_stream(self._client)
-        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
-
-    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
-        """Sends a task; its future is done when it has ended, see `calls.run`."""
-        client = self._client
-        if len(call) <= _LARGE_CALL:
-            future = distributed.Future(key, client)
-            message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": call, "resources": resources}
-            dask_private.send_to_scheduler(client, message)
-            return future
-        # Dask warns about calls above 10 MB, in words about its own collections.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
-            return client.submit(execute.run, header, call, key=key, resources=resources, pure=False)
 
     @contextlib.asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:
@@ -201,36 +161,13 @@ class Connection:
         return "its port is open, and nothing answers there"
 
     @property
-    def client(self) -> Any:
-        """The Dask client. Its ``status`` is ``running`` unless the head is gone."""
-        return self._client
-
-    @property
     def head(self) -> Peer:
         """The scheduler of the head, whose calls `skyinfra.protocol.services` declares."""
-        peer: Peer = self._client.scheduler
+        peer: Peer = self._line
         return peer
 
-    @property
-    def alive(self) -> bool:
-        """Whether the head is connected, as far as anybody has noticed."""
-        return bool(self._client.status == "running")
-
     async def ready(self) -> None:
-        """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
-        if self.alive and dask_private.client_stream(self._client) is self._prepared:
-            return
-        async with self._reopening:
-            deadline = time.monotonic() + self.patience
-            while not self.alive:
-                if self._client.status == "closed":
-                    async with self._explained():
-                        await self._connect(max(1.0, deadline - time.monotonic()))
-                    return
-                if time.monotonic() > deadline:
-                    raise self.gone()
-                await asyncio.sleep(_PAUSE_S)
-            self._prepare()
+        """Waits until the head can be asked: each question makes the connection anew where it is lost."""
 
     async def again(self, work: Callable[[Peer], Awaitable[T]], patience: float = math.inf) -> T:
         """The result of *work* with the head, which is repeated where the head or the connection restarts.
@@ -289,12 +226,95 @@ class Connection:
         return tuple(sorted(slots, key=lambda slot: (order.get(slot.node, len(order)), slot.node, slot.worker)))
 
     async def close(self) -> None:
+        """Leaves the head."""
+        with contextlib.suppress(OSError):
+            await within(self._line.close_rpc(), _ANSWER_S)
+
+
+class Connection(Asker):
+    """A Dask client of one fleet. Unlike what an `Asker` asks, it unpickles: results and exceptions of tasks.
+
+    timeout: seconds for the first connection. patience: seconds for which the head may be gone before everybody who
+    waits for it hears `FleetUnreachable`. topic: the scheduler's topic whose events go to *on_event*.
+    """
+
+    def __init__(
+        self, manifest: Manifest, *, timeout: float, patience: float, topic: str, on_event: Callable[[Any], None]
+    ) -> None:
+        super().__init__(manifest, timeout=timeout, patience=patience)
+        self._topic = topic
+        self._on_event = on_event
+        self._client: Any = None
+        self._prepared: Any = None  # the stream to the head that has been prepared; a reconnected one is another
+        self._reopening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connects to a head that an `Asker` may ask. Raises as that does."""
+        await super().open()
+        await super().close()
+        async with self._explained():
+            await self._connect(self._timeout)
+
+    async def _connect(self, timeout: float) -> None:
+        # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.
+        warnings.filterwarnings("ignore", category=VersionMismatchWarning)
+        self._client = await distributed.Client(
+            str(self.manifest.head),
+            security=self._security,
+            asynchronous=True,
+            set_as_default=False,
+            timeout=timeout,
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        dask_private.prepare_client(self._client)
+        self._prepared = dask_private.client_stream(self._client)
+        self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
+
+    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
+        """Sends a task; its future is done when it has ended, see `calls.run`."""
+        return dask_private.send_task(self._client, key, header, call, resources)
+
+    @property
+    def client(self) -> Any:
+        """The Dask client. Its ``status`` is ``running`` unless the head is gone."""
+        return self._client
+
+    @property
+    def head(self) -> Peer:
+        """The scheduler of the head, whose calls `skyinfra.protocol.services` declares."""
+        peer: Peer = self._client.scheduler
+        return peer
+
+    @property
+    def alive(self) -> bool:
+        """Whether the head is connected, as far as anybody has noticed."""
+        return bool(self._client.status == "running")
+
+    async def ready(self) -> None:
+        """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
+        if self.alive and dask_private.client_stream(self._client) is self._prepared:
+            return
+        async with self._reopening:
+            deadline = time.monotonic() + self.patience
+            while not self.alive:
+                if self._client.status == "closed":
+                    async with self._explained():
+                        await self._connect(max(1.0, deadline - time.monotonic()))
+                    return
+                if time.monotonic() > deadline:
+                    raise self.gone()
+                await asyncio.sleep(_PAUSE_S)
+            self._prepare()
+
+    async def close(self) -> None:
         """Leaves the fleet. A head that is gone is not waited for."""
         if self._client is None:
             return
         if self.alive:
-            with contextlib.suppress(OSError):
-                await within(self._client.run_on_scheduler(execute.forget, self._topic), _ANSWER_S)
+            with contextlib.suppress(OSError, SkyinfraError):
+                await within(services.forget_topic(self.head, topic=self._topic), _ANSWER_S)
         with contextlib.suppress(OSError):
             await within(self._client.close(), _ANSWER_S)
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from skyinfra.client.connection import Connection
+from skyinfra.client.connection import Asker
 from skyinfra.engine.waiting import within
 from skyinfra.errors import PortTaken, SkyinfraError
 from skyinfra.protocol import services
@@ -42,7 +42,7 @@ _OPEN = "Open the address that skyinfra has shown, with its token; if this is it
 class Dashboard:
     """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asker) -> None:
         self._connection = connection
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.client.connection import Connection
+from skyinfra.client.connection import Asker, Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.loop import LoopThread
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
+from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.sync.includes import Includes
@@ -37,39 +37,29 @@ class RunningTask:
     seconds: float
 
 
-class Fleet:
-    """The connection of this process to a fleet, which all pools share that are selected from one another.
+class AskedFleet:
+    """A fleet that this process asks, and sends nothing that runs. No answer of it runs code here.
 
-    topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
-    before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
-    the files that were synced last, which tasks see. Use it from any thread.
+    connection: to the head, for coroutines that run in its event loop; see `in_loop`. Use it from any thread. Raises
+    `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`, `UnsafeAnswer`.
     """
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
+    connection: Asker
+
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
         self.manifest = manifest
-        self.watcher = watcher
-        self.brings_first = True
-        self.includes: Includes | None = None
-        self.included: Included | None = None
-        self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self.loop = LoopThread()
         self._ended = threading.Event()
         self._dashboards: list[Dashboard] = []
-        self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         try:
-            self.dispatcher = self.loop.run(self._open(timeout, patience))
+            self.loop.run(self._open(timeout, patience))
         except BaseException:
             self.loop.close()
             raise
 
-    async def _open(self, timeout: float, patience: float) -> Dispatcher:
-        connection = Connection(
-            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
-        )
-        await connection.open()
-        dispatcher = Dispatcher(connection)
-        await dispatcher.start()
-        return dispatcher
+    async def _open(self, timeout: float, patience: float) -> None:
+        self.connection = Asker(self.manifest, timeout=timeout, patience=patience)
+        await self.connection.open()
 
     # State of the fleet ---------------------------------------------------------------------------------------------
 
@@ -112,11 +102,6 @@ class Fleet:
                 f"{error or type(error).__name__}"
             ) from None
 
-    @property
-    def connection(self) -> Connection:
-        """The connection to the head, for coroutines that run in its event loop; see `in_loop`."""
-        return self.dispatcher.connection
-
     def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of *coroutine*, which runs in the event loop of the connection; an interrupt cancels it."""
         return self.loop.run(self._if_open(coroutine))
@@ -130,6 +115,59 @@ class Fleet:
             coroutine.close()
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
         return coroutine
+
+    # Closing --------------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._ended.is_set()
+
+    def close(self) -> None:
+        """Leaves the fleet. May be called again."""
+        if not self._ended.is_set():
+            self._ended.set()
+            try:
+                self.loop.run(self._leave())
+            finally:
+                self.loop.close()
+
+    async def _leave(self) -> None:
+        for dashboard in self._dashboards:
+            await dashboard.close()
+        await self.connection.close()
+
+
+class Fleet(AskedFleet):
+    """The connection of this process to a fleet, which all pools share that are selected from one another.
+
+    topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
+    before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
+    the files that were synced last, which tasks see. Closing it cancels all tasks that were not waited for.
+    """
+
+    connection: Connection
+
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.brings_first = True
+        self.includes: Includes | None = None
+        self.included: Included | None = None
+        self.topic = f"skyinfra-{uuid.uuid4().hex}"
+        self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
+        super().__init__(manifest, timeout=timeout, patience=patience)
+
+    async def _open(self, timeout: float, patience: float) -> None:
+        self.connection = Connection(
+            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
+        )
+        await self.connection.open()
+        self.dispatcher = Dispatcher(self.connection)
+        await self.dispatcher.start()
+
+    async def _leave(self) -> None:
+        await self.dispatcher.close()
+        await super()._leave()
 
     # Events ---------------------------------------------------------------------------------------------------------
 
@@ -152,25 +190,3 @@ class Fleet:
             self.watcher.told(kind, name, content)
         elif name in self._line_sinks:
             self._line_sinks[name](content)
-
-    # Closing --------------------------------------------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._ended.is_set()
-
-    def close(self) -> None:
-        """Cancels all tasks that were not waited for and leaves the fleet. May be called again."""
-        if not self._ended.is_set():
-            self._ended.set()
-            try:
-                self.loop.run(self._leave())
-            finally:
-                self.loop.close()
-
-    async def _leave(self) -> None:
-        for dashboard in self._dashboards:
-            await dashboard.close()
-        await self.dispatcher.close()
-        await self.connection.close()

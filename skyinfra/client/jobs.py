@@ -7,15 +7,14 @@ import concurrent.futures
 import contextlib
 import getpass
 import os
-import pickle
 import re
 import socket
 import time
 import uuid
 from typing import Generic, ParamSpec, TypeVar
 
-from skyinfra.client.connection import Connection
-from skyinfra.client.fleet import Fleet
+from skyinfra.client.connection import Asker
+from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.snapshot import Target
 from skyinfra.engine.waiting import within
 from skyinfra.errors import JobCancelled, NotSupported, SlotLost
@@ -47,7 +46,7 @@ class Job(Generic[T]):
     head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of at most 2 GiB.
     """
 
-    def __init__(self, fleet: Fleet, info: JobInfo) -> None:
+    def __init__(self, fleet: AskedFleet, info: JobInfo) -> None:
         self.name = info.name
         self.id = info.id
         self._task = info.task
@@ -102,8 +101,7 @@ class Job(Generic[T]):
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":
             raise JobCancelled(f"job {self.name} was cancelled; there is no result")
-        outcome: Outcome = pickle.loads(await self._line.outcome(self.id))  # noqa: S301 - the fleet's own, over mutual TLS
-        return outcome
+        return pickling.read_outcome(await self._line.outcome(self.id))
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
@@ -132,7 +130,7 @@ class Job(Generic[T]):
 class Line:
     """Asks the head about jobs. Everything here runs in the event loop of a `LoopThread`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asker) -> None:
         self._connection = connection
 
     async def ask(self, call: Call[P, T], longest_s: float = 0.0, /, *_: P.args, **arguments: P.kwargs) -> T:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from skyinfra.client.connection import boot_failed
-from skyinfra.client.fleet import Fleet
+from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.pool import Pool
+from skyinfra.client.questions import Questions
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.errors import BootFailed, FleetUnreachable, InvalidField, PoolNotFound
@@ -41,7 +42,7 @@ def connect(
     without *excludes*; see `Pool.sync`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
-    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`,
+    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `UnsafeAnswer`,
     `InvalidInclude`.
     """
     manifest = find_manifest(fleet, pool)
@@ -74,6 +75,19 @@ def open_pool(
             pool.close()
             raise
     return pool
+
+
+def ask(fleet: str | Path | Manifest, pool: str | None = None) -> Questions:
+    """A deployed fleet, for who asks it alone: no answer of it runs code here, whatever became of its head.
+
+    Close it, or use it in a ``with`` block. Takes and raises what `connect` does, and raises `UnsafeAnswer`.
+    """
+    return open_questions(find_manifest(fleet, pool))
+
+
+def open_questions(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Questions:
+    """Asks the fleet of *manifest*; see `ask` and `open_pool`."""
+    return Questions(AskedFleet(manifest, timeout=timeout, patience=patience))
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:
@@ -114,7 +128,7 @@ def wait_until_ready(manifest: Manifest, *, patience: float, on_change: Callable
     while True:
         lost = ""
         try:
-            with open_pool(manifest, timeout=_CONNECT_S, output=False, progress=False) as pool:
+            with open_questions(manifest, timeout=_CONNECT_S) as pool:
                 while True:
                     there, wanted = _slots(manifest, pool.look())
                     text = f"{there} of {wanted} slots are ready"

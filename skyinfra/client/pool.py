@@ -6,27 +6,28 @@ import functools
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from skyinfra.client import files, jobs
-from skyinfra.client.fleet import ANSWER_S, RunningTask
+from skyinfra.client.fleet import Fleet
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Sender, signature_of
+from skyinfra.client.questions import Questions
 from skyinfra.client.ranks import Received
-from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol import services
+from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.jobs import JobInfo
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Task
 
 T = TypeVar("T")
 
 
-class Pool(Sender):
+class Pool(Sender, Questions):
     """A connected fleet; a context manager. Closing it cancels what was not waited for. Use it from any thread."""
+
+    _fleet: Fleet
 
     def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
         """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
@@ -47,36 +48,6 @@ class Pool(Sender):
         `FleetUnreachable` where the head does not answer.
         """
         return [slot for slot in self.look().slots if self.target.takes(slot)]
-
-    def node_names(self) -> list[str]:
-        """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
-        return self._fleet.node_names()
-
-    def running(self) -> dict[str, list[RunningTask]]:
-        """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
-        found = self._fleet.from_head(self._fleet.connection.running())
-        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
-
-    def look(self) -> Snapshot:
-        """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
-        return self._fleet.look()
-
-    def dashboard(self, port: int = 0, *, browser: bool = False) -> str:
-        """Opens the dashboard of the fleet's scheduler on this machine until the pool is closed; returns its address.
-
-        Its connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
-        token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
-        browser: whether to show it in the browser of this machine. Raises `MissingDependency` where the head cannot
-        draw it, `PortTaken`.
-        """
-        return self._fleet.dashboard(port, browser=browser)
-
-    def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
-        """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
-
-        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
-        """
-        return self._fleet.ask(node, question, wait_s=wait_s, **arguments)
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -164,14 +135,6 @@ class Pool(Sender):
         256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
         """
         return jobs.detach(self._fleet, self.target, task, name, priority=priority, replace=replace)
-
-    def jobs(self) -> list[JobInfo]:
-        """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
-        return self._fleet.in_loop(jobs.Line(self._fleet.connection).ask(services.job_list))
-
-    def job(self, name: str) -> Job[Any]:
-        """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
-        return jobs.Job(self._fleet, self._fleet.in_loop(jobs.Line(self._fleet.connection).wait(name, 0)))
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.
@@ -296,10 +259,4 @@ class Pool(Sender):
 
     def close(self) -> None:
         """Cancels what was not waited for and leaves the fleet, which stays as it is. May be called again."""
-        self._fleet.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
+        super().close()

@@ -11,25 +11,42 @@ import collections
 import importlib
 import socket
 import ssl
+import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
+import distributed
+import msgpack
 from distributed.comm import registry
 from distributed.comm.core import CommClosedError, FatalCommClosedError
-from distributed.comm.tcp import BaseTCPConnector, TLSBackend, TLSConnector, TLSListener
-from tornado.iostream import IOStream, SSLIOStream
+from distributed.comm.tcp import (
+    TLS,
+    BaseTCPConnector,
+    TLSBackend,
+    TLSConnector,
+    TLSListener,
+    convert_stream_closed_error,
+    read_bytes_rw,
+)
+from distributed.protocol.utils import msgpack_opts, unpack_frames
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.waiting import within
+from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
+from skyinfra.protocol import calls
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
 
 # Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
 SEND_INTERVAL_S = 0.001
+# From that size on, a message refers to a call; smaller ones are copied into it.
+_LARGE_CALL = 1_000_000
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
 # What the peer of a new connection may take to say which compression it knows, as Dask does after TLS.
@@ -56,9 +73,15 @@ def prepare_client(client: Client) -> None:
     stream.recent_message_log = collections.deque(maxlen=0)
 
 
-def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:
-    """Sends a message on the client's stream: a task as one message costs a quarter of a graph of one task."""
+def send_task(client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int]) -> Any:
+    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future."""
+    from distributed import Future
+
+    future = Future(key, client)
+    carried = without_copy(call) if len(call) > _LARGE_CALL else call
+    message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
     client._send_to_scheduler(message)
+    return future
 
 
 # Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
@@ -208,6 +231,132 @@ def memory(size: int) -> memoryview:
     return found
 
 
+# Messages that are data ---------------------------------------------------------------------------------------------
+# Dask unpickles what a peer marks as a pickle, whatever `deserializers` a caller names, in its scheduler too; and the
+# exception of an answer that reports one: who speaks runs code where the message is read.
+
+# Of the arguments of a connection: the class of its stream.
+_STREAM = "skyinfra_stream"
+# Mark objects in Dask's wire format.
+_OBJECTS = frozenset(("__Pickled__", "__Serialized__", "__Enum__"))
+_WORDS = 1000
+
+
+def questions(address: str, security: Any, *, timeout: float) -> Any:
+    """The peer at *address* for questions: its answers are read as data, and no answer runs code here.
+
+    Raises `UnsafeAnswer` for an answer that is something else.
+    """
+    install_connections()
+    arguments = {**security.get_connection_args("client"), _STREAM: _Answers}
+    # The exception of an answer is not deserialized either.
+    return distributed.rpc(address, connection_args=arguments, timeout=timeout, deserialize=False)
+
+
+def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
+    """Makes *scheduler* run nothing that others say: no worker, no client, no answer to a question of its own.
+
+    Returns arguments for its `listen`.
+    """
+    install_connections()
+    scheduler.rpc.connection_args = {**scheduler.rpc.connection_args, _STREAM: _Carried}
+    return {_STREAM: _Carried}
+
+
+class _Answers(TLS):  # type: ignore[misc]
+    """A connection from which only data is read. Its own reading: what Dask changes in its own opens nothing here."""
+
+    stream: Any
+    carries = False
+
+    async def read(self, deserializers: object = None) -> Any:
+        try:
+            message = read_data(await self._frames(), carries=self.carries)
+            if not self.remote_info:  # a greeting that Dask could not use would leave this open
+                self.handshake_configuration(self.handshake_info(), message)
+            return message
+        except OSError:
+            raise
+        except BaseException as error:
+            # How much of the message has been read is not known.
+            self.abort()
+            if isinstance(error, SkyinfraError):
+                raise error.at(str(self.peer_address)) from None
+            if isinstance(error, Exception):
+                raise _unsafe(f"it is no message: {error or type(error).__name__}").at(self.peer_address) from None
+            raise
+
+    async def _frames(self) -> list[memoryview]:
+        if self.stream is None:
+            raise CommClosedError
+        try:
+            (size,) = struct.unpack("Q", await self.stream.read_bytes(struct.calcsize("Q")))
+            frames, sizes = unpack_frames(await read_bytes_rw(self.stream, size), partial=True)
+            return [*frames, *[await read_bytes_rw(self.stream, size) for size in sizes]]
+        except (StreamClosedError, SSLError) as error:
+            self.stream = None
+            self._closed = True
+            convert_stream_closed_error(self, error)
+            raise
+
+
+class _Carried(_Answers):
+    """A connection of the scheduler, which carries results and exceptions of tasks and does not read them."""
+
+    carries = True
+
+
+def read_data(frames: Sequence[memoryview], *, carries: bool = False) -> Any:
+    """The message of *frames*, of Dask's wire format: data of msgpack, sets, and what `without_copy` makes.
+
+    carries: objects that Dask has serialized are left as they are, and the answer of a failed call is one like others.
+    Raises `UnsafeAnswer` for other objects, what msgpack raises for what is none of its messages, and `FleetError` for
+    an answer that reports an exception of the peer.
+    """
+    other: list[str] = []
+
+    def read(found: dict[Any, Any]) -> Any:
+        marks = found.keys() & _OBJECTS
+        if marks == {"__Pickled__"} and (memory := _beside(frames, found["__Pickled__"])) is not None:
+            return memory
+        if carries and marks == {"__Serialized__"}:
+            return _carried(frames, found["__Serialized__"])
+        if marks:
+            other.extend(marks)
+            return None
+        return set(found["as-list"]) if "__Set__" in found else found
+
+    message = msgpack.loads(frames[0], object_hook=read, use_list=False, **msgpack_opts)
+    if not carries and isinstance(message, dict) and message.get("status") == "uncaught-error":
+        # With it comes the exception, pickled.
+        raise FleetError(f"it failed: {str(message.get('exception_text'))[:_WORDS]}")
+    if other:
+        raise _unsafe(f"a part of it is {other[0].strip('_')}")
+    return message
+
+
+def _unsafe(why: str) -> UnsafeAnswer:
+    return UnsafeAnswer(
+        f"the answer is not plain data, and was not read: {why}; reading it could run code on this machine",
+        hint="No head of skyinfra answers so: somebody with the fleet secret, a task for instance, has changed it, or "
+        "something else has its address. Destroy the fleet and deploy it again.",
+    )
+
+
+def _beside(frames: Sequence[memoryview], offset: Any) -> memoryview | None:
+    """The memory that stands beside the message at *offset*; None for another pickle."""
+    header = msgpack.loads(frames[offset], **msgpack_opts)
+    return frames[offset + 1] if header == {"pickled-obj": _NEXT_BUFFER, "num-sub-frames": 1} else None
+
+
+def _carried(frames: Sequence[memoryview], offset: Any) -> Any:
+    """The object that stands beside the message at *offset*, serialized."""
+    from distributed.protocol.serialize import Serialized
+
+    header = msgpack.loads(frames[offset], use_list=False, **msgpack_opts)
+    return Serialized(header, frames[offset + 1 : offset + 1 + header["num-sub-frames"]])
+
+
 # Connections --------------------------------------------------------------------------------------------------------
 # Where the peer hangs up, or speaks, before the handshake, Tornado raises a ValueError, which `distributed` takes for a
 # malformed address: what was to connect again once the head is back ends with it. It is a closed connection; one that
@@ -231,6 +380,7 @@ class _Connector(TLSConnector):  # type: ignore[misc]
     client = _Client(resolver=BaseTCPConnector.client.resolver)
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
+        self.comm_class = connection_args.pop(_STREAM, TLS)
         made: list[Any] = []
         _made.set(made)
         try:
@@ -247,6 +397,10 @@ class _Connector(TLSConnector):  # type: ignore[misc]
 
 class _Listener(TLSListener):  # type: ignore[misc]
     """Dask waits for ever for a peer that says nothing, and writes a line about each that says something else."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.comm_class = keywords.pop(_STREAM, TLS)
+        super().__init__(*arguments, **keywords)
 
     async def _prepare_stream(self, stream: SSLIOStream, address: str) -> SSLIOStream | None:
         # Tornado would wait for ever for the handshake of a stream that has been closed already.

@@ -11,13 +11,14 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.security import Security
 
+from skyinfra.engine import dask_private
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
 from skyinfra.errors import TaskInputsLost
 from skyinfra.head.relay import Relay
 from skyinfra.protocol import failures
 from skyinfra.protocol.calls import Header, Outcome
-from skyinfra.worker import cancellation, execute
+from skyinfra.worker import cancellation
 
 _ANSWER_S = 10.0
 _CLOSE_S = 5.0
@@ -117,7 +118,7 @@ class Execution:
 
     def submit(self, key: str, header: bytes, call: bytes, resources: Resources) -> Any:
         """Sends a call; its future is done when it has ended."""
-        return self.client.submit(execute.run, header, call, key=key, resources=resources, pure=False)
+        return dask_private.send_task(self.client, key, header, call, resources)
 
 
 def tasks_on_slots(scheduler: Scheduler) -> dict[str, list[tuple[str, str, float]]]:

@@ -12,6 +12,7 @@ from distributed.core import Status
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import Changes
+from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
@@ -35,6 +36,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *, layout: FleetLayout, handlers: Handlers | None = None, **keywords: Any) -> None:
         super().__init__(**keywords)
+        admission.refuse_others(self)
         dask_private.keep_no_spans(self)
         self._offered = layout
         self._changes = Changes()
@@ -50,8 +52,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
+            services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
+
+    async def listen(self, *arguments: Any, **keywords: Any) -> None:
+        """Listens as Dask does; what others say runs no code here."""
+        await super().listen(*arguments, **keywords, **dask_private.read_data_only(self))
 
     def offer(self, layout: FleetLayout) -> None:
         """Gives nodes *layout* from now on, those that wait for another one at once."""
@@ -108,10 +115,10 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         await super().handle_stream(comm, extra)
 
     def take_task(
-        self, client: str, key: str, header: bytes, call: bytes, resources: dict[str, float], **_: object
+        self, client: str, key: str, header: bytes, call: bytes | memoryview, resources: dict[str, float], **_: object
     ) -> None:
-        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, without graph and thread."""
-        dask_private.create_task(self, client, key, (execute.run, header, call), resources)
+        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, which would unpickle here."""
+        dask_private.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
@@ -124,6 +131,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         super().remove_client(client, stimulus_id)
         self._leases.client_gone(client)
         dask_private.unsubscribe(self, client, calls.TOPIC)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drops the last events of a client's *topic*, which leaves."""
+        if topic.startswith(calls.TOPIC):
+            dask_private.drop_events(self, topic)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""

@@ -100,13 +100,16 @@ def opened(envelope: Envelope | None, name: str) -> Any:
     if envelope is None:
         hint = "The fleet runs another version of skyinfra than this client or node: deploy it again."
         raise NotSupported("the head of the fleet does not know this call", given=name, hint=hint)
+    if not isinstance(envelope, dict) or not envelope.keys() & {"answer", "error"}:
+        raise NotSupported("the answer to this call is no envelope", given=name)
     if "error" not in envelope:
         return envelope["answer"]
-    told = dict(envelope["error"])
-    kind, message = told.pop("class"), told.pop("message")
+    told = envelope["error"] if isinstance(envelope["error"], dict) else {}
+    kind, message = str(told.get("class")), str(told.get("message"))
+    details = {part: told.get(part) for part in ("field", "given", "hint")}
     if kind in errors.__all__:
-        raise cast(type[SkyinfraError], getattr(errors, kind))(message, **told)
-    raise NodeError(f"{kind}: {message}", **told)
+        raise cast(type[SkyinfraError], getattr(errors, kind))(message, **details)
+    raise NodeError(f"{kind}: {message}", **details)
 
 
 def lists(value: Any) -> Any:

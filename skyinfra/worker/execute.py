@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
@@ -31,9 +31,6 @@ from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Header, Outcome
 from skyinfra.worker import attempts, cancellation, inputs, interruption, output, streaming
-
-if TYPE_CHECKING:
-    from distributed import Scheduler
 
 F = TypeVar("F")
 
@@ -88,13 +85,6 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
         return outcome
     tell("outcome", task.key, data)
     return None
-
-
-def forget(topic: str, dask_scheduler: Scheduler) -> None:
-    """Runs on the head: drops the last events of a *topic* without listeners."""
-    from skyinfra.engine import dask_private
-
-    dask_private.drop_events(dask_scheduler, topic)
 
 
 def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) -> Outcome:

@@ -123,7 +123,8 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
     send, now = _send, time.monotonic()
     if send is not None and (now - _told_at >= _PROGRESS_S or done == total):
         _told_at = now
-        send("progress", [done, total, note])
+        # Numbers of arrays are no data: the head reads nothing else.
+        send("progress", [float(done), None if total is None else float(total), str(note)])
 
 
 @contextlib.contextmanager

@@ -220,13 +220,16 @@ def test_a_slot_that_stays_away_is_lost(fleets):
 
 
 def test_leaving_a_head_that_does_not_answer_leaves_nothing_open(fleet, monkeypatch):
-    async def lost(*args, **kwargs):
-        raise OSError("the connection is gone")
+    def lost(self, name):
+        async def call(**request):
+            raise OSError("the connection is gone")
+
+        return call
 
     pool = open_pool(fleet.manifest)
     client = pool._fleet.connection.client
     assert Task(os.getpid) >> pool
-    monkeypatch.setattr(client, "run_on_scheduler", lost)
+    monkeypatch.setattr(type(client.scheduler), "__getattr__", lost)
     pool.close()
     assert (client.status, client.rpc.open) == ("closed", 0)
 

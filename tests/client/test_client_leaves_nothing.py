@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 
-import cloudpickle
 import distributed
 from support import python_path
 
@@ -26,22 +25,13 @@ os.kill(os.getpid(), 9)
 """
 
 
-def on_head(pool: Pool, function):
-    """What *function* gives in the process of the scheduler, which has no test modules: it travels by value."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+def kept(pool: Pool):
+    """What the head keeps, see `client_fleet.OtherScheduler`."""
 
     async def ask():
-        return await pool._fleet.connection.client.run_on_scheduler(function)
+        return await pool._fleet.connection.head.test_kept()
 
     return pool._fleet.loop.run(ask())
-
-
-def topics(dask_scheduler) -> list[str]:
-    return [name for name in dask_scheduler._broker._topics if name.startswith("skyinfra-")]
-
-
-def spans(dask_scheduler) -> int:
-    return len(dask_scheduler.extensions["spans"].spans)
 
 
 def measured() -> int:
@@ -59,29 +49,23 @@ def test_the_head_keeps_no_events_of_a_client_that_died(fleet, pool, wait_until)
     )
     topic = client.stdout.strip()
     assert topic.startswith("skyinfra-"), client.stderr
-    wait_until(lambda: topic not in on_head(pool, topics))
+    wait_until(lambda: topic not in kept(pool)["topics"])
 
 
 def test_the_head_keeps_no_events_of_a_client_that_left(fleet, pool, wait_until):
     with open_pool(fleet.manifest) as other:
         other.submit(int).result()
-        assert other._fleet.topic in on_head(pool, topics)
-    wait_until(lambda: other._fleet.topic not in on_head(pool, topics))
+        assert other._fleet.topic in kept(pool)["topics"]
+    wait_until(lambda: other._fleet.topic not in kept(pool)["topics"])
 
 
 def test_tasks_one_after_the_other_are_forgotten(pool):
     """Dask takes each of them for a computation of its own, and remembers all computations."""
     slot = pool.slots()[:1]
-    before = on_head(pool, spans)
+    before = kept(pool)["spans"]
     counts = [pool.broadcast(Task(measured), slots=slot)[0] for _ in range(30)]
-    assert on_head(pool, spans) == before
+    assert kept(pool)["spans"] == before
     assert counts[-1] - counts[5] <= 2
-
-
-def sent(dask_scheduler) -> int:
-    """How many messages the head has kept of those that it sent."""
-    streams = (*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values())
-    return sum(len(stream.recent_message_log) for stream in streams)
 
 
 def worker_sent() -> int:
@@ -91,6 +75,6 @@ def worker_sent() -> int:
 def test_messages_are_not_kept(pool):
     """Dask keeps the last thousand of each connection, of up to 1 MB each."""
     assert list(pool.map(len, [b"x"] * 50)) == [1] * 50
-    assert on_head(pool, sent) == 0
+    assert kept(pool)["sent"] == 0
     assert Task(worker_sent) @ pool == [0] * 4
     assert len(pool._fleet.connection.client.scheduler_comm.recent_message_log) == 0

@@ -19,8 +19,10 @@ TESTS = (
     "tests/client/test_client_chunks.py",
     "tests/client/test_client_failures.py",
     "tests/client/test_client_leaves_nothing.py",
+    "tests/client/test_client_unsafe_answers.py",
     "tests/engine/test_dask_private.py",
     "tests/engine/test_handshakes.py",
+    "tests/head/test_admission.py",
     "tests/head/test_jobs_of_fleet.py",
 )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import inside
 import pytest
 from running_node import RunningNode, h100, until
 from support import python_path
@@ -340,15 +341,19 @@ def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_ends_takes_no_job_with_it(make_node: MakeNode, tmp_path: Path) -> None:
+def test_a_scheduler_that_ends_takes_no_job_with_it(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    for name, value in inside.environment(script).items():
+        monkeypatch.setenv(name, value)
     head = make_node("n1", cpu_slots=1)
-    head.boot()
+    pid = head.boot().pid
     path = tmp_path / "run"
     with head.pool() as pool:
         job = pool.submit(wait_for, str(path), detach="running")
         until(lambda: starts(path), "it runs")
-        with head.client() as client:
-            client.shutdown()
+        inside.run(pid, script, inside.ENDS)
         until(lambda: len(starts(path)) == 2, "it runs again, on the next scheduler")
         Path(f"{path}.open").touch()
         job.result(timeout=60)

@@ -33,6 +33,15 @@ class OtherScheduler(FleetScheduler):
         found["skyinfra"]["version"] = self.claims.get("skyinfra", found["skyinfra"]["version"])
         return found
 
+    def kept(self):
+        """What it keeps of clients, tasks and messages; the call ``test_kept``."""
+        streams = (*self.stream_comms.values(), *self.client_comms.values())
+        return {
+            "topics": [name for name in self._broker._topics if name.startswith("skyinfra-")],
+            "spans": len(self.extensions["spans"].spans),
+            "sent": sum(len(stream.recent_message_log) for stream in streams),
+        }
+
     def versions(self):
         found = super().versions()
         found["host"]["python"] = self.claims.get("python", found["host"]["python"])
@@ -90,6 +99,7 @@ async def serve(config: dict) -> None:
         dashboard=False,
         dashboard_address="127.0.0.1:0",
     )
+    scheduler.handlers["test_kept"] = scheduler.kept
     nannies = [
         start_nanny(scheduler.address, node, index, secret, root, whole=config.get("whole", False))
         for node in config["nodes"]

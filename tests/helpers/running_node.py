@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import cloudpickle
 from distributed import Client
 
 from skyinfra.client import Pool, open_pool
+from skyinfra.engine import dask_private
 from skyinfra.engine.credentials import Credentials
 from skyinfra.head import start
 from skyinfra.mig import Placement
 from skyinfra.node.folder import NodeDirectory, Status
+from skyinfra.protocol.calls import Header
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
+from skyinfra.tasks import pickling
 
 SECRET = "0123456789abcdef" * 4
 OTHER_SECRET = "fedcba9876543210" * 4
@@ -139,7 +143,12 @@ def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments:
     module = sys.modules[function.__module__]
     if getattr(module, "__file__", None) and Path(module.__file__).is_relative_to(Path(__file__).parents[1]):
         cloudpickle.register_pickle_by_value(module)
-    payload = cloudpickle.dumps(function)
-    run = lambda payload, *arguments: __import__("cloudpickle").loads(payload)(*arguments)  # noqa: E731
-    future = client.submit(run, payload, *arguments, resources={f"slot:{slot}": 1}, pure=False)
-    return future.result(timeout=PATIENCE_S)
+    call = cloudpickle.dumps((function, arguments, {}))
+    outcome = send(client, call, {f"slot:{slot}": 1}).result(timeout=PATIENCE_S)
+    return pickling.result(outcome, function.__name__)
+
+
+def send(client: Client, call: bytes, resources: dict[str, int]) -> Any:
+    """The future of a task, sent as our client sends it: the head takes no other."""
+    key = f"task-{uuid.uuid4().hex}"
+    return dask_private.send_task(client, key, Header(key, "task", topic="").dumps(), call, resources)

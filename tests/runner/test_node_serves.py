@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -16,9 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import inside
 import pytest
 from distributed.comm import connect
-from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, until
+from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, send, until
 
 from skyinfra.engine.credentials import Credentials
 from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -151,7 +153,7 @@ def test_stop_leaves_nothing_even_while_a_task_runs(make_node: MakeNode) -> None
     assert status.pid is not None
     with node.client() as client:
         child = on_slot(client, "n1/0", leave_a_child)
-        running = client.submit(time.sleep, 600, pure=False)
+        running = send(client, pickle.dumps((time.sleep, (600,), {})), {"slot": 1})
         until(lambda: client.processing() and any(client.processing().values()), "a task runs")
         os.kill(status.pid, signal.SIGTERM)
         until(lambda: not processes.of_session(status.pid or 0), "no process of the node is left", seconds=15)
@@ -294,11 +296,13 @@ def test_a_worker_of_another_fleet_is_refused(make_node: MakeNode) -> None:
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_is_shut_down_comes_back(make_node: MakeNode) -> None:
+def test_a_scheduler_that_ends_comes_back(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    for name, value in inside.environment(script).items():
+        monkeypatch.setenv(name, value)
     node = make_node(cpu_slots=1)
     first = node.boot()
-    with node.client() as client:
-        client.shutdown()
+    inside.run(first.pid, script, inside.ENDS)
     until(lambda: node.status().generation > first.generation, "the scheduler was started again")
     node.until("ready")
     assert node.status().scheduler == first.scheduler

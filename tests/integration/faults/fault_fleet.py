@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bed_network
+import inside
 import psutil
 from bed_network import Link, Network
 from fault_tasks import where
@@ -76,6 +77,7 @@ class Node:
         self.folder.mkdir()
         self.directory = NodeDirectory(self.folder)
         self.file = self.folder / "node.json"
+        self.script = self.folder / "script.py"  # see `inside`
         (self.folder / "secret").write_text(SECRET)
         placed = tuple(Placement(*place) for place in LAYOUT)
         config = NodeConfig(
@@ -106,7 +108,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env={**_environment(), **inside.environment(self.script)},
                 start_new_session=True,
             )
 

@@ -1,0 +1,72 @@
+"""Questions to a fleet: its slots, tasks, jobs and logs. Who asks them runs nothing that the fleet answers."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
+from skyinfra.client.jobs import Job, Line
+from skyinfra.client.snapshot import Snapshot
+from skyinfra.protocol import services
+from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.manifest import Manifest
+
+
+class Questions:
+    """Asks *fleet*; a context manager. Use it from any thread."""
+
+    def __init__(self, fleet: AskedFleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the fleet."""
+        return self._fleet.manifest
+
+    def node_names(self) -> list[str]:
+        """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
+        return self._fleet.node_names()
+
+    def running(self) -> dict[str, list[RunningTask]]:
+        """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
+        found = self._fleet.from_head(self._fleet.connection.running())
+        return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
+
+    def look(self) -> Snapshot:
+        """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
+        return self._fleet.look()
+
+    def dashboard(self, port: int = 0, *, browser: bool = False) -> str:
+        """Opens the dashboard of the fleet's scheduler on this machine until the pool is closed; returns its address.
+
+        Its connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
+        token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
+        browser: whether to show it in the browser of this machine. Raises `MissingDependency` where the head cannot
+        draw it, `PortTaken`.
+        """
+        return self._fleet.dashboard(port, browser=browser)
+
+    def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
+        """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
+
+        Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
+        """
+        return self._fleet.ask(node, question, wait_s=wait_s, **arguments)
+
+    def jobs(self) -> list[JobInfo]:
+        """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
+        return self._fleet.in_loop(Line(self._fleet.connection).ask(services.job_list))
+
+    def job(self, name: str) -> Job[Any]:
+        """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
+        return Job(self._fleet, self._fleet.in_loop(Line(self._fleet.connection).wait(name, 0)))
+
+    def close(self) -> None:
+        """Leaves the fleet, which stays as it is. May be called again."""
+        self._fleet.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
