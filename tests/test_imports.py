@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "client": {"blobs", "engine", "first_boot", "protocol", "sync", "tasks", "terraform", "worker"},
     "preflight": {"offers", "providers", "terraform"},
-    "deploy": {"client", "compiler", "offers", "pool", "providers", "stack", "terraform"},
+    "deploy": {"client", "compiler", "offers", "pool", "protocol", "providers", "stack", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {
