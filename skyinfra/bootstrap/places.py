@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+# The folder of the runner's user and of the tasks: root writes there, and reads nothing but messages.
 FOLDER = "/var/lib/skyinfra"
-CONFIG = f"{FOLDER}/node.json"
 STATUS = f"{FOLDER}/status.json"
-# Not in the folder of the runner's user, who could put a link in its place.
-SECRET = "/etc/skyinfra/secret"  # noqa: S105 - the name of a file
+# Root's folder: the configuration, the secret, and what root remembers of the GPUs.
+ROOT = "/etc/skyinfra"
+CONFIG = f"{ROOT}/node.json"
+SECRET = f"{ROOT}/secret"
 OPT = "/opt/skyinfra"
 STEPS = f"{OPT}/steps.json"
 PROGRAM = f"{OPT}/first_boot"

@@ -130,6 +130,9 @@ class Scratch:
             # AWS's Deep Learning images have joined and mounted them already.
             folder = Path(mounted[0], "skyinfra")
             folder.mkdir(exist_ok=True)
+            if folder.is_symlink():
+                # Tasks own what is there: the link would give them the folder that it leads to.
+                raise Failed(f"{folder} is a link: remove it")
             command("mount", "--bind", str(folder), self.mount)
         else:
             command("mount", "-o", "noatime,nosuid,nodev", self._found(volumes) or self._made(volumes), self.mount)
