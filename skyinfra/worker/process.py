@@ -47,6 +47,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self._heartbeat: asyncio.Task[Any] | None = None
         settings.quiet()
         output.keep_logging()
+        output.survive_full_disks()
         os.setpgrp()
         # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.
         with contextlib.suppress(OSError):
