@@ -338,12 +338,19 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         "IPAddressDeny=169.254.169.254 fd00:ec2::254",
         "NoNewPrivileges=yes",
         "OOMPolicy=continue",
+        "UMask=0077",
+        "TasksMax=50%",
     ):
         assert line in unit
     # These would close the GPUs' devices.
     assert not [line for line in unit if line.startswith(("PrivateDevices", "ProtectClock", "DevicePolicy"))]
     partition = found["/etc/systemd/system/skyinfra-partition.service"]
     assert "User=" not in partition and "Type=oneshot" in partition
+    for path, text in found.items():
+        if path.endswith(".service"):
+            assert "\nTasksMax=" in text
+            # What the first boot makes is for the runner's user as well: the program has a mask of its own.
+            assert ("\nUMask=0077\n" in text) is (not path.endswith("/skyinfra-boot.service"))
     # Nothing runs before all of the first boot is done.
     for name in ("partition", "runner", "watch"):
         assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]
