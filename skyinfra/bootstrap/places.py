@@ -24,4 +24,8 @@ MARKER = f"{RUN}/booted"
 UNITS = "/etc/systemd/system"
 SCRATCH = "/mnt/scratch"
 INSTANCE_ID = "/var/lib/cloud/data/instance-id"
+# cloud-init's folder of this very instance: the marker that our files are on the disk, and its own of what it has done.
+_INSTANCE = "/var/lib/cloud/instance"
+WRITTEN = f"{_INSTANCE}/skyinfra-written"
+DONE_ONCE = " ".join(f"{_INSTANCE}/sem/config_{module}" for module in ("write_files", "runcmd", "scripts_user"))
 USER = "skyinfra"

@@ -330,6 +330,8 @@ class Runner:
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
         only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
         command(*pip, "-q", *only, *asked)
+        # What the stamp stands for is on the disk before it: after a power cut it is not looked at again.
+        os.sync()
         replace(self._stamp, self._asked())
 
 

@@ -47,7 +47,7 @@ def files(text: str) -> dict[str, str]:
     """The files of a cloud-config by path."""
     assert text.startswith("#cloud-config\n")
     document = yaml.load(text, LOADER)
-    assert set(document) == {"write_files", "runcmd"}
+    assert set(document) == {"bootcmd", "write_files", "runcmd"}
     return {file["path"]: file["content"] for file in document["write_files"]}
 
 
@@ -124,6 +124,26 @@ def test_root_writes_no_file_by_name_into_the_folder_of_tasks(form: Form, tmp_pa
     assert sorted(path.name for path in folder.iterdir()) == ["node.json", "node.json.new"]
     assert json.loads((tmp_path / "etc/skyinfra/node.json").read_text())["folder"] == str(folder)
     assert (tmp_path / "etc/skyinfra/secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_all_is_written_anew_at_each_boot_until_it_is_on_the_disk(tmp_path: Path) -> None:
+    document = yaml.load(user_data(aws()).head, LOADER)
+    instance = "/var/lib/cloud/instance"
+    marks = [tmp_path / "sem" / f"config_{name}" for name in ("write_files", "runcmd", "scripts_user", "ssh")]
+    marks[0].parent.mkdir()
+
+    def left_after_boot() -> list[bool]:
+        """Which of cloud-init's own marks it finds, when it looks what is to be done at this boot."""
+        for mark in marks:
+            mark.touch()
+        for command in document["bootcmd"]:
+            subprocess.run([part.replace(instance, str(tmp_path)) for part in command], check=True)
+        return [mark.exists() for mark in marks]
+
+    assert left_after_boot() == [False, False, False, True], "cut off before the last command"
+    assert document["runcmd"][0][:2] == ["systemctl", "enable"]
+    subprocess.run([part.replace(instance, str(tmp_path)) for part in document["runcmd"][-1]], check=True)
+    assert left_after_boot() == [True] * 4
 
 
 def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
