@@ -369,8 +369,9 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
     for path, text in found.items():
         if path.endswith(".service"):
             assert "\nTasksMax=" in text
-            # What the first boot makes is for the runner's user as well: the program has a mask of its own.
-            assert ("\nUMask=0077\n" in text) is (not path.endswith("/skyinfra-boot.service"))
+            # What these make is for the runner's user as well: folders of the first boot, device files of the driver.
+            of_root = path.endswith(("/skyinfra-boot.service", "/skyinfra-partition.service"))
+            assert ("\nUMask=0077\n" in text) is not of_root
     # Nothing runs before all of the first boot is done.
     for name in ("partition", "runner", "watch"):
         assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]
