@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -52,7 +52,7 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     composed = steps.compose(deployment, config, units=tuple(started))
     units = [_BOOT_UNIT, _REPORT_UNIT, *started]
     return [
-        NodeFile(places.CONFIG, "0644", config.dumps() + "\n"),
+        NodeFile(places.CONFIG, "0644", replace(config, folder=places.FOLDER).dumps() + "\n"),
         NodeFile(places.SECRET, "0600", f"{SECRET_PLACEHOLDER}\n"),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules()),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+# The folder of the runner's user and of the tasks: root writes there, and reads nothing but messages.
 FOLDER = "/var/lib/skyinfra"
-CONFIG = f"{FOLDER}/node.json"
 STATUS = f"{FOLDER}/status.json"
-# Not in the folder of the runner's user, who could put a link in its place.
-SECRET = "/etc/skyinfra/secret"  # noqa: S105 - the name of a file
+# Root's folder: the configuration, the secret, and what root remembers of the GPUs.
+ROOT = "/etc/skyinfra"
+CONFIG = f"{ROOT}/node.json"
+SECRET = f"{ROOT}/secret"
 OPT = "/opt/skyinfra"
 STEPS = f"{OPT}/steps.json"
 PROGRAM = f"{OPT}/first_boot"
@@ -22,4 +24,8 @@ MARKER = f"{RUN}/booted"
 UNITS = "/etc/systemd/system"
 SCRATCH = "/mnt/scratch"
 INSTANCE_ID = "/var/lib/cloud/data/instance-id"
+# cloud-init's folder of this very instance: the marker that our files are on the disk, and its own of what it has done.
+_INSTANCE = "/var/lib/cloud/instance"
+WRITTEN = f"{_INSTANCE}/skyinfra-written"
+DONE_ONCE = " ".join(f"{_INSTANCE}/sem/config_{module}" for module in ("write_files", "runcmd", "scripts_user"))
 USER = "skyinfra"

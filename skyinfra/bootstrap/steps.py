@@ -25,6 +25,7 @@ _MINUTE = 60.0
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
 _INSTANCE_STORE = "/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*"
+_PLACES = [value for value in vars(places).values() if isinstance(value, str)]
 _NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
 # Where Pythons and caches stand does not depend on whose home it is; nobody answers questions.
 _ENVIRONMENT = {
@@ -128,7 +129,9 @@ def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
         operation = step.operation
         if isinstance(operation, operations.Runner) and operation.wheel is not None:
             operation = dataclasses.replace(operation, wheel=None, requirements=pins())
-        yield json.dumps({_NAMES[type(operation)]: vars(operation)})
+        # Where a node keeps its files is not declared: another place replaces no node.
+        given = {name: value for name, value in vars(operation).items() if value not in _PLACES}
+        yield json.dumps({_NAMES[type(operation)]: given})
 
 
 def carries_runner(deployment: Deployment) -> bool:

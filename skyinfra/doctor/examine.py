@@ -9,7 +9,7 @@ from skyinfra.doctor import nvidia, packages, system, vendors
 from skyinfra.errors import InvalidNodeConfig, SkyinfraError
 from skyinfra.gpu import desired
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.node.node import file_sha256
+from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -19,7 +19,7 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
 
     *root*: the folder with ``dev``, ``proc`` and ``sys``. Raises `InvalidNodeConfig` where *config* cannot be read.
     """
-    directory = NodeDirectory(config.absolute().parent) if config is not None else None
+    directory = directory_of(config) if config is not None else None
     node = _node(config, directory) if config is not None and directory is not None else None
     path = packages.search_path(directory.packages if directory is not None else None)
     looks = (

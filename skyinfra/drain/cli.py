@@ -14,6 +14,7 @@ from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidField, NodeFailed, SkyinfraError
 from skyinfra.node.folder import NodeDirectory, Status
+from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 logger = logging.getLogger("skyinfra.runner")
@@ -47,7 +48,7 @@ def _drain(options: argparse.Namespace) -> int:
     timeout = config.drain_seconds if options.timeout is None else options.timeout
     if not 0 <= timeout < math.inf:
         raise InvalidField("must be at least 0", field="--timeout", given=timeout)
-    directory = NodeDirectory(options.config.absolute().parent)
+    directory = directory_of(options.config)
     request.write(directory, Drain(request.VERSION, request.OPERATOR, options.reason, time.time() + timeout))
     if directory.holder() is None:
         print(f"No runner serves node {config.node} now; it will not serve before `skyinfra-runner undrain`.")
@@ -62,7 +63,7 @@ def _drain(options: argparse.Namespace) -> int:
 
 def _undrain(options: argparse.Namespace) -> int:
     config = NodeConfig.load(options.config)
-    directory = NodeDirectory(options.config.absolute().parent)
+    directory = directory_of(options.config)
     drained = request.clear(directory)
     if directory.holder() is None:
         print(f"No runner serves node {config.node}; it will have slots when one does.")

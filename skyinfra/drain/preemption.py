@@ -15,7 +15,7 @@ from skyinfra.drain import request
 from skyinfra.drain.notices import Notice, notices
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidNodeConfig
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 logger = logging.getLogger("skyinfra.runner")
@@ -28,7 +28,7 @@ class PreemptionWatch:
         config = NodeConfig.load(path)
         self._provider = config.provider
         self._notices = notices(config)
-        self._directory = NodeDirectory(path.absolute().parent)
+        self._directory = directory_of(path)
         self.pause_s = self._notices.pause_s
         # The last notice that was followed: a drain that a person undid is not requested again.
         self._followed: str | None = None

@@ -130,6 +130,9 @@ class Scratch:
             # AWS's Deep Learning images have joined and mounted them already.
             folder = Path(mounted[0], "skyinfra")
             folder.mkdir(exist_ok=True)
+            if folder.is_symlink():
+                # Tasks own what is there: the link would give them the folder that it leads to.
+                raise Failed(f"{folder} is a link: remove it")
             command("mount", "--bind", str(folder), self.mount)
         else:
             command("mount", "-o", "noatime,nosuid,nodev", self._found(volumes) or self._made(volumes), self.mount)
@@ -327,6 +330,8 @@ class Runner:
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
         only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
         command(*pip, "-q", *only, *asked)
+        # What the stamp stands for is on the disk before it: after a power cut it is not looked at again.
+        os.sync()
         replace(self._stamp, self._asked())
 
 

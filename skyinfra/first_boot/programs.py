@@ -63,7 +63,7 @@ def read_json(path: str) -> Any:
 
 
 def replace(path: str, text: str) -> None:
-    """Replaces *path* at once. Its folder may be another user's, so no name in it is followed."""
+    """Replaces *path* at once, and on the disk. Its folder may be another user's, so no name in it is followed."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=str(file.parent))
@@ -71,6 +71,8 @@ def replace(path: str, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             os.fchmod(stream.fileno(), 0o644)
             stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
         Path(name).replace(file)
     except OSError:
         Path(name).unlink()

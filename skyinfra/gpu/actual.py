@@ -3,7 +3,7 @@
 Only root may create partitions, and NVML lists them to root only. So ``skyinfra-runner partition --config`` writes
 ``partitions.json`` beside the node configuration, and the runner reads it. When the desired layout changes, the runner
 drains what goes and then writes ``partition.request``: a systemd path unit starts root's part again, which finds the
-desired layout by itself.
+desired layout by itself and checks it, see `skyinfra.gpu.desired`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """The desired layout of a node, and where it comes from.
 
-The layout of the head is the layout of the fleet. On the head it is that of ``desired.json`` beside the node
-configuration, where that file exists; else that of the node configuration. Every other node has the layout that the
+The layout of the head is the layout of the fleet. On the head it is that of ``desired.json`` in the node's directory,
+where that file exists; else that of the node configuration. Every other node has the layout that the
 head sends. The node keeps the last one in ``told.json``, with the digest of the node configuration of that time: a node
 that boots with an old configuration comes up with the last layout that it knows of, and a new configuration counts
 until the head sends a layout. An impossible layout is refused and changes nothing.
+
+Where the runner is not root, both files are its messages to root, which partitions: tasks may write them too. So
+nothing but a layout of the node's own accelerators stands in them, of which every field is checked here.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +25,13 @@ from typing import Literal
 from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
 from skyinfra.mig import Layout, geometry, models
 from skyinfra.mig.grid import Grid, starts
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.folder import NodeDirectory, message
 from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
+# They go to amd-smi as they are.
+_AMD_MODE, _AMD_MEMORY = re.compile("[A-Z]PX"), re.compile("NPS[0-9]")
 Source = Literal["node.json", "desired.json", "told.json"]
 
 
@@ -87,7 +93,7 @@ def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: Fle
         if not os.path.lexists(file):
             return Desired(config, "node.json")
         try:
-            return Desired(_with(config, FleetLayout.load(file), str(file)), "desired.json")
+            return Desired(_with(config, FleetLayout.load(file, text_of=message), str(file)), "desired.json")
         except InvalidNodeConfig as error:
             refused, of_head = error, None
     layout = of_head or _remembered(sha256, directory)
@@ -115,7 +121,7 @@ def spelled(layout: Layout) -> str:
 def _remembered(sha256: str, directory: NodeDirectory) -> FleetLayout | None:
     """The last layout of the head for this very node configuration; None where the file cannot be read."""
     with contextlib.suppress(InvalidNodeConfig):
-        last = _FromHead.load(directory.told_file)
+        last = _FromHead.load(directory.told_file, text_of=message)
         if last.layout.version == VERSION and last.config_sha256 == sha256:
             return last.layout
     return None
@@ -147,6 +153,8 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
         raise InvalidNodeConfig(
             f"{accelerator.name} has no memory modes", field=f"{where}.memory_mode", given=layout.memory_mode
         )
+    if layout.memory_mode is not None and _AMD_MEMORY.fullmatch(layout.memory_mode) is None:
+        raise InvalidNodeConfig("no memory mode", field=f"{where}.memory_mode", given=layout.memory_mode)
     changed = replace(accelerator, layouts=layout.layouts, memory_mode=layout.memory_mode)
     return replace(config, accelerator=changed)
 
@@ -156,6 +164,10 @@ def _check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> N
     model = accelerator.mig_model
     if accelerator.vendor == "amd":
         # Uniform partition modes, of which the driver knows what goes together; see `skyinfra.gpu.amd.partitioner`.
+        modes = {partition.profile for partition in layout}
+        if len(modes) != 1 or not all(map(_AMD_MODE.fullmatch, modes)):
+            given = ", ".join(sorted(modes)) or "none"
+            raise InvalidNodeConfig("expected one partition mode, such as CPX", field=where, given=given)
         return
     if layout and model is None:
         raise InvalidNodeConfig(f"{accelerator.name} cannot be partitioned", field=where)

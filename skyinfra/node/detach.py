@@ -15,7 +15,7 @@ import skyinfra
 from skyinfra.errors import NodeFailed
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory, Status, writing
-from skyinfra.node.node import Node, file_sha256
+from skyinfra.node.node import Node, directory_of, file_sha256
 from skyinfra.node.processes import poll
 
 _POLL_S = 0.05
@@ -30,7 +30,7 @@ def boot(path: Path, *, wait_s: float) -> Status:
     does not count; a runner that was started here is ended then.
     """
     node = Node.load(path)
-    directory = NodeDirectory(path.parent)
+    directory = directory_of(path)
     pid = directory.holder()
     if pid is None:
         try:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ _HINTS = {
     errno.EPERM: "The runner's user may not write there: change the owner of the directory to that user.",
     errno.ENOTDIR: "A part of the path is a file: choose a directory for the node configuration.",
 }
+# Of a document that one account leaves for another.
+_LARGEST = 2**20
 # `holder` takes the lock for an instant; a starting runner waits that long for it.
 _LOCK_PATIENCE_S = 1.0
 
@@ -103,10 +106,13 @@ class NodeDirectory:
     The folders of other rooms are ``tasks/``, the output of each task; ``blobs/``, synced files, and large calls and
     results, on the head for the whole fleet; ``trees/``, synced files as tasks see them; ``files/``, what clients put
     there, see `sky.files`; on the head ``kept/``, synced files that jobs need, see `skyinfra.head.kept_trees`.
+
+    *root*: the folder of the node configuration, where it is another one: root's, for what root alone writes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path | None = None) -> None:
         self.path = path
+        root = root or path
         # The state of the node (`Status`), replaced atomically.
         self.status_file = path / "status.json"
         # On the head: ``HOST:PORT`` where the scheduler listens.
@@ -119,9 +125,9 @@ class NodeDirectory:
         # Process id of the watchdog of a detached runner, which locks the file.
         self.watchdog_file = path / "keeper.pid"
         # That the machine was rebooted to activate a MIG mode, see `RebootGuard`.
-        self.reboot_file = path / "reboot.json"
+        self.reboot_file = root / "reboot.json"
         # The partitions that root made, where the runner is not root; the request asks for them.
-        self.record_file = path / "partitions.json"
+        self.record_file = root / "partitions.json"
         self.request_file = path / "partition.request"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
@@ -236,6 +242,32 @@ def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> 
             raise
         if durable:
             sync_folder(file.parent)
+
+
+def message(file: Path) -> str:
+    """The text of *file*, which one account leaves for another in a folder: the runner for root.
+
+    It may be anything that its author can put there. Raises OSError for what is no file of the folder's owner or of
+    root, or has more than a message needs; no link is followed, and no pipe waited for. Raises ValueError.
+    """
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError(error.errno, "it is a link" if error.errno == errno.ELOOP else error.strerror) from None
+    try:
+        found = os.fstat(handle)
+        # A second name may have been given to another account's file.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EINVAL, "it is no file, or one with several names")
+        if found.st_uid not in (0, file.parent.stat().st_uid):
+            raise OSError(errno.EPERM, "it belongs neither to the owner of its folder nor to root")
+        with open(handle, "rb", closefd=False) as stream:
+            data = stream.read(_LARGEST + 1)
+    finally:
+        os.close(handle)
+    if len(data) > _LARGEST:
+        raise OSError(errno.EFBIG, f"it has more than {_LARGEST} bytes")
+    return data.decode()
 
 
 def stamp(file: Path) -> tuple[int, int, int] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyinfra.errors import InvalidNodeConfig
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import MIN_SECRET_LENGTH
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -33,6 +35,19 @@ class Node:
         digest = file_sha256(path)
         config = NodeConfig.load(path)
         return cls(config=config, path=path, sha256=digest, secret=_secret(path, config))
+
+
+def directory_of(path: Path) -> NodeDirectory:
+    """The directory of the node with the configuration file *path*: the ``folder`` that it names, else its own.
+
+    That of a configuration that cannot be read is its own too: what loads the node says why.
+    """
+    own = path.absolute().parent
+    try:
+        folder = json.loads(path.read_text(encoding="utf-8")).get("folder")
+    except (OSError, ValueError, AttributeError):
+        folder = None
+    return NodeDirectory(Path(folder), own) if isinstance(folder, str) else NodeDirectory(own)
 
 
 def file_sha256(path: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from skyinfra.errors import SkyinfraError
 from skyinfra.node import detach
 from skyinfra.node.folder import NodeDirectory, locked
+from skyinfra.node.node import directory_of
 from skyinfra.node.processes import poll
 
 _POLL_S = 0.5
@@ -34,7 +35,7 @@ def ensure(path: Path, *, wait_s: float) -> None:
 
     *wait_s*: how long a restarted runner may take to be ready.
     """
-    directory = NodeDirectory(path.parent)
+    directory = directory_of(path)
     if _pid(directory) is not None:
         return
     watchdog = detach.spawn(directory, "keep", path, "--wait", str(wait_s))
@@ -55,7 +56,7 @@ def keep(path: Path, *, wait_s: float) -> None:
     """Is the watchdog: starts the runner of the node *path* whenever it was killed, until it ends otherwise."""
     # An exception undoes a start that is under way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    directory = NodeDirectory(path.parent)
+    directory = directory_of(path)
     with _claimed(directory) as claimed:
         while claimed and _was_killed(directory) and _starts(path, wait_s):
             pass

@@ -13,12 +13,17 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from skyinfra.errors import SkyinfraError, did_you_mean
 
 T = TypeVar("T")
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 class Document:
@@ -48,9 +53,9 @@ class Document:
         return document
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """The document in the JSON file *path*. Raises the error of the class."""
-        return cls.read(load(path, error=cls._reading[0]), source=str(path))
+    def load(cls, path: Path, *, text_of: Callable[[Path], str] = _text_of) -> Self:
+        """The document in the JSON file *path*, whose text *text_of* reads. Raises the error of the class."""
+        return cls.read(load(path, error=cls._reading[0], text_of=text_of), source=str(path))
 
     def _check(self, source: str) -> None:
         """Raises the error of the class where fields do not fit together."""
@@ -73,13 +78,13 @@ def read(kind: type[T], value: object, *, path: str, error: type[SkyinfraError])
     return typing.cast(T, _read(kind, value, path, error))
 
 
-def load(path: Path, *, error: type[SkyinfraError]) -> object:
+def load(path: Path, *, error: type[SkyinfraError], text_of: Callable[[Path], str] = _text_of) -> object:
     """The parsed JSON of the file *path*. Raises *error* where it cannot be read or is no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text_of(path))
     except OSError as reason:
         raise error(f"cannot be read: {reason.strerror}", field=str(path)) from None
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise error(f"is not JSON: {reason}", field=str(path)) from None
 
 

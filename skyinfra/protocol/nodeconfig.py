@@ -67,9 +67,10 @@ class NodeConfig(
     ``accelerator`` is what they have, whose layout it hands on. ``simulate`` gives the node simulated accelerators.
     ``pip`` and ``run`` are installed and executed before the first slot starts; ``env`` is set for every worker.
     ``drain_seconds`` is for how long a task may go on on a slot that a changed configuration takes away.
-    ``secret_file`` is relative to the folder of the configuration file. ``packages``: where ``pip`` gets them from,
-    None where nothing is declared of that. ``preload``: the modules that are imported once for all slots, before their
-    processes are forked.
+    ``secret_file`` is relative to the folder of the configuration file. ``folder`` belongs to the runner's user, where
+    the configuration and its folder are root's; None: it is the folder of the configuration. ``packages``: where
+    ``pip`` gets them from, None where nothing is declared of that. ``preload``: the modules that are imported once for
+    all slots, before their processes are forked.
     """
 
     version: int
@@ -90,6 +91,7 @@ class NodeConfig(
     secret_file: str = "secret"  # noqa: S105 - the name of a file
     packages: PackageSource | None = None
     preload: tuple[str, ...] = ()
+    folder: str | None = None
 
     @property
     def fleet(self) -> str:
@@ -114,7 +116,13 @@ class NodeConfig(
         refuse(not host or not port.isdigit(), "expected HOST:PORT", f"{source}.scheduler", self.scheduler)
         seconds = self.drain_seconds
         refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.drain_seconds", seconds)
+        wrong = self.folder is not None and not self.folder.startswith("/")
+        refuse(wrong, "expected an absolute path", f"{source}.folder", self.folder)
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""
-        return json.dumps(_schema.write(self), separators=(",", ":"), ensure_ascii=True)
+        document = _schema.write(self)
+        if self.folder is None:
+            # Left out: the text of a local node is that of versions before, which changes nothing there.
+            del document["folder"]
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from skyinfra.errors import InvalidField, NodeFailed, NotSupported
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
 from skyinfra.protocol import questions
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
@@ -29,7 +30,7 @@ class Answers:
 
     def __init__(self, config: Path, kill_task: Callable[[str, str], bool]) -> None:
         self._config = config
-        self._directory = NodeDirectory(config.absolute().parent)
+        self._directory = directory_of(config)
         commands = Commands(self._directory.path)
         files = Files(config, self._directory)
         self._known: dict[str, Callable[..., object]] = {

@@ -20,6 +20,8 @@ from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, SkyinfraError
 from skyinfra.node import detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
+from skyinfra.node.node import directory_of
+from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.runner import partition_cli
 
 # A service that could not start reports the reason for that long; then it ends, and its supervisor restarts it.
@@ -46,7 +48,7 @@ def _unknown(config: Path | None, error: Exception) -> int:
     text = "".join(traceback.format_exception(error))
     log_hint = ""
     if config is not None:
-        log = NodeDirectory(config.parent).log_file
+        log = directory_of(config).log_file
         with contextlib.suppress(OSError), appending(log) as stream:
             stream.write(text)
             log_hint = f"; {log} has the details"
@@ -109,7 +111,9 @@ def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format=drain_cli.LOG_FORMAT, stream=sys.stderr)
     file = options.config.absolute()
-    directory = NodeDirectory(file.parent)
+    # What cannot be read does not say where the node's directory is.
+    NodeConfig.load(file)
+    directory = directory_of(file)
     supervised = "NOTIFY_SOCKET" in os.environ
     with directory.held(), _log_kept(directory):
         import asyncio
@@ -177,7 +181,7 @@ def _metrics(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    directory = NodeDirectory(options.config.parent)
+    directory = directory_of(options.config)
     status = directory.status()
     if status is None:
         print("No runner has served this node yet.", file=sys.stderr)
@@ -190,7 +194,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    directory = NodeDirectory(options.config.parent)
+    directory = directory_of(options.config)
     watchdog.end(directory)
     with contextlib.suppress(ProcessLookupError):
         stopped = detach.stop(directory, timeout_s=options.timeout)

@@ -21,7 +21,7 @@ import pynvml
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.protocol.readings import SlotReading
@@ -35,7 +35,7 @@ def read(config: Path) -> list[SlotReading]:
 
     A value that cannot be measured is None: for slots of other vendors, or where a driver refuses it.
     """
-    directory = NodeDirectory(config.absolute().parent)
+    directory = directory_of(config)
     status = directory.status()
     slots = status.slots if status is not None and directory.holder() is not None else ()
     node = NodeConfig.load(config)

@@ -20,10 +20,11 @@ from typing import Any
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-# The folder that remembers a reboot where there is no node configuration.
-_STATE = Path("/var/lib/skyinfra")
+# Root's folder on a cloud node; also where there is no node configuration, it remembers a reboot.
+_ROOT = Path("/etc/skyinfra")
 
 
 def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -70,7 +71,7 @@ def _by_config(options: argparse.Namespace) -> int:
     from skyinfra.gpu.hardware import Hardware
     from skyinfra.node.node import file_sha256
 
-    directory = NodeDirectory(options.config.absolute().parent)
+    directory = directory_of(options.config)
     # The head may have sent another layout since the configuration was written.
     found = desired.find(NodeConfig.load(options.config), file_sha256(options.config), directory)
     if found.refused is not None:
@@ -100,7 +101,7 @@ def _by_layout(options: argparse.Namespace) -> int:
         machine=SystemMachine(),
         force=options.force,
         reboot=options.reboot,
-        reboot_file=NodeDirectory(_STATE).reboot_file,
+        reboot_file=NodeDirectory(_ROOT).reboot_file,
     )
     with session(Nvml()) as nvml:
         desired = live.desired(nvml, options.layout, "all" if options.gpu is None else options.gpu)

@@ -14,8 +14,7 @@ from skyinfra.drain.notices import ec2_metadata
 from skyinfra.errors import InvalidField
 from skyinfra.gpu import desired
 from skyinfra.mig import layout_tag
-from skyinfra.node.folder import NodeDirectory
-from skyinfra.node.node import file_sha256
+from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 logger = logging.getLogger("skyinfra.runner")
@@ -46,7 +45,7 @@ class Watch:
         if text is None or config.accelerator is None:
             return False
         layouts = layout_tag.read_tag(text.strip(), config.accelerator.mig_model, config.accelerator.count)
-        directory = NodeDirectory(self.path.absolute().parent)
+        directory = directory_of(self.path)
         now = desired.find(config, file_sha256(self.path), directory)
         if now.refused is None and now.layout.layouts == layouts:
             return False

@@ -1,17 +1,21 @@
 """The output of tasks: one file for each task, in the node's folder.
 
 The streams of the process are redirected, so that the file also holds the output of native code and of programs that a
-task runs. An error here fails no task: without a file, output goes to that of the runner.
+task runs. An error here fails no task: without a file, output goes to that of the runner, and what a full disk does not
+take is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 FOLDER = "tasks"
 # Limits for files of ended tasks, applied every 50 tasks.
@@ -21,6 +25,32 @@ _PRUNE_EVERY = 50
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _count = 0
+
+
+class _Stream(io.FileIO):
+    """A standard stream that drops what a full disk does not take."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return memoryview(data).nbytes
+
+
+def survive_full_disks() -> None:
+    """Makes the standard streams of this process drop what a full disk does not take: no `print` raises for it."""
+    flush()
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        if isinstance(old, io.TextIOWrapper):
+            raw = _Stream(number, "w", closefd=False)
+            raw.name = old.name
+            buffer = io.BufferedWriter(raw)
+            lines, at_once = old.line_buffering, old.write_through
+            new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=lines, write_through=at_once)
+            setattr(sys, name, new)
 
 
 def keep_logging() -> None:

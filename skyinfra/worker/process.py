@@ -48,6 +48,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         settings.quiet()
         dask_private.install_connections()
         output.keep_logging()
+        output.survive_full_disks()
         os.setpgrp()
         # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.
         with contextlib.suppress(OSError):

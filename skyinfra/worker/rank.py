@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from skyinfra.protocol.gang import Work
+from skyinfra.worker import output
 
 # Messages of a rank, each with its content; the parent answers a failure.
 FAILED = "failed"  # the time of the failure by `time.monotonic`, which all processes of a machine share
@@ -29,6 +30,7 @@ def main() -> int:
     """Runs the work that the parent sends; returns the exit code."""
     number = int(sys.argv[1])
     os.set_inheritable(number, False)
+    output.survive_full_disks()
     pipe = Connection(number)
     work: Work = pipe.recv()
     return _script(work, pipe) if work.call is None else _function(work, work.call, pipe)

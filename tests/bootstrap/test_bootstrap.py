@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from support import missing
 
 import skyinfra as sky
-from skyinfra.bootstrap import LIMIT, carries_runner, converted, quoted, runner_wheel, sizes, user_data
+from skyinfra.bootstrap import FORMS, LIMIT, Form, carries_runner, converted, quoted, runner_wheel, sizes, user_data
 from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.engine.credentials import Credentials
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -47,7 +47,7 @@ def files(text: str) -> dict[str, str]:
     """The files of a cloud-config by path."""
     assert text.startswith("#cloud-config\n")
     document = yaml.load(text, LOADER)
-    assert set(document) == {"write_files", "runcmd"}
+    assert set(document) == {"bootcmd", "write_files", "runcmd"}
     return {file["path"]: file["content"] for file in document["write_files"]}
 
 
@@ -63,11 +63,10 @@ def test_any_text_survives_the_quoting(text: str) -> None:
 def test_user_data_carries_every_value_unchanged(env: dict[str, str]) -> None:
     made = aws(image=sky.Image(env=env, run=[*env.values()]))
     for text, config in ((user_data(made).head, made.head), (user_data(made).worker, made.worker)):
-        found = files(text)["/var/lib/skyinfra/node.json"]
+        found = files(text)["/etc/skyinfra/node.json"]
         found = found.replace("@SKYINFRA_HEAD@", "10.0.0.1:8786")
-        assert NodeConfig.read(json.loads(found)) == replace(
-            config, scheduler=config.scheduler.replace("@SKYINFRA_HEAD@", "10.0.0.1:8786")
-        )
+        scheduler = config.scheduler.replace("@SKYINFRA_HEAD@", "10.0.0.1:8786")
+        assert NodeConfig.read(json.loads(found)) == replace(config, scheduler=scheduler, folder="/var/lib/skyinfra")
         assert config.env == env
 
 
@@ -82,7 +81,7 @@ def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
     noise = "".join(hashlib.sha256(str(i).encode()).hexdigest() for i in range(500))
     with pytest.raises(sky.NotSupported, match=rf"compressed, of {LIMIT} that are taken") as caught:
         user_data(aws(image=sky.Image(env={"BLOB": noise})))
-    assert "/var/lib/skyinfra/node.json" in (caught.value.hint or "")
+    assert "/etc/skyinfra/node.json" in (caught.value.hint or "")
     assert noise[:20] not in str(caught.value)
 
 
@@ -101,6 +100,50 @@ def test_the_secret_is_a_placeholder_in_a_file_of_its_own() -> None:
         assert text.count("@SKYINFRA_SECRET@") == 1
         secret = next(f for f in yaml.safe_load(text)["write_files"] if f["path"].endswith("/secret"))
         assert secret["permissions"] == "0600"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_root_writes_no_file_by_name_into_the_folder_of_tasks(form: Form, tmp_path: Path) -> None:
+    """A task may have put a link there, in place of a file or of what becomes one."""
+    text = user_data(aws(nodes=2)).worker
+    if form == "cloud-config":
+        assert not [path for path in files(text) if path.startswith("/var/lib/")]
+        return
+    folder, victim = tmp_path / "var/lib/skyinfra", tmp_path / "victim"
+    folder.mkdir(parents=True)
+    victim.write_text("root's")
+    for name in ("node.json", "node.json.new"):
+        (folder / name).symlink_to(victim)
+    script = converted(text, form)
+    for top in ("/etc/", "/opt/", "/run/", "/var/"):
+        script = script.replace(top, f"{tmp_path}{top}")
+    # As far as the files go.
+    script = script.partition("\nsystemctl daemon-reload")[0].partition("\ncommand -v")[0]
+    subprocess.run(["sh", "-c", script], check=True)
+    assert victim.read_text() == "root's"
+    assert sorted(path.name for path in folder.iterdir()) == ["node.json", "node.json.new"]
+    assert json.loads((tmp_path / "etc/skyinfra/node.json").read_text())["folder"] == str(folder)
+    assert (tmp_path / "etc/skyinfra/secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_all_is_written_anew_at_each_boot_until_it_is_on_the_disk(tmp_path: Path) -> None:
+    document = yaml.load(user_data(aws()).head, LOADER)
+    instance = "/var/lib/cloud/instance"
+    marks = [tmp_path / "sem" / f"config_{name}" for name in ("write_files", "runcmd", "scripts_user", "ssh")]
+    marks[0].parent.mkdir()
+
+    def left_after_boot() -> list[bool]:
+        """Which of cloud-init's own marks it finds, when it looks what is to be done at this boot."""
+        for mark in marks:
+            mark.touch()
+        for command in document["bootcmd"]:
+            subprocess.run([part.replace(instance, str(tmp_path)) for part in command], check=True)
+        return [mark.exists() for mark in marks]
+
+    assert left_after_boot() == [False, False, False, True], "cut off before the last command"
+    assert document["runcmd"][0][:2] == ["systemctl", "enable"]
+    subprocess.run([part.replace(instance, str(tmp_path)) for part in document["runcmd"][-1]], check=True)
+    assert left_after_boot() == [True] * 4
 
 
 def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
@@ -192,7 +235,7 @@ def test_a_package_index_reaches_first_boot_and_runner() -> None:
     )
     data = user_data(aws(image=image)).head
     environment = json.loads(files(data)["/opt/skyinfra/steps.json"])["environment"]
-    config = NodeConfig.read(json.loads(files(data)["/var/lib/skyinfra/node.json"].replace("@SKYINFRA_HEAD@", "h:1")))
+    config = NodeConfig.read(json.loads(files(data)["/etc/skyinfra/node.json"].replace("@SKYINFRA_HEAD@", "h:1")))
     assert config.packages is not None
     assert config.packages.environment(bundle="/opt/skyinfra/ca.pem").items() <= environment.items()
     assert environment["PIP_INDEX_URL"] == environment["UV_DEFAULT_INDEX"] == "https://pypi.example.com/simple"
@@ -315,12 +358,20 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         "IPAddressDeny=169.254.169.254 fd00:ec2::254",
         "NoNewPrivileges=yes",
         "OOMPolicy=continue",
+        "UMask=0077",
+        "TasksMax=50%",
     ):
         assert line in unit
     # These would close the GPUs' devices.
     assert not [line for line in unit if line.startswith(("PrivateDevices", "ProtectClock", "DevicePolicy"))]
     partition = found["/etc/systemd/system/skyinfra-partition.service"]
     assert "User=" not in partition and "Type=oneshot" in partition
+    for path, text in found.items():
+        if path.endswith(".service"):
+            assert "\nTasksMax=" in text
+            # What these make is for the runner's user as well: folders of the first boot, device files of the driver.
+            of_root = path.endswith(("/skyinfra-boot.service", "/skyinfra-partition.service"))
+            assert ("\nUMask=0077\n" in text) is not of_root
     # Nothing runs before all of the first boot is done.
     for name in ("partition", "runner", "watch"):
         assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]

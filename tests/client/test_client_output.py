@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from client_fixtures import Fleet
 
 import skyinfra as sky
 from skyinfra.client import open_pool, watching
@@ -38,6 +39,36 @@ def step(total: int) -> int:
     for number in range(total + 1):
         sky.progress(number, total, "epochs")
     return total
+
+
+@sky.compute
+def speak_on_a_full_disk() -> int:
+    with contextlib.suppress(OSError), open("full", "wb", buffering=0) as file:  # noqa: PTH123 - a task's code
+        while file.write(b"x" * 4096):
+            pass
+    for number in range(2000):
+        print(number, "x" * 80)
+    print("to the other stream", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.unlink("full")  # noqa: PTH108 - as above
+    print("there is space again")
+    return number
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone mounts a disk that is full soon")
+def test_a_full_disk_fails_no_task_that_prints(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "skyinfra-small", str(tmp_path)], check=True)
+    seen: list[str] = []
+    try:
+        fleet = Fleet(tmp_path, nodes=("n0",), slots=1)
+        with (
+            contextlib.closing(fleet),
+            open_pool(fleet.manifest, output=lambda slot, line: seen.append(line)) as pool,
+        ):
+            assert speak_on_a_full_disk() >> pool == 1999
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    assert seen[-1] == "there is space again"
 
 
 def test_lines_arrive_while_the_task_runs(fleet, tmp_path, wait_until):

@@ -287,6 +287,12 @@ def test_what_the_image_has_mounted_is_used_there(tmp_path: Path, monkeypatch: p
     program(tmp_path / "bin", "lsblk", f'case "$*" in *MOUNTPOINT*) echo; echo {tmp_path}/image;; esac')
     scratch.do()
     assert calls.read_text().splitlines() == [f"mount --bind {tmp_path}/image/skyinfra {scratch.mount}"]
+    # It belongs to tasks from then on, and the next boot gives its owner what stands there.
+    (tmp_path / "image" / "skyinfra").rmdir()
+    (tmp_path / "image" / "skyinfra").symlink_to("/etc")
+    with pytest.raises(Failed, match="/image/skyinfra is a link"):
+        scratch.do()
+    assert len(calls.read_text().splitlines()) == 1
 
 
 def test_what_was_made_before_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

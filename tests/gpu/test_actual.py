@@ -16,6 +16,7 @@ from skyinfra.gpu import actual
 from skyinfra.gpu.actual import RecordedHardware
 from skyinfra.gpu.transition import Partition
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli, reconcile
 from skyinfra.runner.membership import Membership
@@ -48,8 +49,14 @@ def root(node: RunningNode) -> Iterator[list[int]]:
         thread.join()
 
 
-def test_the_runner_asks_root_for_another_layout(make_node: MakeNode) -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
+def test_the_runner_asks_root_for_another_layout(make_node: MakeNode, apart: bool) -> None:
     node = make_node(accelerator=BEFORE)
+    if apart:
+        # As on a cloud node: the configuration, and what root makes, are in a folder of root's.
+        (node.path / "runner").mkdir()
+        node.configure(folder=str(node.path / "runner"))
+        node.directory = directory_of(node.file)
     assert cli.main(["partition", "--config", str(node.file)]) == 0
     with root(node) as codes, node.foreground("serve") as process:
         node.until("ready")
@@ -62,6 +69,8 @@ def test_the_runner_asks_root_for_another_layout(make_node: MakeNode) -> None:
             assert codes == [0]
             assert [slot.profile for slot in node.status().slots] == ["3g.40gb", "7g.80gb"]
             assert on_slot(client, "n1/0", os.getpid) == pid, "the other GPU never noticed"
+    if apart:
+        assert {each.name for each in node.path.iterdir()} == {"node.json", "secret", "partitions.json", "runner"}
 
 
 def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: MakeNode) -> None:

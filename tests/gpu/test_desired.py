@@ -118,10 +118,10 @@ def test_nodes_that_cannot_be_partitioned(directory: NodeDirectory) -> None:
 
 def test_a_file_that_cannot_be_read_is_refused(directory: NodeDirectory) -> None:
     directory.desired_file.mkdir()
-    assert "cannot be read: Is a directory" in str(desired.find(config(head=True), "a", directory).refused)
+    assert "cannot be read: it is no file" in str(desired.find(config(head=True), "a", directory).refused)
     directory.desired_file.rmdir()
     directory.desired_file.symlink_to("nowhere")
-    assert "cannot be read: No such file" in str(desired.find(config(head=True), "a", directory).refused)
+    assert "cannot be read: it is a link" in str(desired.find(config(head=True), "a", directory).refused)
 
 
 def test_layouts_in_words() -> None:

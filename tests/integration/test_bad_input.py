@@ -61,7 +61,7 @@ ON_AWS = {
     "a price": (aws("accelerator='H100:8', max_hourly_cost=10.0"), ["Without max_hourly_cost: aws p5.48xlarge"]),
     "user data that are too long": (
         aws("image=sky.Image(run=[__import__('random').Random(1).randbytes(30_000).hex()])"),
-        ["bytes compressed, of 16384 that are taken", "The most of it: /var/lib/skyinfra/node.json"],
+        ["bytes compressed, of 16384 that are taken", "The most of it: /etc/skyinfra/node.json"],
     ),
     "a capacity block with spot": (
         aws("accelerator='H100:8', spot=True", capacity="sky.CapacityBlock(id='cr-1')"),

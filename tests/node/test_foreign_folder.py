@@ -6,22 +6,30 @@ import fcntl
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from running_node import RunningNode, h100
 
-from skyinfra import NodeRebooting, StateDirectoryError
+from skyinfra import InvalidNodeConfig, NodeRebooting, StateDirectoryError
+from skyinfra.gpu import desired
 from skyinfra.gpu.machine import RebootGuard, SimulatedMachine
 from skyinfra.gpu.simulated.model import StateFile
+from skyinfra.mig import Placement
 from skyinfra.node import detach
 from skyinfra.node import watchdog as watchdog_module
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import directory_of
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 from skyinfra.runner import cli
 
 MakeNode = Callable[..., RunningNode]
+BIG = (("3g.40gb", 0, 4),)
 
 
 class Rebooting(SimulatedMachine):
@@ -115,7 +123,7 @@ def test_root_signals_no_process_that_another_account_chose(folder: Path, comman
             for file in (directory.pid_file, directory.watchdog_file):
                 file.write_text(f"{chosen.pid}\n")
             os.chown(folder, 65534, 65534)
-            with pytest.raises(StateDirectoryError, match=r"\(sleep, user root\), which is not of the folder's owner"):
+            with pytest.raises(StateDirectoryError, match=r"\(.+, user root\), which is not of the folder's owner"):
                 if command == "stop":
                     detach.stop(directory, timeout_s=0.1)
                 elif command == "boot":
@@ -126,3 +134,124 @@ def test_root_signals_no_process_that_another_account_chose(folder: Path, comman
     finally:
         chosen.kill()
         chosen.wait()
+
+
+@pytest.fixture
+def of_tasks(tmp_path: Path, folder: Path) -> NodeDirectory:
+    """The directory of a cloud node: *folder* is of the runner's user, the configuration in a folder of root's."""
+    if os.geteuid() != 0:
+        pytest.skip("root alone gives files away")
+    root = tmp_path / "root"
+    root.mkdir()
+    config = NodeConfig(1, "demo", "mig", "n1", "aws", False, "h:1", h100(BIG), simulate=True, folder=str(folder))
+    (root / "node.json").write_text(config.dumps())
+    folder.chmod(0o755)
+    os.chown(folder, 65534, 65534)
+    return directory_of(root / "node.json")
+
+
+OPENED = """
+import os, sys
+from pathlib import Path
+from skyinfra.runner import cli
+folder, *arguments = sys.argv[1:]
+opened = []
+
+def hook(event, given):
+    if event == "open" and str(given[0]).startswith(folder) and not given[2] & (os.O_NOFOLLOW | os.O_EXCL):
+        opened.append(Path(given[0]).name)
+
+sys.addaudithook(hook)
+code = cli.main(arguments)
+print(*sorted(set(opened)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_root_reads_its_configuration_and_what_it_remembers_in_its_own_folder(
+    of_tasks: NodeDirectory, victim: Path
+) -> None:
+    root, folder = of_tasks.reboot_file.parent, of_tasks.path
+    planted = ("node.json", "node.json.new", "partitions.json", "reboot.json", "runner.lock", "told.json")
+    for name in planted:
+        (folder / name).symlink_to(victim)
+    arguments = [str(folder), "partition", "--config", str(root / "node.json")]
+    done = subprocess.run([sys.executable, "-c", OPENED, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Of the simulated GPUs, which stand in for a driver.
+    assert {name for name in done.stderr.split() if not name.startswith(("simulated", ".simulated"))} == set()
+    assert is_untouched(victim) and all((folder / name).is_symlink() for name in planted)
+    record = json.loads((root / "partitions.json").read_text())
+    assert [partition["profile"] for partition in record["partitions"]] == ["3g.40gb"]
+
+
+def _link(file: Path, victim: Path) -> None:
+    file.symlink_to(victim)
+
+
+def _second_name(file: Path, victim: Path) -> None:
+    os.link(victim, file)
+
+
+def _of_another(file: Path, victim: Path) -> None:
+    os.chown(file, 65533, 65533)
+
+
+def _pipe(file: Path, victim: Path) -> None:
+    os.mkfifo(file)
+    os.chown(file, 65534, 65534)
+
+
+def _large(file: Path, victim: Path) -> None:
+    file.write_text(file.read_text() + " " * 2**20)
+
+
+def _deep(file: Path, victim: Path) -> None:
+    file.write_text("[" * 2**19)
+
+
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        (_link, "it is a link"),
+        (_second_name, "one with several names"),
+        (_pipe, "it is no file"),
+        (_of_another, "belongs neither to the owner of its folder nor to root"),
+        (_large, "more than 1048576 bytes"),
+        (_deep, "is not JSON"),
+    ],
+)
+def test_what_the_runner_asks_of_root_is_a_file_of_its_own(
+    of_tasks: NodeDirectory, victim: Path, planted: Callable[[Path, Path], None], why: str
+) -> None:
+    layout = FleetLayout(1, "h100_80gb", ((Placement("7g.80gb", 0, 8),),))
+    victim.write_text(json.dumps(layout.to_json()))
+    config = replace(NodeConfig.load(of_tasks.reboot_file.with_name("node.json")), head=True)
+    file = of_tasks.desired_file
+    file.write_text(victim.read_text())
+    os.chown(file, 65534, 65534)
+    found = desired.find(config, "a", of_tasks)
+    assert (found.source, found.layout) == ("desired.json", layout), "an honest message"
+    if planted in (_link, _second_name, _pipe):
+        file.unlink()
+    planted(file, victim)
+    found = desired.find(config, "a", of_tasks)
+    assert (found.source, found.config) == ("node.json", config)
+    assert why in str(found.refused)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        FleetLayout(1, None, ((Placement("--gpu-reset", 0, 1),),)),
+        FleetLayout(1, None, ((),)),
+        FleetLayout(1, None, ((Placement("CPX", 0, 1), Placement("DPX", 1, 1)),)),
+        FleetLayout(1, None, ((Placement("CPX", 0, 1),),), "--help"),
+    ],
+)
+def test_no_words_but_modes_reach_the_program_that_sets_them(folder: Path, layout: FleetLayout) -> None:
+    amd = NodeAccelerator("MI300X", "amd", 1, 192.0)
+    config = NodeConfig(1, "demo", "mig", "n1", "aws", False, "h:1", amd)
+    found = desired.find(config, "a", NodeDirectory(folder), layout)
+    assert (found.config, found.source) == (config, "node.json")
+    assert isinstance(found.refused, InvalidNodeConfig)

@@ -40,7 +40,7 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
     document = yaml.safe_load(text)
     files = {file["path"]: file["content"] for file in document["write_files"]}
     assert len(files["/etc/skyinfra/secret"].strip()) == 72
-    return NodeConfig.read(json.loads(files["/var/lib/skyinfra/node.json"]))
+    return NodeConfig.read(json.loads(files["/etc/skyinfra/node.json"]))
 
 
 def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path) -> None:

@@ -63,6 +63,28 @@ def test_a_client_is_told_which_step_of_the_head_failed(bed: Bed, fleet: MakeFle
         assert len(pool.slots()) == 4
 
 
+def test_a_power_cut_while_files_are_written_is_made_good(fleet: MakeFleet) -> None:
+    """cloud-init holds its files for written, and none of them reached the disk; neither did the mark that they did."""
+    made = fleet().boot()
+    node = made.head
+    node.execute("sync")
+    node.kill()
+    [mark] = (node.root / "var/lib/cloud/instances").glob("*/skyinfra-written")
+    mark.unlink()
+    assert (mark.parent / "sem/config_write_files").exists()
+    units = [each for each in (node.root / "etc/systemd/system").glob("skyinfra-*") if each.is_file()]
+    for file in (node.root / "etc/skyinfra/node.json", node.root / "etc/skyinfra/secret", *units):
+        file.write_bytes(b"")
+    for file in (node.root / "opt/skyinfra/first_boot").glob("*.py"):
+        file.unlink()
+    (node.root / "opt/skyinfra/steps.json").unlink()
+    node.start()
+    made.wait(node)
+    assert mark.exists()
+    with made.connect() as pool:
+        assert len(pool.slots()) == 4
+
+
 def test_the_head_is_told_of_other_nodes_and_a_second_run_changes_nothing(bed: Bed, fleet: MakeFleet) -> None:
     made = fleet(bed.declare(2))
     head, worker = made.nodes

@@ -33,6 +33,12 @@ def test_a_node_boots_and_runs_a_task_on_every_slot(bed: Bed, fleet: Callable[..
     assert versions == {metadata.version(name) for name in EXTRA}
     [gpu] = node.gpus()
     assert sorted(instance["profile"] for instance in gpu["instances"]) == PROFILES
+    # What root reads is in folders of root's, where nobody else writes but for uv's lock, which holds nothing.
+    others = "find /etc/skyinfra /opt/skyinfra ( ! -user root -o -perm -2 ) ! -type l ! -name .lock"
+    assert not node.execute(*others.split()).stdout
+    names = set(node.execute("ls", "/etc/skyinfra").stdout.split())
+    assert names == {"node.json", "secret", "partitions.json"}
+    assert node.execute("stat", "-c", "%U", "/var/lib/skyinfra").stdout.strip() == "skyinfra"
     # Everything that asks the metadata service has a token: AWS answers nobody else.
     assert node.metadata.refused == 0
     assert node.boots == 1

@@ -84,7 +84,7 @@ def files(machine: Machine) -> Iterator[tuple[str, tuple[object, ...]]]:
     for top in ("opt/skyinfra", "etc", "var/lib/skyinfra"):
         for folder, _, names in os.walk(machine.root / top):
             for file in (Path(folder) / name for name in names):
-                kept = file.parent == machine.root / "var/lib/skyinfra" and file.name not in ("node.json", "secret")
+                kept = file.parent == machine.root / "var/lib/skyinfra"
                 if not kept and "scratch" not in file.parts and "__pycache__" not in file.parts:
                     found = file.lstat()
                     content = hashlib.sha256(file.read_bytes()).hexdigest() if stat.S_ISREG(found.st_mode) else ""
