@@ -9,6 +9,7 @@ STATUS = f"{FOLDER}/status.json"
 SECRET = "/etc/skyinfra/secret"  # noqa: S105 - the name of a file
 OPT = "/opt/skyinfra"
 STEPS = f"{OPT}/steps.json"
+VERSIONS = f"{OPT}/versions.json"
 PROGRAM = f"{OPT}/first_boot"
 VENV = f"{OPT}/venv"
 TOOLS = f"{OPT}/tools"

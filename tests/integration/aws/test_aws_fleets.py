@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cloud import Cloud, decompressed, tags
+from cloud import REGIONS, Cloud, decompressed, tags
 from moto_ext.images import image_id
 from roots import Root, plan_changes, plan_counts
 
@@ -193,7 +193,7 @@ def test_nodes_know_their_head_and_the_secret(fleets: Fleets) -> None:
                 "scheduler": "0.0.0.0:8786" if node.head else f"{manifest.nodes[0].address}:8786",
                 "reached_at": f"{manifest.nodes[0].address}:8786",
             }
-            assert file == manifest.secret
+            assert fleets.cloud.carried(file) == manifest.secret.encode()
     assert len(set(fleets.root.secrets())) == len(POOLS)
 
 
@@ -268,7 +268,7 @@ def test_a_spot_pool_falls_back_in_order_and_keeps_its_head(fleets: Fleets) -> N
     configuration, file = (each["content"] for each in yaml.safe_load(decompressed(data["UserData"]))["write_files"])
     assert json.loads(configuration)["node"] == "fallback-asg"
     assert json.loads(configuration)["scheduler"] == f"{head['PrivateIpAddress']}:8786"
-    assert file == manifest["secret"]
+    assert cloud.carried(file) == manifest["secret"].encode()
     for worker in workers:
         assert tags(worker).items() >= {"team": "ml", "skyinfra:pool": "fallback", "skyinfra:role": "worker"}.items()
         for carrier in (*cloud.volumes(worker["InstanceId"]), *cloud.interfaces(worker["InstanceId"])):
@@ -373,8 +373,10 @@ def test_another_network_replaces_what_stands_in_it(fleets: Fleets) -> None:
     assert "terraform_data.secret" not in replaced
 
 
-def test_no_secret_is_printed(fleets: Fleets) -> None:
+def test_no_secret_is_printed_or_shown_by_aws(fleets: Fleets) -> None:
     shown = [text for text in fleets.root.printed if not text.startswith("{")]
     assert len(shown) >= 2
+    shown += [fleets.cloud.shown(region) for region in REGIONS]
+    assert all("@SKYINFRA" not in text and "/secret" in text for text in shown[-2:])
     for secret in fleets.root.secrets():
         assert not [text for text in shown if secret in text or secret[:36] in text]
