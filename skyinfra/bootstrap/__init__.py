@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
-from typing import Any
 from functools import lru_cache
+from typing import Any
 
 from skyinfra.bootstrap import files, places, steps
 from skyinfra.bootstrap.files import FORMS, Form

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from cloud import REGIONS, Cloud, decompressed, tags
 from moto_ext.images import image_id
-from roots import Root, plan_changes, plan_counts
+from roots import HEAD_DATA, Root, plan_changes, plan_counts
 
 from skyinfra.protocol.manifest import Manifest
 
@@ -51,7 +51,12 @@ POOLS: dict[str, dict[str, Any]] = {
         "labels": {"team": "ml"},
         "disk_gb": 120,
     },
-    "trainium": {"machine_types": ["trn1.32xlarge"], "image": NEURON, "zones": ["us-east-1f", "us-east-1b"]},
+    "trainium": {
+        "machine_types": ["trn1.32xlarge"],
+        "image": NEURON,
+        "zones": ["us-east-1f", "us-east-1b"],
+        "kms_key_id": "${aws_kms_key.mine.arn}",
+    },
     "fraction": {"machine_types": ["g6f.large"], "spot": True, "spot_max_price": 0.15, "disk_gb": 100},
     "own": {
         "machine_types": ["g6.xlarge"],
@@ -67,6 +72,9 @@ POOLS: dict[str, dict[str, Any]] = {
         "subnet_ids": "${module.fraction.network.subnet_ids}",
         "head_public_ip": True,
         "allow_cidrs": ["10.0.0.0/8"],
+        # Written by hand: the secret stands in it, and there is no bucket.
+        "user_data_head": HEAD_DATA.replace("@SKYINFRA_BUCKET@/secret", "@SKYINFRA_SECRET@"),
+        "versions": None,
     },
     "block": {"machine_types": ["p5.48xlarge"], "capacity_block_id": "cr-0b10c4", "zones": ["us-east-1c"]},
     "reserved": {
@@ -98,6 +106,10 @@ resource "aws_subnet" "mine" {
 
 resource "aws_security_group" "mine" {
   vpc_id = aws_vpc.mine.id
+}
+
+resource "aws_kms_key" "mine" {
+  description = "of the bucket and the volumes"
 }
 
 resource "aws_iam_role" "mine" {
@@ -195,6 +207,28 @@ def test_nodes_know_their_head_and_the_secret(fleets: Fleets) -> None:
             }
             assert fleets.cloud.carried(file) == manifest.secret.encode()
     assert len(set(fleets.root.secrets())) == len(POOLS)
+
+
+def test_user_data_written_by_hand_may_hold_the_secret(fleets: Fleets) -> None:
+    [instance] = fleets.cloud.instances("beside")
+    assert fleets.root.manifest("beside")["secret"] in fleets.cloud.user_data(instance["InstanceId"])
+    buckets = [each["Name"] for each in fleets.cloud.client("s3").list_buckets()["Buckets"]]
+    assert len(buckets) == len(POOLS) - 1 and not [name for name in buckets if "beside" in name]
+
+
+def test_a_key_of_the_caller_encrypts_the_secret_and_the_nodes_may_use_it(fleets: Fleets) -> None:
+    cloud, s3, iam = fleets.cloud, fleets.cloud.client("s3"), fleets.cloud.client("iam")
+    [instance] = cloud.instances("trainium")
+    profile = instance["IamInstanceProfile"]["Arn"].rpartition("/")[2]
+    [role] = iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"]
+    document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="bucket-key")["PolicyDocument"]
+    [statement] = document["Statement"]
+    key = cloud.client("kms").describe_key(KeyId=statement["Resource"])["KeyMetadata"]
+    assert (statement["Action"], key["Description"]) == ("kms:Decrypt", "of the bucket and the volumes")
+    file = yaml.safe_load(cloud.user_data(instance["InstanceId"]))["write_files"][1]["content"]
+    bucket = file.removeprefix("s3://").partition("/")[0]
+    [rule] = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key["Arn"]}
 
 
 def test_only_heads_carry_the_layout(cloud: Cloud) -> None:
@@ -376,7 +410,8 @@ def test_another_network_replaces_what_stands_in_it(fleets: Fleets) -> None:
 def test_no_secret_is_printed_or_shown_by_aws(fleets: Fleets) -> None:
     shown = [text for text in fleets.root.printed if not text.startswith("{")]
     assert len(shown) >= 2
-    shown += [fleets.cloud.shown(region) for region in REGIONS]
+    by_hand = fleets.root.manifest("beside")["secret"]
+    shown += [fleets.cloud.shown(region).replace(by_hand, "") for region in REGIONS]
     assert all("@SKYINFRA" not in text and "/secret" in text for text in shown[-2:])
     for secret in fleets.root.secrets():
         assert not [text for text in shown if secret in text or secret[:36] in text]
