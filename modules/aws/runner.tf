@@ -99,6 +99,9 @@ data "aws_iam_instance_profile" "own" {
   count = local.has_bucket && !local.own_profile ? 1 : 0
 
   name = var.iam_instance_profile
+
+  # Read when the bucket is made: a profile of the same root is not there before.
+  depends_on = [aws_s3_bucket.runner]
 }
 
 resource "aws_s3_bucket_policy" "runner" {
