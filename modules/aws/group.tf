@@ -164,6 +164,6 @@ resource "aws_autoscaling_group" "workers" {
     aws_s3_object.secret,
     aws_s3_object.versions,
     aws_s3_object.runner,
-    aws_iam_role_policy.bucket_key,
+    aws_iam_role_policy.session_manager,
   ]
 }

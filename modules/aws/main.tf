@@ -158,7 +158,7 @@ resource "aws_instance" "head" {
     aws_s3_object.secret,
     aws_s3_object.versions,
     aws_s3_object.runner,
-    aws_iam_role_policy.bucket_key,
+    aws_iam_role_policy.session_manager,
     terraform_data.offered,
   ]
 }
@@ -228,7 +228,7 @@ resource "aws_instance" "worker" {
     aws_s3_object.secret,
     aws_s3_object.versions,
     aws_s3_object.runner,
-    aws_iam_role_policy.bucket_key,
+    aws_iam_role_policy.session_manager,
     terraform_data.offered,
   ]
 }

@@ -121,20 +121,3 @@ resource "aws_s3_bucket_policy" "runner" {
 
   depends_on = [aws_s3_bucket_public_access_block.runner]
 }
-
-resource "aws_iam_role_policy" "bucket_key" {
-  count = local.has_bucket && local.own_profile && var.kms_key_id != null ? 1 : 0
-
-  name = "bucket-key"
-  role = aws_iam_role.this[0].name
-
-  policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Action    = "kms:Decrypt"
-      Resource  = var.kms_key_id
-      Condition = { StringLike = { "kms:ViaService" = "s3.*" } }
-    }]
-  })
-}

@@ -74,6 +74,7 @@ POOLS: dict[str, dict[str, Any]] = {
         "allow_cidrs": ["10.0.0.0/8"],
         # Written by hand: the secret stands in it, and there is no bucket.
         "user_data_head": HEAD_DATA.replace("@SKYINFRA_BUCKET@/secret", "@SKYINFRA_SECRET@"),
+        "user_data_worker": "",
         "versions": None,
     },
     "block": {"machine_types": ["p5.48xlarge"], "capacity_block_id": "cr-0b10c4", "zones": ["us-east-1c"]},
@@ -221,10 +222,10 @@ def test_a_key_of_the_caller_encrypts_the_secret_and_the_nodes_may_use_it(fleets
     [instance] = cloud.instances("trainium")
     profile = instance["IamInstanceProfile"]["Arn"].rpartition("/")[2]
     [role] = iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"]
-    document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="bucket-key")["PolicyDocument"]
-    [statement] = document["Statement"]
+    document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="session-manager")["PolicyDocument"]
+    [_, statement] = document["Statement"]
     key = cloud.client("kms").describe_key(KeyId=statement["Resource"])["KeyMetadata"]
-    assert (statement["Action"], key["Description"]) == ("kms:Decrypt", "of the bucket and the volumes")
+    assert (statement["Action"], key["Description"]) == (["kms:Decrypt"], "of the bucket and the volumes")
     file = yaml.safe_load(cloud.user_data(instance["InstanceId"]))["write_files"][1]["content"]
     bucket = file.removeprefix("s3://").partition("/")[0]
     [rule] = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
