@@ -11,7 +11,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-vm test-faults lint bench update-golden fake-nvml debian torch jax dask clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint bench update-golden fake-nvml debian torch jax dask clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -35,6 +35,10 @@ test-aws: $(VENV)/.dev
 # Nodes that boot: needs root and Debian packages; installs what it lacks, and keeps what it builds in build/boot.
 test-boot: $(VENV)/.dev debian
 	$(PYTEST) -n 3 tests/integration/boot
+
+# The tests in a bare Debian below build/fresh, where nothing was installed by hand: root, debootstrap and systemd-nspawn.
+test-fresh:
+	sh tools/fresh.sh build/fresh test
 
 # A node in a virtual machine under emulation, for what containers do not enforce; installs QEMU.
 test-vm: $(VENV)/.dev debian
@@ -82,7 +86,7 @@ dask: $(VENV)/.dev
 	  --disable-pip-version-check --target build/dask.new/site-packages distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
 
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/torch build/jax build/dask-*
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/dask-*
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -186,3 +186,14 @@ def test_an_endpoint_is_an_address_without_credentials(endpoint: str) -> None:
     with pytest.raises(sky.InvalidField, match=r"S3\.endpoint: expected an address without credentials") as caught:
         sky.S3(bucket="b", key="k", region="r", endpoint=endpoint)
     assert "hush" not in str(caught.value)
+
+
+def test_a_state_that_everybody_could_read_on_its_way_needs_a_word() -> None:
+    given = {"bucket": "b", "key": "k", "region": "r"}
+    with pytest.raises(sky.InvalidField, match=r"S3\.endpoint: would carry the state(.|\n)*insecure=True"):
+        sky.S3(**given, endpoint="http://minio.example.com")
+    for fine in (
+        sky.S3(**given, endpoint="http://minio.example.com", insecure=True),
+        sky.S3(**given, endpoint="http://127.0.0.1:9000"),
+    ):
+        assert "insecure" not in fine.settings()

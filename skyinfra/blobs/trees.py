@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,9 @@ from skyinfra.blobs.store import check_digest, digest_of
 from skyinfra.errors import InvalidInclude
 
 VERSION = 1
+# Of a listing, in bytes, which is read as a whole: some millions of files.
+_LARGEST = 2**30
+_SIZE = re.compile(r"[0-9]{1,10}")
 _CODE = tuple(importlib.machinery.SOURCE_SUFFIXES + importlib.machinery.EXTENSION_SUFFIXES)
 
 
@@ -104,6 +108,8 @@ def parse_name(name: str) -> tuple[str, int]:
     """Digest and size of the listing of the tree *name*. Raises `InvalidInclude` for what is no such name."""
     digest, _, size = name.partition(":")
     try:
+        if not _SIZE.fullmatch(size) or int(size) > _LARGEST:
+            raise ValueError(size)
         return check_digest(digest), int(size)
     except ValueError:
         raise InvalidInclude("names no tree: expected DIGEST:SIZE", field="tree", given=repr(name[:80])) from None

@@ -71,7 +71,7 @@ def synth(as_json: Json = False) -> None:
 @app.command()
 def plan(stack: StackName = None, as_json: Json = False) -> None:
     """Show what a deploy would change, and what the stack costs."""
-    from skyinfra.cli.stacks import show_plan, synthesize
+    from skyinfra.cli.stacks import show_endings, show_plan, synthesize
     from skyinfra.deploy.apply import planned
     from skyinfra.deploy.cost import cost_of
 
@@ -79,6 +79,7 @@ def plan(stack: StackName = None, as_json: Json = False) -> None:
     cost = cost_of(chosen.pools)
     with planned(chosen) as (_, made):
         show_plan(chosen.name, made, as_json=as_json, cost=cost)
+        show_endings(chosen, made, to_stderr=True)
 
 
 @app.command()
@@ -95,7 +96,7 @@ def deploy(
     from skyinfra.deploy.cost import cost_of
 
     chosen = synthesize(stack)
-    approve = Approval(chosen.name, "deploy", auto_approve, cost_of(chosen.pools))
+    approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools))
     done = carry_out(chosen, approve=approve, replace=replace or ())
     if done is None:
         raise typer.Exit(1)
@@ -117,7 +118,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
 
     project = Project.find()
     chosen = stack_to_destroy(project, stack)
-    done = carry_out(chosen, approve=Approval(chosen.name, "destroy", auto_approve), destroy=True)
+    done = carry_out(chosen, approve=Approval(chosen, "destroy", auto_approve), destroy=True)
     if done is None:
         raise typer.Exit(1)
     forget(project, chosen)

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from skyinfra.cli import tables
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
+from skyinfra.deploy.endings import endings
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.offers import usd
@@ -33,6 +34,10 @@ def synthesize(name: str | None) -> SynthesizedStack:
     stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
     show_orphans(find_orphans(project, stacks), to_stderr=True)
+    for name, inputs in stack.modules.items():
+        for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
+            text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
+            tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
     return stack
 
 
@@ -184,21 +189,39 @@ def _cost_remarks(cost: Cost) -> list[str]:
 
 @dataclass(frozen=True)
 class Approval:
-    """Shows a plan and its cost, and asks whether to apply it."""
+    """Shows a plan, its cost and what ends with it, and asks whether to apply it.
 
-    name: str
+    A deploy that replaces or destroys nodes is asked for by the name of the stack.
+    """
+
+    stack: SynthesizedStack
     verb: str
     auto_approve: bool
     cost: Cost | None = None
 
     def __call__(self, plan: Plan) -> bool:
-        show_plan(self.name, plan, to_stderr=True, cost=self.cost)
+        name = self.stack.name
+        show_plan(name, plan, to_stderr=True, cost=self.cost)
+        ending = show_endings(self.stack, plan, to_stderr=True)
         if self.auto_approve:
             return True
         if not sys.stdin.isatty():
             typer.echo(f"error: nobody can be asked here; give --auto-approve to {self.verb}", err=True)
             raise typer.Exit(2)
-        return typer.confirm(f"{self.verb.capitalize()} {self.name}?", err=True)
+        if ending and self.verb == "deploy":
+            given: str = typer.prompt(
+                f"Nodes of {name} end. Type {name} to go on", default="", show_default=False, err=True
+            )
+            return given == name
+        return typer.confirm(f"{self.verb.capitalize()} {name}?", err=True)
+
+
+def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False) -> bool:
+    """Prints the nodes that *plan* replaces or destroys, why, and what runs there; returns whether there are any."""
+    found = endings(stack, plan)
+    for ending in found:
+        tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)
+    return bool(found)
 
 
 def show_fleets(stack: SynthesizedStack) -> None:

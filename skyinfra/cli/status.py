@@ -12,7 +12,7 @@ from skyinfra.cli import tables
 from skyinfra.cli.drawing import lines, strips
 from skyinfra.cli.stacks import holdings, show_orphans
 from skyinfra.deploy.cost import standing_cost
-from skyinfra.deploy.last_run import last_failure
+from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
@@ -45,18 +45,18 @@ def show_status(stack: str | None, *, as_json: bool) -> bool:
 def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     fleets = stack.fleets()
     pools = [_fleet_status(manifest) for manifest in fleets.values()]
-    failure = last_failure(stack)
+    run = last_run(stack)
     absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
-    standing = stack.resources() if failure is not None or absent else ()
+    standing = stack.resources() if run is not None or absent else ()
     for name in absent:
         held = [each for each in standing if each.module == name]
         pools.append({"pool": name, "fleet": f"{stack.name}/{name}", "deployed": False, "standing": _holds(held)})
     return {
         "stack": stack.name,
         "pools": pools,
-        "incomplete": failure is not None or any(pool.get("standing") for pool in pools),
-        "standing": _holds(standing) if failure is not None else None,
-        "last_failure": asdict(failure) if failure is not None else None,
+        "incomplete": not run.running if run is not None else any(pool.get("standing") for pool in pools),
+        "standing": _holds(standing) if run is not None else None,
+        "last_run": asdict(run) if run is not None else None,
     }
 
 
@@ -209,13 +209,16 @@ def _print_stack(status: dict[str, Any]) -> None:
         for node in pool["nodes"]:
             if node["leaving"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
-    if failure := status["last_failure"]:
+    if run := status.get("last_run"):
         if status["standing"] is not None and all(pool["deployed"] for pool in status["pools"]):
             out.print(f"{status['stack']} holds {escape(status['standing']['text'])}.", soft_wrap=True)
-        text = "has not ended: it still runs, or was killed" if failure["message"] is None else "failed:"
-        out.print(f"[red]The last {failure['verb']}, begun at {failure['began']}, {text}[/]", soft_wrap=True)
-        if failure["message"] is not None:
-            out.print(escape(failure["message"]), soft_wrap=True)
+        if run["running"]:
+            out.print(f"[yellow]A {run['verb']}, begun at {run['began']}, goes on.[/]", soft_wrap=True)
+            return
+        text = "was killed." if run["message"] is None else "failed:"
+        out.print(f"[red]The last {run['verb']}, begun at {run['began']}, {text}[/]", soft_wrap=True)
+        if run["message"] is not None:
+            out.print(escape(run["message"]), soft_wrap=True)
 
 
 def _print_absent(pool: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.blobs.transfer import BlobsMissing
@@ -21,11 +22,14 @@ _NODES_AT_ONCE = 8
 
 def send(fleet: Fleet, paths: Sequence[str | Path], excludes: Sequence[str]) -> Synced:
     """See `Pool.sync`."""
-    fleet.includes = fleet.includes or Includes(Path.cwd(), fleet.manifest.secret)
-    fleet.includes.add(paths, excludes)
-    if not fleet.includes.paths:
+    includes = fleet.includes or Includes(Path.cwd(), fleet.manifest.secret)
+    # What is refused is not kept: the next sync is for others.
+    more = replace(includes, paths=list(includes.paths), excludes=list(includes.excludes))
+    more.add(paths, excludes)
+    if not more.paths:
         raise InvalidInclude("nothing is to be synced", field="paths", hint='Name some: pool.sync("src/mylib").')
-    fleet.included, synced = fleet.from_head(sync.sync(fleet.connection.head, fleet.includes))
+    fleet.included, synced = fleet.from_head(sync.sync(fleet.connection.head, more))
+    fleet.includes = more
     return synced
 
 

@@ -40,8 +40,7 @@ def planned(
     with contextlib.ExitStack() as inside:
         stack.keep_private()
         try:
-            terraform = stack.terraform()
-            terraform.prepare()
+            terraform = stack.prepared(anew=True)
             again = [*replace, *([] if destroy else lost_local_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again))
         except CloudRefused as error:

@@ -1,7 +1,8 @@
-"""The last deploy or destroy of a stack from this checkout, where it has not ended well."""
+"""The last deploy or destroy of a stack from this checkout, until it has ended well."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -9,27 +10,30 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.terraform.project import SynthesizedStack
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A deploy or destroy (*verb*) that has not ended well.
+class LastRun:
+    """A deploy or destroy (*verb*) that goes on, or has not ended well.
 
-    began: in ISO 8601, UTC. message: of its error; None where it still runs, or was killed.
+    began: in ISO 8601, UTC. message: of its error; None where it was killed. running: whether it goes on.
     """
 
     verb: str
     began: str
     message: str | None = None
+    running: bool = False
 
 
-def last_failure(stack: SynthesizedStack) -> Failure | None:
-    """Returns the failure of the last run; None where it ended well, or none was made from this checkout."""
+def last_run(stack: SynthesizedStack) -> LastRun | None:
+    """Returns the last run; None where it ended well, or none was made from this checkout."""
     try:
-        return Failure(**json.loads(_file(stack).read_text(encoding="utf-8")))
+        with _file(stack).open(encoding="utf-8") as file:
+            return LastRun(**json.load(file), running=not _locked(file, fcntl.LOCK_SH))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -38,22 +42,34 @@ def last_failure(stack: SynthesizedStack) -> Failure | None:
 def recorded(stack: SynthesizedStack, verb: str) -> Iterator[None]:
     """Keeps the failure of the run in the block, also where it is killed; forgets it where the block ends well."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(stack, Failure(verb, began))
-    try:
-        yield
-    except SkyinfraError as error:
-        _write(stack, Failure(verb, began, str(error)))
-        raise
-    _file(stack).unlink(missing_ok=True)
+    # A cloud's words may name what is nobody else's business.
+    with open(_file(stack), "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        if not _locked(file, fcntl.LOCK_EX):
+            yield  # beside another run, which Terraform lets only one of them do
+            return
+        _write(file, LastRun(verb, began))
+        try:
+            yield
+        except SkyinfraError as error:
+            _write(file, LastRun(verb, began, str(error)))
+            raise
+        _file(stack).unlink(missing_ok=True)
 
 
 def _file(stack: SynthesizedStack) -> Path:
     return stack.folder / "last-run.json"
 
 
-def _write(stack: SynthesizedStack, failure: Failure) -> None:
-    # A cloud's words may name what is nobody else's business.
-    new = _file(stack).with_suffix(".new")
-    with open(new, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        json.dump(asdict(failure), file)
-    new.replace(_file(stack))
+def _locked(file: IO[str], how: int) -> bool:
+    """Locks *file*; returns False where a run holds it."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(file: IO[str], run: LastRun) -> None:
+    file.truncate(0)
+    json.dump({key: value for key, value in asdict(run).items() if key != "running"}, file)
+    file.flush()

@@ -203,5 +203,5 @@ def _present(root: Path) -> bool:
         pynvml.nvmlInit()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return bool(error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND or inventory.unloadable() is not None
     return True

@@ -31,7 +31,9 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -
     if scratch.is_dir():
         yield _disk("disk: scratch", scratch)
     yield from _shared_memory(root)
-    yield _clock()
+    # A fleet on this machine alone has one clock, whoever keeps it.
+    if node is None or node.provider != "local":
+        yield _clock()
     yield from _nccl({**os.environ, **(node.env if node is not None else {})}, root)
 
 

@@ -5,6 +5,7 @@ NVIDIA GPUs are listed by NVML, the others by the device files of their drivers.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from skyinfra.errors import AcceleratorMissing
 from skyinfra.gpu.nvml import Nvml, error_text
 from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 
+_LIBRARY = "libnvidia-ml.so.1"
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
@@ -53,6 +55,12 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
 
 def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
     """The exception for NVML that cannot be initialized or does not answer."""
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (why := unloadable()):
+        return AcceleratorMissing(
+            f"{_LIBRARY} is there and cannot be loaded: {why}",
+            field="accelerator",
+            hint="Install the NVIDIA driver again, for the architecture of this machine and as a whole.",
+        )
     reasons = {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
             "no NVIDIA driver: libnvidia-ml.so.1 not found",
@@ -74,6 +82,17 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
     default = (f"NVML answers {error_text(error)}", "`nvidia-smi -q` and the kernel log say what is wrong.")
     message, hint = reasons.get(error.value, default)
     return AcceleratorMissing(message, field="accelerator", hint=hint)
+
+
+def unloadable() -> str | None:
+    """Why the system cannot load NVIDIA's library, though it has it; None where it has none, or loads it."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        # dlopen(3) names the file that is missing first: this one, or one that it needs.
+        absent = str(error).startswith(f"{_LIBRARY}: cannot open shared object file: No such file")
+        return None if absent else str(error)
+    return None
 
 
 def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:

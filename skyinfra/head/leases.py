@@ -15,7 +15,7 @@ from skyinfra.protocol import rpc, services
 from skyinfra.protocol.gang import Candidates, GangState, Phase, Wish
 
 # A gang is over that long after the first report of a failure: the report of an earlier failure may be on its way.
-SETTLE_S = 0.1
+SETTLE_S = 0.5
 
 
 @dataclass

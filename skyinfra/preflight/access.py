@@ -12,7 +12,7 @@ def check_credentials(api: Api) -> Finding:
     try:
         identity = api.ask("sts", "get_caller_identity")
     except CallFailed as error:
-        return not_checked(error, api.region, api.profile)
+        return not_checked(error, api.region, api.profile, needed=True)
     arn = identity["Arn"]
     if arn.endswith(":root"):
         return warned(
@@ -21,10 +21,10 @@ def check_credentials(api: Api) -> Finding:
     return passed(arn)
 
 
-def not_checked(error: CallFailed, region: str, profile: str | None) -> Finding:
-    """Returns the finding for a call that AWS did not answer."""
+def not_checked(error: CallFailed, region: str, profile: str | None, *, needed: bool = False) -> Finding:
+    """Returns the finding for a call that AWS did not answer; a failure where the others need its answer."""
     if error.kind == "credentials":
-        return failed(*_login(error, profile))
+        return failed(*_login(error, profile, region))
     if error.kind == "denied":
         return warned(
             f"not checked: the credentials may not call {error.action}",
@@ -33,20 +33,21 @@ def not_checked(error: CallFailed, region: str, profile: str | None) -> Finding:
     if error.kind == "throttled":
         return warned(f"not checked: AWS throttled {error.action}, {ATTEMPTS} times", "Run it again in a minute.")
     if error.kind == "unreachable":
-        return failed(
+        return (failed if needed else warned)(
             f"no answer to {error.action}: {error.words}",
             f"See whether AWS is reached from here, and {region} is right.",
         )
     return warned(f"not checked: {error.action}: {error.code}: {error.words}", "The other checks stand.")
 
 
-def _login(error: CallFailed, profile: str | None) -> tuple[str, str]:
+def _login(error: CallFailed, profile: str | None, region: str) -> tuple[str, str]:
     """Returns what is wrong with the credentials, and how to renew them."""
     option = f" --profile {profile}" if profile else ""
     if error.code == "ProfileNotFound":
         return f"there is no profile {profile} in the AWS configuration", f"Make it with: aws configure sso{option}"
     if error.says:
-        return f"{error.says}: {error.words}", error.hint.replace("aws sso login", f"aws sso login{option}")
+        hint = error.hint.replace("aws sso login", f"aws sso login{option}").replace("REGION", region)
+        return f"{error.says}: {error.words}", hint
     to_do = f"Log in with: aws sso login{option}, or set AWS_PROFILE, or make credentials with: aws configure{option}."
     return f"no valid credentials: {error.words}", to_do
 

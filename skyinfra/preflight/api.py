@@ -11,7 +11,8 @@ from typing import Any, Literal
 from skyinfra.errors import MissingDependency
 from skyinfra.terraform.cloud_errors import refusals
 
-# botocore waits and tries again, with a growing pause, where AWS throttles or fails.
+# botocore waits and tries again, with a growing pause, where AWS throttles or fails. An answer that does not come in
+# time is not asked for again, and nothing else of that service is.
 ATTEMPTS = 5
 CONNECT_SECONDS = 5
 READ_SECONDS = 20
@@ -23,6 +24,8 @@ _KINDS: dict[str, ErrorKind] = {
     "CloudPermissionDenied": "denied",
     "CloudThrottled": "throttled",
 }
+# A page of HTML is of something on the way. It is not shown: it may say anything.
+_FOREIGN = "the answer is not one of AWS's: a proxy, or another service, answers at its address"
 # Services whose prefix of IAM actions differs from their name.
 _PREFIXES = {"service-quotas": "servicequotas"}
 
@@ -64,6 +67,7 @@ class Api:
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
         self._answers: dict[str, Future[dict[str, Any]]] = {}
+        self._silent: set[str] = set()
         self._session = session or _session(region, profile)
 
     def ask(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
@@ -87,6 +91,8 @@ class Api:
         exceptions = importlib.import_module("botocore.exceptions")
         client = self._client(service)
         action = f"{_PREFIXES.get(service, service)}:{client.meta.method_to_api_mapping[operation]}"
+        if service in self._silent:
+            raise CallFailed("unreachable", "ReadTimeoutError", action, f"{service} has not answered before")
         try:
             if client.can_paginate(operation):
                 pages: dict[str, Any] = client.get_paginator(operation).paginate(**parameters).build_full_result()
@@ -97,9 +103,11 @@ class Api:
             code, words = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
             raise _failure(code, action, words) from None
         except importlib.import_module("botocore.parsers").ResponseParserError:
-            # A page of HTML, which is of something on the way. It is not shown: it may say anything.
-            words = "the answer is not one of AWS's: a proxy, or another service, answers at its address"
-            raise CallFailed("unreachable", "ResponseParserError", action, words) from None
+            raise CallFailed("unreachable", "ResponseParserError", action, _FOREIGN) from None
+        except exceptions.ReadTimeoutError:
+            self._silent.add(service)
+            words = f"nothing came within {READ_SECONDS} s"
+            raise CallFailed("unreachable", "ReadTimeoutError", action, words) from None
         except exceptions.BotoCoreError as error:
             raise CallFailed(_kind_of(error, exceptions), type(error).__name__, action, str(error)) from None
 
@@ -112,8 +120,16 @@ class Api:
                     connect_timeout=CONNECT_SECONDS,
                     read_timeout=READ_SECONDS,
                 )
-                self._clients[service] = self._session.client(service, region_name=self.region, config=settings)
+                client = self._session.client(service, region_name=self.region, config=settings)
+                client.meta.events.register_first("needs-retry", _give_up)
+                self._clients[service] = client
             return self._clients[service]
+
+
+def _give_up(caught_exception: Exception | None, **_: Any) -> None:
+    """Raises a timeout before botocore tries again: five of them would take two minutes."""
+    if caught_exception is not None and type(caught_exception).__name__ == "ReadTimeoutError":
+        raise caught_exception
 
 
 def _session(region: str, profile: str | None) -> Any:
@@ -127,6 +143,8 @@ def _session(region: str, profile: str | None) -> Any:
 
 def _failure(code: str, action: str, words: str) -> CallFailed:
     """Returns the failure for a refusal by AWS, with the causes that Terraform's errors have too."""
+    if words.lstrip().lower().startswith(("<!doctype", "<html")):
+        return CallFailed("unreachable", code, action, _FOREIGN)
     known = next(iter(refusals([("", f"api error {code}: {words}")])), None)
     if known is None:
         return CallFailed("refused", code, action, words)

@@ -15,7 +15,7 @@ from skyinfra.blobs import transfer
 from skyinfra.blobs.store import WrongContent
 from skyinfra.blobs.transfer import BlobsMissing, Sent
 from skyinfra.blobs.trees import Tree, parse_name
-from skyinfra.errors import InvalidField, InvalidInclude, TaskInputsLost, TaskTooLarge
+from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed, TaskInputsLost, TaskTooLarge
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.rpc import Peer
 from skyinfra.sync.includes import Includes
@@ -116,9 +116,16 @@ async def send_files(head: Peer, path: Path, remote: str, secret: str) -> str:
 
 
 async def fetch_files(head: Peer, name: str, remote: str, path: Path) -> None:
-    """Writes the tree *name*, which a node has sent, with its *remote* as *path*. Raises OSError, `BlobsMissing`."""
+    """Writes the tree *name*, which a node has sent, with its *remote* as *path*.
+
+    Raises OSError, `BlobsMissing`, and `NodeFailed` for files that are not below *remote*.
+    """
     digest, size = parse_name(name)
     tree = Tree.loads(bytes(await transfer.fetch_bytes(head, digest, size)))
+    for file in tree.files:
+        # The node is not believed: any task there may answer for it.
+        if file != remote and not file.startswith(f"{remote}/"):
+            raise NodeFailed(f"the node gave {file!r}, which is not below what was asked for", field=remote)
     for file, entry in tree.files.items():
         target = Path(f"{path}{file.removeprefix(remote)}")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField
+
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class LocalState(Declaration):
@@ -24,6 +26,7 @@ class S3(Declaration):
     first. encrypt: by the store, with *kms_key_id* if given. use_lockfile: one run at a time, by a file beside the
     state; dynamodb_table: by a table. endpoint: the address of a store that is not AWS's, such as
     ``https://minio.example.com``: buckets stand in the path of its addresses, nothing is asked that AWS alone answers.
+    insecure: that the endpoint may be one of http: everybody on the way can read the state, and the fleet's secret.
     """
 
     bucket: str
@@ -36,6 +39,19 @@ class S3(Declaration):
     use_lockfile: bool = True
     dynamodb_table: str | None = None
     endpoint: str | None = None
+    insecure: bool = False
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> S3:
+        parts = urlsplit(self.endpoint or "")
+        if parts.scheme == "http" and parts.hostname not in _HERE and not self.insecure:
+            raise InvalidField(
+                "would carry the state, with the fleet's secret, for everybody on the way to read",
+                field="S3.endpoint",
+                given=self.endpoint,
+                hint="Use https, or say insecure=True where the way is yours alone.",
+            )
+        return self
 
     @field_validator("endpoint")
     @classmethod
@@ -50,7 +66,7 @@ class S3(Declaration):
 
     def settings(self) -> dict[str, object]:
         """The arguments of Terraform's backend."""
-        plain = self.model_dump(exclude={"endpoint", "role_arn"}, exclude_none=True)
+        plain = self.model_dump(exclude={"endpoint", "insecure", "role_arn"}, exclude_none=True)
         role = {"assume_role": {"role_arn": self.role_arn}} if self.role_arn else {}
         if self.endpoint is None:
             return {**plain, **role}

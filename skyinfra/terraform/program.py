@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,13 +47,15 @@ _CHANGES = 2
 class Plan:
     """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary.
 
-    run: where a person sees it in HCP Terraform, if it was made there.
+    run: where a person sees it in HCP Terraform, if it was made there. reasons: of changes, by their addresses, where
+    Terraform gives one, such as ``cannot_update``.
     """
 
     file: Path
     changes: tuple[tuple[str, str], ...] = ()
     output_changes: bool = False
     run: str | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -153,6 +155,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
             file = Path(folder) / "plan"
             changes: list[tuple[str, str]] = []
+            reasons: dict[str, str] = {}
             outputs = False
 
             def listen(event: Event) -> None:
@@ -162,6 +165,9 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
             def collect(message: dict[str, Any]) -> None:
                 nonlocal outputs
+                change = message.get("change") or {}
+                if "reason" in change:
+                    reasons[change["resource"]["addr"]] = change["reason"]
                 if message.get("type") == "outputs":
                     actions = [output.get("action", "noop") for output in message["outputs"].values()]
                     outputs = any(action not in ("noop", "read") for action in actions)
@@ -173,7 +179,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             if done.remote:
                 # Its text does not say of every change what the exit code says of all of them.
                 outputs = done.code == _CHANGES and not changes
-            yield Plan(file=file, changes=tuple(changes), output_changes=outputs, run=done.remote)
+            yield Plan(file, tuple(changes), output_changes=outputs, run=done.remote, reasons=reasons)
 
     def apply_plan(self, plan: Plan, listener: Listener) -> None:
         """Applies *plan*."""

@@ -26,6 +26,7 @@ from skyinfra.errors import (
     ProjectError,
     ProjectNotFound,
     StackNotFound,
+    TerraformFailed,
     did_you_mean,
 )
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
@@ -62,11 +63,27 @@ class SynthesizedStack:
         """Terraform in the stack's folder. Raises `TerraformNotFound`."""
         return Terraform(self.folder)
 
-    def prepared(self) -> Terraform:
-        """Terraform in the stack's folder, set up to read the state. Raises `TerraformFailed`, `TerraformNotFound`."""
+    def prepared(self, *, anew: bool = False) -> Terraform:
+        """Terraform in the stack's folder, set up where it is not yet, or *anew*.
+
+        The versions of the providers are those of the file ``terraform.STACK.lock.hcl`` in the project's folder, which
+        is for version control; it is made where there is none. Raises `TerraformFailed`, `TerraformNotFound`.
+        """
         terraform = self.terraform()
-        if not (self.folder / ".terraform").exists():
-            terraform.prepare()
+        if anew or not (self.folder / ".terraform").exists():
+            kept, used = self.folder.parents[2] / f"terraform.{self.name}.lock.hcl", self.folder / ".terraform.lock.hcl"
+            if kept.exists():
+                shutil.copyfile(kept, used)
+            try:
+                terraform.prepare()
+            except TerraformFailed as error:
+                if kept.exists() and "-upgrade" in error.message:
+                    error.hint = f"{kept} pins other versions. Remove it for the newest ones that are allowed."
+                raise
+            # Terraform makes none where all providers are its own.
+            if used.exists() and not kept.exists():
+                with suppress(OSError):
+                    shutil.copyfile(used, kept)
         return terraform
 
     @property

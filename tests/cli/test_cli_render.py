@@ -20,14 +20,16 @@ from skyinfra.terraform.project import Project
 POOLS = """
 import skyinfra as sky
 from cdktf import App
+KEY = "ssh-ed25519 AAAA ${x}"
 app = App()
 sky.FleetStack(app, "s", pools=[
-    sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(), accelerator="H100:8/1g.10gb*7", labels={"a": "${x}"}),
+    sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(ssh_public_key=KEY), accelerator="H100:8/1g.10gb*7"),
     sky.ComputePool(name="here", provider=sky.Local(simulate=True), accelerator="H100"),
 ])
 app.synth()
 """
-POOL = sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(), accelerator="H100:8/1g.10gb*7", labels={"a": "${x}"})
+KEY = "ssh-ed25519 AAAA ${x}"
+POOL = sky.ComputePool(name="gpu", nodes=2, provider=sky.AWS(ssh_public_key=KEY), accelerator="H100:8/1g.10gb*7")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "main.py").write_text(POOLS)
     (folder / "cdktf.json").write_text('{"app": "python main.py"}')
     Project.find(folder).synth()
-    (folder / "cdktf.json").write_text('{"app": "true"}')
+    again = "cp cdktf.out/manifest.earlier.json cdktf.out/manifest.json"
+    (folder / "cdktf.json").write_text(json.dumps({"app": again}))
     return folder
 
 

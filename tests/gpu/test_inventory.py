@@ -81,6 +81,15 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, m
     assert caught.value.hint
 
 
+def test_a_library_that_is_there_and_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    monkeypatch.setattr(inventory, "_LIBRARY", str(library))
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert "libnvidia-ml.so.1 not found" in str(inventory.no_driver(error))
+    library.write_text("of another architecture")
+    assert "is there and cannot be loaded" in str(inventory.no_driver(error))
+
+
 def config(accelerator: NodeAccelerator, **fields: Any) -> NodeConfig:
     return NodeConfig(1, "demo", "p", "n1", "local", True, "127.0.0.1:0", accelerator, **fields)
 

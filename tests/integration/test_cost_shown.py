@@ -32,3 +32,12 @@ def test_a_stack_of_this_machine_costs_nothing(tmp_path: Path) -> None:
     pools = "[sky.ComputePool(provider=sky.Local())]"
     project = project_of(tmp_path, pools, change=NO_CLOUD)
     assert skyinfra(project, "plan").stdout.splitlines()[-1] == "s costs nothing: it runs on this machine"
+
+
+def test_a_head_that_all_of_the_internet_reaches_is_said(tmp_path: Path) -> None:
+    networks = "{'a': '0.0.0.0/0', 'b': '10.0.0.0/8'}.items()"
+    pools = f"[sky.ComputePool(name=name, provider=sky.AWS(allow_cidrs=[cidr])) for name, cidr in {networks}]"
+    # The module is left out here, so the plan itself fails.
+    said = skyinfra(project_of(tmp_path, pools), "plan", check=False).stderr
+    assert "a: allow_cidrs lets all of the internet (0.0.0.0/0) reach the port" in said
+    assert "b: allow_cidrs" not in said

@@ -77,8 +77,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     until(lambda: list(here.glob(".skyinfra/**/begun")))
-    shown = skyinfra(here, "status", check=False)
-    assert shown.returncode == 1 and "it still runs, or was killed" in shown.stdout
+    assert "A deploy, begun at" in skyinfra(here, "status").stdout
     deploy.send_signal(signal.SIGINT)
     deploy.wait()
     shown = skyinfra(here, "status", check=False)
@@ -86,9 +85,13 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
     assert "old/cpu is partly deployed: 4 resources" in shown.stdout
     assert "The last deploy, begun at" in shown.stdout and "was interrupted" in shown.stdout
     (stack,) = json.loads(skyinfra(here, "status", "--json", check=False).stdout)["stacks"]
-    assert stack["incomplete"] and stack["last_failure"]["verb"] == "deploy"
+    assert stack["incomplete"] and stack["last_run"]["verb"] == "deploy"
     (file,) = here.glob("cdktf.out/stacks/old/last-run.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    # Of a deploy that was killed nothing is said but that.
+    file.write_text(json.dumps({"verb": "deploy", "began": "2026-11-23T00:00:00+00:00", "message": None}))
+    shown = skyinfra(here, "status", check=False)
+    assert shown.returncode == 1 and "begun at 2026-11-23T00:00:00+00:00, was killed." in shown.stdout
     skyinfra(here, "destroy", "--auto-approve")
     assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
     assert not processes(here)
@@ -189,4 +192,23 @@ def test_another_layout_is_planned_as_an_update_in_place(tmp_path: Path) -> None
     assert "~ cpu head" in planned.stdout and "old: 1 to update" in planned.stdout
     deployed = skyinfra(here, "deploy", "--auto-approve")
     assert "cpu head updated" in deployed.stderr and "destroyed" not in deployed.stderr
+    skyinfra(here, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_nodes_that_end_are_named_with_what_runs_there(tmp_path: Path) -> None:
+    here = project(tmp_path, more=", nodes=2")
+    skyinfra(here, "deploy", "--auto-approve")
+    (here / "task.py").write_text("import time\ntime.sleep(600)\n")
+    for name in ("first", "second"):
+        skyinfra(here, "run", "--detach", "--name", name, "old/cpu", "task.py")
+    until(lambda: skyinfra(here, "jobs", "list", "old/cpu").stdout.count("running") == 2)
+    project(tmp_path)
+    planned = skyinfra(here, "plan")
+    assert "- cpu node cpu-1" in planned.stdout
+    assert re.search(r"cpu-1 is destroyed, for it is not declared any more: ends there: (first|second)", planned.stderr)
+    assert "cpu-0 is" not in planned.stderr
+    refused = skyinfra(here, "deploy", "--replace", 'module.cpu.terraform_data.node["cpu-0"]', check=False)
+    assert "cpu-0 is replaced, for --replace asks for it: ends there: " in refused.stderr
+    assert "the 2 jobs of the fleet end with its head" in refused.stderr
     skyinfra(here, "destroy", "--auto-approve")

@@ -117,6 +117,37 @@ def test_something_else_answers_in_the_place_of_aws(cloud: Cloud, pool: Make) ->
     assert "hotel" not in str(line)
 
 
+def test_a_page_in_the_place_of_a_json_answer_is_not_shown(cloud: Cloud, pool: Make) -> None:
+    def page(request: Any, **_: Any) -> AWSResponse:
+        return AWSResponse(request.url, 403, {}, type("Raw", (), {"stream": lambda self: iter([b"<html>hotel"])})())
+
+    cloud.session.events.register_first("before-send.ssm", page)
+    cloud.refuse("iam", "GetInstanceProfile", "AccessDenied", "<!DOCTYPE html>hotel", 403)
+    report = cloud.check(pool("L4", aws={"iam_instance_profile": "node"}))
+    assert "hotel" not in str(report) and not report.failed
+
+
+def test_a_service_that_hangs_is_asked_once(cloud: Cloud, pool: Make) -> None:
+    asked: list[str] = []
+
+    def hang(request: Any, **_: Any) -> None:
+        asked.append(request.url)
+        raise botocore.exceptions.ReadTimeoutError(endpoint_url=request.url)
+
+    cloud.session.events.register_first("before-send.ec2", hang)
+    report = cloud.check(pool("L4"), workers=1)
+    assert len(asked) == 1
+    # What is only a question leaves the others to stand.
+    assert not report.failed and any("no answer to ec2:" in line.found for line in report.lines)
+
+
+def test_a_region_that_is_not_enabled(cloud: Cloud, pool: Make) -> None:
+    cloud.refuse("ec2", "DescribeInstanceTypeOfferings", "OptInRequired", "You are not subscribed", 401)
+    line = cloud.line("machine", pool("L4"))
+    assert (line.result, "has not enabled the region" in line.found) == ("fail", True)
+    assert "aws account enable-region --region-name us-east-1" in line.to_do
+
+
 def throttled(cloud: Cloud, times: int) -> list[str]:
     """EC2 throttles DescribeInstances so many times."""
     seen: list[str] = []

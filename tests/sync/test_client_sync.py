@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
+from skyinfra.blobs import store, transfer
+from skyinfra.blobs.trees import Entry, Tree, parse_name
 from skyinfra.client import open_pool
 from skyinfra.sync import includes, sync
 from skyinfra.sync.includes import Includes
@@ -459,3 +461,32 @@ def test_what_lies_elsewhere_stands_by_how_it_is_imported_or_by_its_name(project
     scan = include.scan()
     assert sorted(scan.tree.files) == ["space/part/__init__.py", "table.csv"]
     assert scan.tree.roots == (".",)
+
+
+def test_a_path_that_was_refused_is_not_in_the_way_of_others(pool, project):
+    (project / "notes.txt").write_text(pool.manifest.secret)
+    with pytest.raises(sky.InvalidInclude, match="holds the secret of the fleet"):
+        pool.sync("notes.txt")
+    with pytest.raises(sky.InvalidInclude, match="is not there"):
+        pool.sync("data", "nowhere")
+    assert pool.sync("data").files > 0
+
+
+@pytest.mark.parametrize("stray", ["data-more/x", "datax", "other"])
+def test_files_besides_those_that_were_asked_for_are_refused(pool, tmp_path, stray):
+    content = b"planted"
+    digest = store.digest_of(content)
+    tree = Tree({"data/x": Entry(digest, len(content)), stray: Entry(digest, len(content))})
+    head = pool._fleet.connection.head
+    blobs = [included.listing(tree), transfer.Blob(digest, len(content), lambda: transfer.chunked([content]))]
+    pool._fleet.from_head(transfer.send(head, blobs))
+    target = tmp_path / "here" / "data"
+    with pytest.raises(sky.NodeFailed, match="is not below what was asked for"):
+        pool._fleet.from_head(sync.fetch_files(head, tree.name, "data", target))
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("size", ["-1", "1_0", " 1", "1e3", "", str(2**31), "9" * 40])
+def test_a_size_in_the_name_of_a_tree_is_a_number_within_limits(size):
+    with pytest.raises(sky.InvalidInclude, match="names no tree"):
+        parse_name(f"{'0' * 64}:{size}")

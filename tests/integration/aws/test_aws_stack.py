@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     shown = "".join(cloud.shown(region) for region in REGIONS)
     assert shown.count("/secret") >= 4 and not any(secret in shown for secret in secrets)
     assert json.loads(project.run("plan", "--json"))["changes"] == []
+    _check_pins(project)
 
     running = {i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()}
     declare(project, AFTER)
@@ -91,6 +93,16 @@ def _check_nodes(cloud: Cloud) -> None:
     assert configuration(cloud, alone, "us-west-2").scheduler_only
     assert {i["InstanceType"] for i in west if i is not alone} == {"g6.xlarge"}
     assert cloud.instances("west") == []
+
+
+def _check_pins(project: Project) -> None:
+    """The versions of the providers are those of the first deploy, for whoever deploys next."""
+    (lock,) = project.folder.glob("terraform.*.lock.hcl")
+    pinned = lock.read_text()
+    assert 'provider "registry.terraform.io/hashicorp/aws"' in pinned
+    lock.write_text(re.sub(r'version( +)= "[^"]+"', r'version\1= "4.67.0"', pinned))
+    assert f"{lock.name} pins other versions" in project.refused("plan")
+    lock.write_text(pinned)
 
 
 def _check_no_secret(project: Project, secrets: list[str]) -> None:

@@ -1,0 +1,104 @@
+"""The nodes that a plan replaces or destroys: why, and what ends with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from skyinfra.errors import SkyinfraError
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.providers import machines_of
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.project import SynthesizedStack
+
+_ADDRESS = re.compile(r'module\.(?P<pool>[^.\[]+)\.(?P<type>\w+)\.(?P<name>\w+)(?:\["(?P<key>[^"]+)"\]|\[\d+\])?')
+# Reasons of a planned change, as `terraform plan -json` names them.
+_REASONS = {
+    "cannot_update": "what is declared cannot be changed on a machine that runs",
+    "replace_triggered_by": "its image, its software or another part of what it was made from has changed",
+    "requested": "--replace asks for it",
+    "tainted": "its creation had failed",
+    "delete_because_each_key": "it is not declared any more",
+    "delete_because_no_resource_config": "its pool is not declared any more",
+    "delete_because_no_module": "its pool is not declared any more",
+}
+_PATIENCE_S = 3.0
+
+# The names of the tasks on each slot, and how many jobs have not ended.
+_Running = tuple[dict[str, list[str]], int]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A node, or the group of a pool (*node* is None), that a plan replaces or destroys.
+
+    tasks: the names of those that run there; None where the head did not answer. jobs: that the head keeps, where it is
+    the head that ends.
+    """
+
+    pool: str
+    node: str | None
+    action: str
+    reason: str
+    tasks: tuple[str, ...] | None
+    jobs: int = 0
+
+    def __str__(self) -> str:
+        """One sentence, for a person."""
+        what = f"the nodes of {self.pool} are" if self.node is None else f"{self.node} is"
+        verb = "replaced" if self.action == "replace" else "destroyed"
+        if self.tasks is None:
+            runs = "what runs there could not be asked"
+        else:
+            runs = f"ends there: {', '.join(self.tasks)}" if self.tasks else "no task runs there"
+        jobs = f"; the {self.jobs} jobs of the fleet end with its head" if self.jobs else ""
+        return f"{what} {verb}{f', for {self.reason}' if self.reason else ''}: {runs}{jobs}"
+
+
+def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
+    """Returns the nodes that *plan* replaces or destroys. Asks the heads of their fleets what runs there."""
+    found = [
+        (match, address, action)
+        for action, address in plan.changes
+        if action in ("replace", "delete") and (match := _ADDRESS.fullmatch(address)) and _is_node(match)
+    ]
+    fleets = stack.fleets() if found else {}
+    asked = {pool: _running(fleets[pool]) for pool in {match["pool"] for match, _, _ in found} & set(fleets)}
+    return tuple(
+        _ending(fleets[match["pool"]], match, action, plan.reasons.get(address, ""), asked[match["pool"]])
+        for match, address, action in found
+        if match["pool"] in fleets
+    )
+
+
+def _is_node(match: re.Match[str]) -> bool:
+    return (match["type"], match["name"]) == ("terraform_data", "node") or machines_of(match["type"], {}) is not None
+
+
+def _ending(manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None) -> Ending:
+    head = next(node.name for node in manifest.nodes if node.head)
+    node = match["key"] or (head if match["name"] == "head" else None)
+    tasks = None
+    if running is not None:
+        named = {each.name for each in manifest.nodes}
+        # The manifest does not name the nodes of a group.
+        here = [
+            (slot, names)
+            for slot, names in sorted(running[0].items())
+            if slot.rpartition("/")[0] == node or (node is None and slot.rpartition("/")[0] not in named)
+        ]
+        tasks = tuple(name for _, names in here for name in names)
+    jobs = running[1] if running is not None and node == head else 0
+    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs)
+
+
+def _running(manifest: Manifest) -> _Running | None:
+    """The names of the tasks that run on each slot, and how many jobs have not ended; None where nobody answers."""
+    from skyinfra.client import open_pool
+
+    try:
+        with open_pool(manifest, timeout=_PATIENCE_S) as pool:
+            slots = {slot: [task.name for task in tasks] for slot, tasks in pool.running().items()}
+            return slots, sum(job.state in ("queued", "running") for job in pool.jobs())
+    except SkyinfraError:
+        return None
