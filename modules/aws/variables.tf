@@ -375,11 +375,8 @@ variable "runner_file" {
 
 variable "versions" {
   description = "The versions that the nodes install, for `versions.json` in the bucket: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
-  type = object({
-    python       = string
-    requirements = list(string)
-  })
-  default = null
+  type        = object({ python = string, requirements = list(string) })
+  default     = null
 }
 
 variable "user_data_revision" {
