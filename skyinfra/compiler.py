@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
+from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, check_concurrency
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
     NODE_PLACEHOLDER,
-    RUNNER_PLACEHOLDER,
-    SECRET_PLACEHOLDER,
+    PLACEHOLDERS,
     VERSION,
     NodeAccelerator,
     NodeConfig,
@@ -119,7 +121,7 @@ def _check_placeholders(pool: ComputePool) -> None:
     single = ("runner", "index", "wheelhouse", "proxy", "ca_certificate")
     values.update({f"image.{name}": getattr(image, name) or "" for name in single})
     for field, value in values.items():
-        for placeholder in (HEAD_PLACEHOLDER, NODE_PLACEHOLDER, SECRET_PLACEHOLDER, RUNNER_PLACEHOLDER):
+        for placeholder in PLACEHOLDERS:
             if placeholder in value:
                 raise InvalidField(
                     f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."
@@ -186,3 +188,31 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
         kind = slot_kind(accelerator.vendor)
         for index in range(accelerator.count):
             yield ManifestSlot(index, kind, accelerator.name, None, index)
+
+
+def revision(deployment: Deployment) -> str:
+    """The hash of what is declared and reaches a node when it is made: equal where no node has to be made anew.
+
+    Not in it: the layout, which reaches running nodes in place, and whatever comes from the machine that deploys or
+    from this version of skyinfra, its templates and steps included. What is left at its default is left out, so that
+    a later version may know more fields.
+    """
+    pool, selection = deployment.pool, deployment.selection
+    accelerator = selection.accelerator
+    declared = {
+        "provider": pool.provider.kind,
+        "image": pool.image.model_dump(mode="json", exclude_defaults=True),
+        "worker": pool.worker.model_dump(mode="json", exclude_defaults=True, exclude={"concurrency", "executor"}),
+        # With an accelerator the layout says how many.
+        "cpu_slots": 0 if accelerator else deployment.worker.cpu_slots,
+        "frameworks": sorted({each.framework for each in pool.plugins if isinstance(each, Environment)}),
+        "accelerator": [_bare(accelerator), accelerator.memory_mode, selection.share] if accelerator else None,
+    }
+    return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _bare(accelerator: Accelerator) -> str:
+    """The accelerator without its layout, and without what only chooses the machine."""
+    if accelerator.custom:
+        return str(accelerator.with_(mig=None, form_factor=None, exact=False))
+    return str(accelerator.with_(mig=None, partition=None, form_factor=None, exact=False))

@@ -41,13 +41,13 @@ Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(
 class Image(Declaration):
     """The software of a node besides the runner.
 
-    python: version such as ``"3.12"``; None is the version that compiled the stack. pip: requirements. apt: Debian
-    packages. env: variables of every worker, no secrets: they stand in clear in the plan, in the state and on the
-    nodes. preload: modules, such as ``torch``, that are imported once on each node,
-    before the processes of its slots are forked, which then start in a moment; one that opens a device while it is
-    imported is not kept. run: shell commands, once, before the first slot starts. runner: where
-    a cloud node gets skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the
-    code that compiles the stack, which travels with it.
+    python: version such as ``"3.12"``; None is that of the machine that deploys the fleet first. pip: requirements.
+    apt: Debian packages. env: variables of every worker, no secrets: they stand in clear in the plan, in the state and
+    on the nodes. preload: modules, such as ``torch``, that are imported once on each node, before the processes of its
+    slots are forked, which then start in a moment; one that opens a device while it is imported is not kept. run: shell
+    commands, once, before the first slot starts. runner: where a cloud node gets skyinfra itself, as pip takes it (a
+    URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the code that deploys the fleet first, which travels with
+    it and is kept for nodes that come later.
 
     index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
     of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy:

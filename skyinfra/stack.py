@@ -241,6 +241,7 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in deployment.slots],
         **selection.inputs,
         **({"user_data_revision": data.revision} if data.revision else {}),
+        **({"versions": data.versions} if data.versions else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
 

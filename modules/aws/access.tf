@@ -108,7 +108,8 @@ resource "aws_iam_role" "this" {
   })
 }
 
-# Session Manager and nothing else: AmazonSSMManagedInstanceCore reads every parameter of the account.
+# Session Manager and the key of the bucket, nothing else: AmazonSSMManagedInstanceCore reads every parameter of the
+# account. The bucket itself lets the role in.
 resource "aws_iam_role_policy" "session_manager" {
   count = local.own_profile ? 1 : 0
 
@@ -117,7 +118,7 @@ resource "aws_iam_role_policy" "session_manager" {
 
   policy = jsonencode({
     Version = "2012-10-17"
-    Statement = [{
+    Statement = concat([{
       Effect = "Allow"
       Action = [
         "ec2messages:AcknowledgeMessage",
@@ -133,7 +134,12 @@ resource "aws_iam_role_policy" "session_manager" {
         "ssmmessages:OpenDataChannel",
       ]
       Resource = "*"
-    }]
+      }], [for key in var.kms_key_id[*] : {
+      Effect    = "Allow"
+      Action    = ["kms:Decrypt"]
+      Resource  = key
+      Condition = { StringLike = { "kms:ViaService" = "s3.*" } }
+    }])
   })
 }
 

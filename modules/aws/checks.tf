@@ -5,10 +5,11 @@ locals {
   sample_secret    = "${uuidv5("dns", "skyinfra")}${uuidv5("dns", "skyinfra.fleet")}"
   sample_scheduler = "198.51.100.247:${var.scheduler_port}"
   # A bucket's prefix is continued with 26 digits.
-  sample_runner = "s3://skyinfra-${var.name}-20261122004911123456789012/${basename(var.runner_file)}"
+  sample_bucket = "s3://skyinfra-${var.name}-20261122004911123456789012"
+  sample_runner = "${local.sample_bucket}/${basename(var.runner_file)}"
   sample_sizes = {
     for which, text in { user_data_head = var.user_data_head, user_data_worker = var.user_data_worker } : which => length(base64gzip(
-      replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner)
+      replace(replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_BUCKET@", local.sample_bucket), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner)
     )) * 3 / 4
   }
   # The real values may compress a little worse.
@@ -94,6 +95,11 @@ resource "terraform_data" "checks" {
     precondition {
       condition     = !local.has_workers || var.user_data_worker != ""
       error_message = "user_data_worker: needed, for this pool has nodes besides its head."
+    }
+
+    precondition {
+      condition     = local.has_bucket || !can(regex("@SKYINFRA_BUCKET@", "${var.user_data_head}${var.user_data_worker}"))
+      error_message = "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none. Give versions and runner_file as `skyinfra render` wrote them, or let the user data hold @SKYINFRA_SECRET@."
     }
 
     precondition {

@@ -90,7 +90,7 @@ resource "aws_launch_template" "group" {
 
   lifecycle {
     ignore_changes       = [user_data]
-    replace_triggered_by = [terraform_data.identity["worker"]]
+    replace_triggered_by = [terraform_data.declared["worker"], terraform_data.secret.id, aws_network_interface.head.id]
   }
 }
 
@@ -152,7 +152,7 @@ resource "aws_autoscaling_group" "workers" {
   }
 
   lifecycle {
-    replace_triggered_by = [terraform_data.identity["worker"]]
+    replace_triggered_by = [terraform_data.declared["worker"], terraform_data.secret.id, aws_network_interface.head.id]
   }
 
   depends_on = [
@@ -161,5 +161,9 @@ resource "aws_autoscaling_group" "workers" {
     aws_route.nat,
     aws_vpc_security_group_egress_rule.nodes,
     aws_s3_bucket_policy.runner,
+    aws_s3_object.secret,
+    aws_s3_object.versions,
+    aws_s3_object.runner,
+    aws_iam_role_policy.session_manager,
   ]
 }

@@ -52,15 +52,14 @@ data "aws_ssm_parameter" "image" {
 # What a node is replaced for, besides what EC2 cannot change on an instance. Its user data are not among it: they
 # carry the layout the node begins with, and a changed layout reaches running nodes in place. The market options are:
 # the provider reads those of a capacity block back as none, and would replace the node at every apply.
-resource "terraform_data" "identity" {
+# The secret and the address at which the head is found are told to Terraform where the nodes are. (Up to 0.1.0 this was
+# terraform_data.identity, with another kind of revision: a name of its own, so that it is made and replaces nothing.)
+resource "terraform_data" "declared" {
   for_each = toset(local.has_workers ? ["head", "worker"] : ["head"])
 
   triggers_replace = [
-    terraform_data.secret.id,
     coalesce(var.user_data_revision, sha256(each.key == "head" ? var.user_data_head : var.user_data_worker)),
     terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
-    # Where the head is found: another one in another zone or network.
-    aws_network_interface.head.id,
     # A group gives the rest to the nodes it launches from then on.
     local.grouped ? "" : jsonencode([var.efa_interfaces, var.spot, var.spot_max_price, var.capacity_block_id, var.capacity_reservation_id]),
   ]
@@ -77,8 +76,8 @@ locals {
   scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
   secret    = terraform_data.secret.triggers_replace
 
-  user_data_head   = replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
-  user_data_worker = replace(replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
+  user_data_head   = replace(replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
+  user_data_worker = replace(replace(replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
 }
 
 resource "aws_instance" "head" {
@@ -147,7 +146,7 @@ resource "aws_instance" "head" {
 
   lifecycle {
     ignore_changes       = [user_data_base64, launch_template, instance_market_options]
-    replace_triggered_by = [terraform_data.identity["head"]]
+    replace_triggered_by = [terraform_data.declared["head"], terraform_data.secret.id, aws_network_interface.head.id]
   }
 
   # Its first boot fetches the runner and packages, so the way to them is there before it is.
@@ -156,6 +155,10 @@ resource "aws_instance" "head" {
     aws_route_table_association.public,
     aws_vpc_security_group_egress_rule.nodes,
     aws_s3_bucket_policy.runner,
+    aws_s3_object.secret,
+    aws_s3_object.versions,
+    aws_s3_object.runner,
+    aws_iam_role_policy.session_manager,
     terraform_data.offered,
   ]
 }
@@ -213,7 +216,7 @@ resource "aws_instance" "worker" {
 
   lifecycle {
     ignore_changes       = [user_data_base64, launch_template, instance_market_options]
-    replace_triggered_by = [terraform_data.identity["worker"], terraform_data.security_groups]
+    replace_triggered_by = [terraform_data.declared["worker"], terraform_data.secret.id, aws_network_interface.head.id, terraform_data.security_groups]
   }
 
   depends_on = [
@@ -222,6 +225,10 @@ resource "aws_instance" "worker" {
     aws_route.nat,
     aws_vpc_security_group_egress_rule.nodes,
     aws_s3_bucket_policy.runner,
+    aws_s3_object.secret,
+    aws_s3_object.versions,
+    aws_s3_object.runner,
+    aws_iam_role_policy.session_manager,
     terraform_data.offered,
   ]
 }

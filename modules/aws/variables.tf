@@ -83,7 +83,7 @@ variable "spot" {
 }
 
 variable "user_data_head" {
-  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_SECRET@ the fleet secret, @SKYINFRA_RUNNER@ where the runner is."
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the s3:// address of the pool's bucket, where `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may describe instances."
   type        = string
   nullable    = false
 }
@@ -362,7 +362,7 @@ variable "layout" {
 }
 
 variable "runner_file" {
-  description = "A file that the nodes fetch at their first boot: the runner as a wheel. It is put into a bucket that only they read, and @SKYINFRA_RUNNER@ in the user data becomes its s3:// address. Empty where the user data need none."
+  description = "A file that the nodes fetch at their first boot: the runner as a wheel. It is put into a bucket that only they read, and @SKYINFRA_RUNNER@ in the user data becomes its s3:// address. The first one is kept: another changes nothing. Empty where the user data need none."
   type        = string
   default     = ""
   nullable    = false
@@ -373,8 +373,14 @@ variable "runner_file" {
   }
 }
 
+variable "versions" {
+  description = "The versions that the nodes install, for `versions.json` in the bucket: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
+  type        = object({ python = string, requirements = list(string) })
+  default     = null
+}
+
 variable "user_data_revision" {
-  description = "What changes when nodes must be replaced for their user data. Null replaces them for every change of it; a revision computed without the layout lets a layout change in place."
+  description = "What changes when nodes must be replaced for their user data. Null replaces them for every change of it; a revision computed from what is declared, without the layout, lets a layout change in place."
   type        = string
   default     = null
 }

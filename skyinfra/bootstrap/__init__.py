@@ -8,41 +8,38 @@ startup script or as the entry of a container elsewhere (`files`).
 from __future__ import annotations
 
 import gzip
-import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-import skyinfra
 from skyinfra.bootstrap import files, places, steps
 from skyinfra.bootstrap.files import FORMS, Form
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.bootstrap.steps import carries_runner
-from skyinfra.compiler import Deployment
+from skyinfra.compiler import Deployment, revision
 from skyinfra.errors import NotSupported
-from skyinfra.protocol.nodeconfig import NodeConfig
 
 __all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
 
 # The limit of EC2, before encoding; other providers take more.
 LIMIT = 16_384
-# Terraform puts a fleet secret of that length in the place of the placeholder, and an address of that length, about,
-# in that of the runner's.
-_SECRET_LENGTH = 72
+# About what the addresses that Terraform puts in the place of placeholders add.
 _ADDRESS_LENGTH = 100
 _FORMS: dict[str, Form] = {"cloud-init": "cloud-config", "script": "script", "container": "container"}
 
 
 @dataclass(frozen=True)
 class UserData:
-    """The user data of the head and of the other nodes. No secret stands in it.
+    """The user data of the head and of the other nodes. No secret stands in it, and no version of a package.
 
-    revision: of what is declared, but for the layout, which reaches running nodes in place; equal where no node has
-    to be made anew. None where the provider decides that itself.
+    revision: see `revision`; None where the provider decides itself what is made anew. versions: what the nodes of a
+    fleet that is made now install, for the module; None where they install nothing.
     """
 
     head: str
     worker: str
     revision: str | None = None
+    versions: dict[str, Any] | None = None
 
 
 def user_data(deployment: Deployment) -> UserData:
@@ -58,19 +55,7 @@ def user_data(deployment: Deployment) -> UserData:
     head, worker = (files.render(each, form) for each in found)
     for name, text in (("head", head), ("worker", worker)):
         _check_size(name, text)
-    return UserData(head, worker, _revision(deployment))
-
-
-def _revision(deployment: Deployment) -> str:
-    """Returns the hash of the declaration without the layout, and of the versions that client and workers share.
-
-    The code that sets a node up is left out: a node that took a week to get is not replaced for a repaired step.
-    """
-    declared = [skyinfra.__version__]
-    for config in (deployment.head, deployment.worker):
-        plain = _without_layout(config)
-        declared += [plain.dumps(), *steps.declared(deployment, plain)]
-    return hashlib.sha256("\0".join(declared).encode()).hexdigest()[:16]
+    return UserData(head, worker, revision(deployment), steps.versions())
 
 
 def converted(text: str, form: Form) -> str:
@@ -84,20 +69,13 @@ def sizes(text: str) -> dict[str, int]:
     return {**{file.path: len(_compressed(file.content)) for file in found}, "total": len(_compressed(text))}
 
 
-def _without_layout(config: NodeConfig) -> NodeConfig:
-    if config.accelerator is None:
-        return config
-    return replace(config, accelerator=replace(config.accelerator, layouts=()))
-
-
 def _check_size(name: str, text: str) -> None:
     # User data that fit when compressed fast, in two parts, fit. The second is the same for the nodes of many pools.
     own, mark, common = text.partition(places.PROGRAM)
     hasty = _hasty_size(own) + _hasty_size(mark + common)
-    if hasty + _SECRET_LENGTH + _ADDRESS_LENGTH <= LIMIT:
+    if hasty + _ADDRESS_LENGTH <= LIMIT:
         return
-    # The secret does not compress; the placeholder in its place does.
-    size = len(_compressed(text)) + _SECRET_LENGTH + _ADDRESS_LENGTH
+    size = len(_compressed(text)) + _ADDRESS_LENGTH
     if size > LIMIT:
         largest = sorted(sizes(text).items(), key=lambda item: -item[1])[1:4]
         raise NotSupported(

@@ -13,7 +13,7 @@ from skyinfra.bootstrap import bundled, places, program, steps
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.compiler import Deployment
 from skyinfra.errors import InvalidField
-from skyinfra.protocol.nodeconfig import SECRET_PLACEHOLDER, NodeConfig
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -53,7 +53,6 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     units = [_BOOT_UNIT, _REPORT_UNIT, *started]
     return [
         NodeFile(places.CONFIG, "0644", replace(config, folder=places.FOLDER).dumps() + "\n"),
-        NodeFile(places.SECRET, "0600", f"{SECRET_PLACEHOLDER}\n"),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules()),
         *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in units),

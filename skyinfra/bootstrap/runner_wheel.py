@@ -1,4 +1,4 @@
-"""The runner as a wheel of the running code: a node gets exactly the code that compiled its stack.
+"""The runner as a wheel of the running code: the nodes of a fleet get exactly the code that deployed it first.
 
 The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
 that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle

@@ -6,18 +6,18 @@ node reads the steps from one JSON file.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
 from skyinfra.first_boot import operations
 from skyinfra.mig import drivers
-from skyinfra.protocol.nodeconfig import RUNNER_PLACEHOLDER, NodeAccelerator, NodeConfig
+from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, NodeAccelerator, NodeConfig
 
 VERSION = 1
 _MINUTE = 60.0
@@ -25,7 +25,6 @@ _MINUTE = 60.0
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
 _INSTANCE_STORE = "/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*"
-_PLACES = [value for value in vars(places).values() if isinstance(value, str)]
 _NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
 # Where Pythons and caches stand does not depend on whose home it is; nobody answers questions.
 _ENVIRONMENT = {
@@ -38,7 +37,8 @@ _ENVIRONMENT = {
 }
 
 Operation = (
-    operations.NodeName
+    operations.File
+    | operations.NodeName
     | operations.User
     | operations.Trust
     | operations.Scratch
@@ -99,12 +99,16 @@ def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...
 
 def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
     image, pool = deployment.pool.image, deployment.pool.name
+    # The bucket may be signed for by the authority of the certificate. Without the secret nobody is told of a failure.
+    if config.packages is not None and config.packages.ca_certificate:
+        yield Step("CA certificate", operations.Trust(places.CONFIG, places.BUNDLE), 2 * _MINUTE)
+    for file, path in (("secret", places.SECRET), ("versions", places.VERSIONS)):
+        fetched = operations.File(f"{BUCKET_PLACEHOLDER}/{path.rpartition('/')[2]}", path)
+        yield Step(file, fetched, 5 * _MINUTE, attempts=6)
     if deployment.selection.separate_head and not config.head:
         name = operations.NodeName(places.CONFIG, f"{pool}-asg", f"{pool}-", places.INSTANCE_ID)
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)
-    if config.packages is not None and config.packages.ca_certificate:
-        yield Step("CA certificate", operations.Trust(places.CONFIG, places.BUNDLE), 2 * _MINUTE)
     if deployment.pool.provider.kind == "aws":
         scratch = operations.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
         yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)
@@ -115,23 +119,14 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     if accelerator is not None and (accelerator.vendor == "nvidia" or accelerator.vendor in operations.Driver.DEVICES):
         driver = operations.Driver(accelerator.vendor, accelerator.name, _oldest_driver(accelerator))
         yield Step("driver", driver, 2 * _MINUTE, attempts=4)
-    version = image.python or ".".join(platform.python_version_tuple()[:2])
-    yield Step("Python", operations.Python(version, places.VENV, places.TOOLS), 10 * _MINUTE, attempts=3)
-    yield Step("runner", _runner(deployment), 10 * _MINUTE, attempts=4)
+    python = operations.Python(image.python, places.VENV, places.TOOLS, places.VERSIONS)
+    yield Step("Python", python, 10 * _MINUTE, attempts=3)
+    own = [image.runner] if image.runner is not None else []
+    runner = operations.Runner(places.VENV, places.TOOLS, own, places.VERSIONS, BUCKET_PLACEHOLDER)
+    yield Step("runner", runner, 10 * _MINUTE, attempts=4)
     if units:
         services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER)
         yield Step("services", services, _MINUTE, attempts=2)
-
-
-def declared(deployment: Deployment, config: NodeConfig) -> Iterator[str]:
-    """Returns the steps of the declaration as text; of the runner only the versions that it goes with."""
-    for step in _steps(deployment, config, ()):
-        operation = step.operation
-        if isinstance(operation, operations.Runner) and operation.wheel is not None:
-            operation = dataclasses.replace(operation, wheel=None, requirements=pins())
-        # Where a node keeps its files is not declared: another place replaces no node.
-        given = {name: value for name, value in vars(operation).items() if value not in _PLACES}
-        yield json.dumps({_NAMES[type(operation)]: given})
 
 
 def carries_runner(deployment: Deployment) -> bool:
@@ -139,14 +134,12 @@ def carries_runner(deployment: Deployment) -> bool:
     return deployment.pool.provider.boots != "node.json" and deployment.pool.image.runner is None
 
 
-def _runner(deployment: Deployment) -> operations.Runner:
-    own = deployment.pool.image.runner
-    if own is None:
-        wheel = runner_wheel.wheel()
-        found = {"url": RUNNER_PLACEHOLDER, "name": wheel.name, "sha256": wheel.sha256}
-        # The wheel says itself what it needs, in which versions.
-        return operations.Runner(places.VENV, places.TOOLS, [], found)
-    return operations.Runner(places.VENV, places.TOOLS, [own, *pins()], None)
+def versions() -> dict[str, Any]:
+    """The versions of this machine, which the nodes of a fleet that is made now get: of Python, and of the packages.
+
+    They are no part of the user data: a fleet keeps those that it was made with, whoever deploys it later.
+    """
+    return {"python": ".".join(platform.python_version_tuple()[:2]), "requirements": pins()}
 
 
 def pins() -> list[str]:

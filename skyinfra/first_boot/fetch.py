@@ -1,7 +1,8 @@
-"""Fetching the runner: over HTTP, or from a bucket that only the nodes may read."""
+"""Fetching files: over HTTP, or from a bucket that only the nodes may read."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -24,10 +25,13 @@ _TIMEOUT_S = 60.0
 _METADATA_S = 5.0
 
 
-def fetch(url: str, path: Path, sha256: str) -> None:
-    """Keeps what stands at *url* (https, http, or s3://BUCKET/KEY) at *path*, if it has that hash. Raises `Failed`."""
+def fetch(url: str, path: Path, sha256: str | None = None) -> None:
+    """Keeps what stands at *url* (https, http, or s3://BUCKET/KEY) at *path*, for root alone. Raises `Failed`.
+
+    It is whole there, whenever the power fails; where *sha256* is given, it has that hash.
+    """
     if urllib.parse.urlsplit(url).scheme not in ("https", "http", "s3"):
-        raise Failed(f"the address of the runner is no https://, http:// or s3:// address: {url[:100]!r}")
+        raise Failed(f"no https://, http:// or s3:// address: {url[:100]!r}")
     request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310
     part = path.with_name(path.name + ".part")
     try:
@@ -39,24 +43,42 @@ def fetch(url: str, path: Path, sha256: str) -> None:
         raise Failed(f"{url} cannot be fetched: HTTP status {error.code}, {why}") from None
     except (OSError, ValueError) as error:
         raise Failed(f"{url} cannot be fetched: {getattr(error, 'reason', error)}") from None
-    if found != sha256:
+    if sha256 is not None and found != sha256:
         part.unlink()
         raise Failed(
             f"what {url} gives is not the runner that the stack was compiled with: its SHA-256 is {found}, not {sha256}"
         )
     part.replace(path)
+    _synced(path.parent)
 
 
 def _keep(answer: Any, part: Path) -> str:
-    """The SHA-256 of what is written to *part*."""
+    """The SHA-256 of what is on the disk in *part* when this returns. Raises ValueError where it ends early."""
     digest = hashlib.sha256()
-    with part.open("wb") as file:
+    with contextlib.suppress(FileNotFoundError):
+        part.unlink()
+    handle = os.open(str(part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
         for data in iter(lambda: answer.read(2**16), b""):
             digest.update(data)
             file.write(data)
             if file.tell() > _LARGEST:
-                raise Failed(f"the runner has more than {_LARGEST} bytes")
+                raise Failed(f"it has more than {_LARGEST} bytes")
+        promised, size = answer.headers.get("Content-Length"), file.tell()
+        if promised is not None and int(promised) != size:
+            raise ValueError(f"it ends after {size} of {promised} bytes")
+        file.flush()
+        os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _synced(folder: Path) -> None:
+    """The names in *folder* are on the disk when this returns."""
+    handle = os.open(str(folder), os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

@@ -6,7 +6,6 @@ after it has failed, and raises `Failed` or an OSError.
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import grp
 import json
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .programs import Failed, apt_get, command, numbers, on_volumes, output, read, read_json, replace
+from .programs import Failed, apt_get, command, numbers, nvidia_driver, on_volumes, output, read, read_json, replace
 
 # Where systems keep the certificates that they trust.
 _BUNDLES = (
@@ -33,6 +32,27 @@ _ANCHORS = (
     ("update-ca-trust", "/etc/pki/ca-trust/source/anchors/skyinfra.crt"),
 )
 _VERSION = ("-c", "import sys; print(sys.version.split()[0])")
+
+
+@dataclass(frozen=True)
+class File:
+    """The file *path*, which root alone reads, with what stands at *url*. A node keeps what it has got."""
+
+    url: str
+    path: str
+
+    def done(self) -> bool:
+        file = Path(self.path)
+        return file.is_file() and file.stat().st_size > 0
+
+    def do(self) -> None:
+        from .fetch import fetch  # urllib and ssl: not for who only names an operation
+
+        file = Path(self.path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fetch(self.url, file)
+        if not self.done():
+            raise Failed(f"{self.url} is empty")
 
 
 @dataclass(frozen=True)
@@ -221,44 +241,40 @@ class Driver:
         return f"the driver is {found}, and {self.accelerator} as declared needs {self.minimum} or later. {choose}"
 
 
-def nvidia_driver() -> str:
-    """The version of NVIDIA's driver. NVML loads its kernel module where nothing has. Raises OSError."""
-    nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    text = ctypes.create_string_buffer(96)
-    code = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
-    if code:
-        raise OSError(f"NVML answers with code {code}")
-    return text.value.decode()
-
-
 @dataclass(frozen=True)
 class Python:
     """A virtual environment with the declared Python: by uv, which fetches that Python if need be, or else by venv.
 
-    tools: a folder whose ``bin/uv`` is uv afterwards, where it can be had.
+    version: None where none is declared: that of the fleet, which the file *versions* names. tools: a folder whose
+    ``bin/uv`` is uv afterwards, where it can be had.
     """
 
-    version: str
+    version: str | None
     venv: str
     tools: str
+    versions: str
+
+    def _wanted(self) -> str:
+        return self.version or str(read_json(self.versions)["python"])
 
     def done(self) -> bool:
         return self._is(f"{self.venv}/bin/python")
 
     def _is(self, python: str) -> bool:
-        wanted, found = self.version.split("."), output(python, *_VERSION).split(".")
+        wanted, found = self._wanted().split("."), output(python, *_VERSION).split(".")
         return found[: len(wanted)] == wanted
 
     def do(self) -> None:
+        version = self._wanted()
         shutil.rmtree(self.venv, ignore_errors=True)
         uv = self._uv()
         if uv is not None:
-            command(uv, "venv", "-q", "--python", self.version, self.venv)
+            command(uv, "venv", "-q", "--python", version, self.venv)
             return
-        minor = ".".join(self.version.split(".")[:2])
+        minor = ".".join(version.split(".")[:2])
         python = shutil.which(f"python{minor}") or sys.executable
         if not self._is(python):
-            raise Failed(f"Python {self.version} is not on this machine, and uv, which fetches it, cannot be had")
+            raise Failed(f"Python {version} is not on this machine, and uv, which fetches it, cannot be had")
         command(python, "-m", "venv", self.venv)
 
     def _uv(self) -> str | None:
@@ -297,35 +313,47 @@ class Python:
 
 @dataclass(frozen=True)
 class Runner:
-    """The runner, in the virtual environment *venv*: *requirements*, and the wheel where one travels with the stack.
+    """The runner, in the virtual environment *venv*: a declared one (*requirements*), or else the wheel of the fleet.
 
-    wheel: ``url``, ``name`` and ``sha256``.
+    The file *versions* names that wheel, which stands in *bucket*, and the versions that go with a declared runner.
     """
 
     venv: str
     tools: str
     requirements: list[str]
-    wheel: dict[str, str] | None
+    versions: str
+    bucket: str
 
     @property
     def _stamp(self) -> str:
         return f"{self.venv}/skyinfra.json"
 
+    def _wheel(self) -> dict[str, str]:
+        """Name and SHA-256."""
+        found = read_json(self.versions)["wheel"]
+        if not found:
+            raise Failed(f"{self.versions} names no runner: give the module runner_file, or declare image.runner")
+        return dict(found)
+
     def _asked(self) -> str:
-        return json.dumps([self.requirements, self.wheel and self.wheel["sha256"]])
+        if self.requirements:
+            return json.dumps([[*self.requirements, *read_json(self.versions)["requirements"]], None])
+        return json.dumps([[], self._wheel()["sha256"]])
 
     def done(self) -> bool:
         there = Path(self.venv, "bin", "skyinfra-runner").exists() and Path(self._stamp).exists()
         return there and read(self._stamp) == self._asked()
 
     def do(self) -> None:
-        asked = list(self.requirements)
-        if self.wheel is not None:
-            from .fetch import fetch  # urllib and ssl: not for who only names an operation
+        asked = json.loads(self._asked())[0]
+        if not asked:
+            from .fetch import fetch
 
-            wheel = Path(self.venv).with_name(self.wheel["name"])
-            fetch(self.wheel["url"], wheel, self.wheel["sha256"])
-            asked.append(str(wheel))
+            # It says itself what it needs, in which versions.
+            wheel = self._wheel()
+            path = Path(self.venv).with_name(wheel["name"])
+            fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
+            asked.append(str(path))
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
         only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
@@ -360,6 +388,7 @@ class Units:
 
 
 OPERATIONS = {
+    "file": File,
     "node_name": NodeName,
     "user": User,
     "trust": Trust,

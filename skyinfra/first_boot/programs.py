@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -45,6 +46,16 @@ def on_volumes(column: str, volumes: list[str]) -> list[str]:
     """Returns the values of lsblk for *volumes* and everything on them, empty ones left out."""
     lines = output("lsblk", "-nrpo", column, *volumes).splitlines()
     return [line.strip() for line in lines if line.strip()]
+
+
+def nvidia_driver() -> str:
+    """The version of NVIDIA's driver. NVML loads its kernel module where nothing has. Raises OSError."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    text = ctypes.create_string_buffer(96)
+    code = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+    if code:
+        raise OSError(f"NVML answers with code {code}")
+    return text.value.decode()
 
 
 def numbers(version: str) -> list[int]:

@@ -90,6 +90,10 @@ def run(path: str, *, seconds: float = float("inf")) -> int:
     boot, until = read_json(path), time.monotonic() + seconds
     failed = Path(boot["failure"])
     while time.monotonic() < until and failed.exists():
+        if not Path(_secret_file(boot)).exists():
+            # It has not been fetched yet, and without it nobody believes this node.
+            time.sleep(_POLL_S)
+            continue
         # Read anew: another step may fail now, and a node of a group may have got its name.
         config, failure = read_json(boot["node"]), read_json(boot["failure"])
         end = min(until, time.monotonic() + _REPEAT_S)
@@ -189,5 +193,9 @@ def _failure(text: str) -> dict[str, Any] | None:
 
 
 def _secret(boot: dict[str, Any]) -> str:
+    return read(_secret_file(boot)).strip()
+
+
+def _secret_file(boot: dict[str, Any]) -> str:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return read(str(Path(folder, "secret")) if folder else boot["secret"]).strip()
+    return str(Path(folder, "secret")) if folder else str(boot["secret"])

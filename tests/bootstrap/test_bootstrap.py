@@ -85,21 +85,16 @@ def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
     assert noise[:20] not in str(caught.value)
 
 
-def test_the_revision_is_of_all_but_the_layout() -> None:
-    one = user_data(aws("H100:8/3g.40gb"))
-    other = user_data(aws("H100:8/1g.10gb"))
-    assert one.revision == other.revision
-    assert one.head != other.head
-    assert user_data(aws("H100:8/3g.40gb", image=sky.Image(pip=["torch"]))).revision != one.revision
-
-
-def test_the_secret_is_a_placeholder_in_a_file_of_its_own() -> None:
-    data = user_data(aws(nodes=2))
+def test_the_secret_and_the_versions_are_fetched_by_root_before_anything_needs_them() -> None:
+    data = user_data(aws(nodes=2, image=sky.Image(ca_certificate=CERTIFICATE)))
     for text in (data.head, data.worker):
-        assert files(text)["/etc/skyinfra/secret"] == "@SKYINFRA_SECRET@\n"
-        assert text.count("@SKYINFRA_SECRET@") == 1
-        secret = next(f for f in yaml.safe_load(text)["write_files"] if f["path"].endswith("/secret"))
-        assert secret["permissions"] == "0600"
+        assert "/etc/skyinfra/secret" not in files(text) and "@SKYINFRA_SECRET@" not in text
+        trusted, secret, versions, *_ = steps(text).items()
+        assert trusted[0] == "CA certificate"
+        assert [(name, step["operation"], step["arguments"]) for name, step in (secret, versions)] == [
+            ("secret", "file", {"url": "@SKYINFRA_BUCKET@/secret", "path": "/etc/skyinfra/secret"}),
+            ("versions", "file", {"url": "@SKYINFRA_BUCKET@/versions.json", "path": "/opt/skyinfra/versions.json"}),
+        ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -170,8 +165,10 @@ def test_the_steps_of_a_node() -> None:
     image = sky.Image(python="3.12", apt=["git"], ca_certificate=CERTIFICATE)
     found = steps(user_data(aws(image=image)).head)
     assert list(found) == [
-        "user and folders",
         "CA certificate",
+        "secret",
+        "versions",
+        "user and folders",
         "instance store",
         "packages of the system",
         "driver",
@@ -214,16 +211,19 @@ def test_where_the_runner_comes_from() -> None:
     assert carries_runner(aws())
     asked = steps(default.head)["runner"]["arguments"]
     wheel = runner_wheel.wheel()
-    assert asked["wheel"] == {"url": "@SKYINFRA_RUNNER@", "name": wheel.name, "sha256": wheel.sha256}
-    assert asked["requirements"] == []
+    assert (asked["bucket"], asked["requirements"]) == ("@SKYINFRA_BUCKET@", [])
+    assert wheel.name not in default.head and wheel.sha256 not in default.head
     made = aws(image=sky.Image(runner="skyinfra @ https://example.com/a b.whl"))
     own = user_data(made)
     assert not carries_runner(made)
-    assert "@SKYINFRA_RUNNER@" not in own.head
     asked = steps(own.head)["runner"]["arguments"]
-    assert asked["wheel"] is None and asked["requirements"][0] == "skyinfra @ https://example.com/a b.whl"
-    pinned = {requirement.partition("==")[0] for requirement in asked["requirements"][1:]}
+    assert asked["requirements"] == ["skyinfra @ https://example.com/a b.whl"]
+    assert own.versions is not None
+    pinned = {requirement.partition("==")[0] for requirement in own.versions["requirements"]}
     assert pinned >= {"cloudpickle", "cryptography", "distributed", "msgpack", "nvidia-ml-py"}
+    # Where none is declared, Python is that of the fleet.
+    found = [steps(user_data(aws(image=sky.Image(python=each))).head)["Python"] for each in (None, "3.12")]
+    assert [step["arguments"]["version"] for step in found] == [None, "3.12"]
 
 
 def test_a_package_index_reaches_first_boot_and_runner() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boots import PACKAGE, SECRET, FirstBoot, step
 from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -33,6 +37,9 @@ class Cloud(ThreadingHTTPServer):
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.role = "node"
         self.redirect = ""
+        # Of the secret, before its connection ends; None for all of it.
+        self.sends: int | None = None
+        self.sent, self.goes_on = threading.Event(), threading.Event()
 
     @property
     def url(self) -> str:
@@ -59,6 +66,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         elif self.path.startswith("/bucket/") and not self._signed():
             self._answer(403, b"<Error><Code>SignatureDoesNotMatch</Code><StringToSign>s3cr3t</StringToSign></Error>")
+        elif self.path == "/bucket/secret" and self.server.sends is not None:
+            # The connection ends, or goes on without a word, before all that was promised.
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(SECRET)))
+            self.end_headers()
+            self.wfile.write(SECRET[: self.server.sends].encode())
+            self.wfile.flush()
+            self.server.sent.set()
+            self.server.goes_on.wait(30)
+        elif self.path == "/bucket/secret":
+            self._answer(200, SECRET.encode())
+        elif self.path == "/empty":
+            self._answer(200, b"")
         elif self.path == "/none":
             self._answer(404, b"")
         else:
@@ -140,7 +160,7 @@ def test_a_signed_request_is_not_sent_elsewhere(cloud: Cloud, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("@SKYINFRA_RUNNER@", "no https://, http:// or s3:// address"),
+        ("@SKYINFRA_BUCKET@/secret", "no https://, http:// or s3:// address"),
         ("", "no https://, http:// or s3:// address"),
         ("file:///etc/shadow", "no https://, http:// or s3:// address"),
         ("http://127.0.0.1:9/x.whl", "cannot be fetched"),
@@ -165,6 +185,62 @@ def test_no_role_is_told_as_such(cloud: Cloud, tmp_path: Path) -> None:
     cloud.role = "gone"
     with pytest.raises(Failed, match="credentials of the instance's role, and there are none"):
         fetch("s3://bucket/x.whl", tmp_path / "x.whl", SHA256)
+
+
+def boot_of_secret(tmp_path: Path) -> tuple[FirstBoot, Path]:
+    """A first boot whose one step fetches the secret; where that goes."""
+    boot, file = FirstBoot(tmp_path / "node"), tmp_path / "etc" / "skyinfra" / "secret"
+    boot.write(step("file", name="secret", url="s3://bucket/secret", path=str(file)))
+    return boot, file
+
+
+def test_the_secret_is_fetched_once_for_root_alone_and_told_nobody(cloud: Cloud, tmp_path: Path) -> None:
+    boot, file = boot_of_secret(tmp_path)
+    runs = [boot.run() for _ in range(2)]
+    assert [done.returncode for done in runs] == [0, 0]
+    assert file.read_text() == SECRET and file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["secret"]
+    assert boot.states() == [("secret", state) for state in ("started", "done", "started", "skipped")]
+    assert len([path for path, _ in cloud.seen if path == "/bucket/secret"]) == 1
+    for text in (boot.log.read_text(), *(done.stdout + done.stderr for done in runs)):
+        assert SECRET not in text and ROLE["SecretAccessKey"] not in text and ROLE["Token"] not in text
+
+
+def test_a_secret_that_is_cut_short_is_none(cloud: Cloud, tmp_path: Path) -> None:
+    boot, file = boot_of_secret(tmp_path)
+    cloud.sends = 30
+    cloud.goes_on.set()
+    assert boot.run().returncode == 1
+    assert f"it ends after 30 of {len(SECRET)} bytes" in boot.lines()[-1]["error"]
+    assert SECRET[:30] not in boot.log.read_text() + boot.failure.read_text() + boot.status.read_text()
+    assert not file.exists()
+    boot.write(step("file", url=f"{cloud.url}/empty", path=str(file)))
+    assert boot.run().returncode == 1 and boot.lines()[-1]["error"] == f"{cloud.url}/empty is empty"
+
+
+def test_the_power_fails_between_fetching_and_writing_the_secret(cloud: Cloud, tmp_path: Path) -> None:
+    boot, file = boot_of_secret(tmp_path)
+    cloud.sends = 30
+    command = subprocess.Popen(
+        boot.command("run"), cwd=PACKAGE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
+    )
+    assert cloud.sent.wait(30)
+    # The engine, and the process of the step.
+    steps = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    assert len(steps) == 1
+    for pid in (command.pid, int(steps[0])):
+        os.kill(pid, signal.SIGKILL)
+    command.wait()
+    cloud.goes_on.set()
+    assert not file.exists()
+    assert {path.stat().st_mode & 0o777 for path in file.parent.iterdir()} <= {0o600}
+    # What a disk may hold after that: an empty file, and one with the name that is written first.
+    file.touch()
+    file.with_name("secret.part").write_text("half of another")
+    cloud.sends = None
+    assert boot.run().returncode == 0, boot.log.read_text()
+    assert file.read_text() == SECRET and file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["secret"]
 
 
 @pytest.mark.parametrize("path", ["/", "/a/b.whl", "/a%2Bb.whl", "/%C3%A9~"])

@@ -83,10 +83,16 @@ def test_python_and_runner_without_uv_and_without_an_index(tmp_path: Path) -> No
     version = ".".join(map(str, sys.version_info[:2]))
     sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
     with served(made.parent) as url:
-        carried = {"url": f"{url}/{made.name}", "name": made.name, "sha256": sha256}
+        # What the fleet was made with, fetched from its bucket.
+        wheel_of = {"name": made.name, "sha256": sha256}
+        document = {"version": 1, "python": version, "requirements": ["no==1"], "wheel": wheel_of}
+        (made.parent / "versions.json").write_text(json.dumps(document))
+        versions = str(tmp_path / "opt" / "versions.json")
+        common = {"venv": str(venv), "tools": str(tools), "versions": versions}
         steps = [
-            step("python", timeout_s=120, version=version, venv=str(venv), tools=str(tools)),
-            step("runner", timeout_s=120, venv=str(venv), tools=str(tools), requirements=[], wheel=carried),
+            step("file", url=f"{url}/versions.json", path=versions),
+            step("python", timeout_s=120, version=None, **common),
+            step("runner", timeout_s=120, requirements=[], bucket=url, **common),
         ]
         boot.write(*steps, environment={"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
         path = only(tmp_path / "bin", "sh")
@@ -96,14 +102,14 @@ def test_python_and_runner_without_uv_and_without_an_index(tmp_path: Path) -> No
         before = {file: file.stat().st_mtime_ns for file in venv.rglob("*") if "__pycache__" not in file.parts}
     # Nothing is served any more, and nothing is needed.
     assert boot.run(path=path).returncode == 0
-    assert [state for _, state in boot.states()] == ["started", "done"] * 2 + ["started", "skipped"] * 2
+    assert [state for _, state in boot.states()] == ["started", "done"] * 3 + ["started", "skipped"] * 3
     assert before == {file: file.stat().st_mtime_ns for file in venv.rglob("*") if "__pycache__" not in file.parts}
 
 
 def test_a_python_that_is_not_there_fails_by_its_version(tmp_path: Path) -> None:
     boot = FirstBoot(tmp_path / "node")
     boot.write(
-        step("python", timeout_s=60, version="3.99", venv=str(tmp_path / "v"), tools=str(tmp_path / "t")),
+        step("python", timeout_s=60, version="3.99", venv=str(tmp_path / "v"), tools=str(tmp_path / "t"), versions=""),
         environment={"PIP_NO_INDEX": "1"},
     )
     assert boot.run(path=only(tmp_path / "bin", "sh")).returncode == 1
@@ -113,7 +119,7 @@ def test_a_python_that_is_not_there_fails_by_its_version(tmp_path: Path) -> None
 def test_uv_is_taken_where_the_machine_has_it(tmp_path: Path) -> None:
     boot = FirstBoot(tmp_path / "node")
     venv, tools = tmp_path / "v", tmp_path / "t"
-    boot.write(step("python", version="3.12", venv=str(venv), tools=str(tools)))
+    boot.write(step("python", version="3.12", venv=str(venv), tools=str(tools), versions=""))
     program(
         tmp_path / "bin",
         "uv",
@@ -132,13 +138,35 @@ def test_a_runner_of_another_hash_is_not_installed(tmp_path: Path) -> None:
     made = wheel(tmp_path / "served")
     boot = FirstBoot(tmp_path / "node")
     with served(made.parent) as url:
-        carried = {"url": f"{url}/{made.name}", "name": made.name, "sha256": "0" * 64}
         venv = str(tmp_path / "opt" / "venv")
         (tmp_path / "opt").mkdir()
-        boot.write(step("runner", venv=venv, tools=str(tmp_path / "t"), requirements=[], wheel=carried))
-        assert boot.run().returncode == 1
-    assert "is not the runner that the stack was compiled with" in boot.lines()[-1]["error"]
+        versions = tmp_path / "versions.json"
+        places = {"venv": venv, "tools": str(tmp_path / "t"), "versions": str(versions), "bucket": url}
+        boot.write(step("runner", requirements=[], **places))
+        for wheel_of, message in (
+            ({"name": made.name, "sha256": "0" * 64}, "is not the runner that the stack was compiled with"),
+            (None, "names no runner: give the module runner_file, or declare image.runner"),
+        ):
+            versions.write_text(json.dumps({"requirements": [], "wheel": wheel_of}))
+            assert boot.run().returncode == 1
+            assert message in boot.lines()[-1]["error"]
     assert not list((tmp_path / "opt").iterdir())
+
+
+def test_a_declared_runner_goes_with_the_versions_of_the_fleet(tmp_path: Path) -> None:
+    boot, versions = FirstBoot(tmp_path / "node"), tmp_path / "versions.json"
+    document = {"requirements": ["cloudpickle==1", "distributed==2"], "wheel": {"name": "x.whl", "sha256": "0" * 64}}
+    versions.write_text(json.dumps(document))
+    venv, tools = tmp_path / "v", tmp_path / "t"
+    (venv / "bin").mkdir(parents=True)
+    tools.mkdir()
+    program(tools / "bin", "uv", f'echo "$@" >>{tmp_path}/calls; touch {venv}/bin/skyinfra-runner')
+    places = {"venv": str(venv), "tools": str(tools), "versions": str(versions), "bucket": "s3://none"}
+    boot.write(step("runner", requirements=["skyinfra==9"], **places))
+    for _ in range(2):
+        assert boot.run().returncode == 0, boot.log.read_text()
+    wanted = f"pip install --python {venv}/bin/python -q skyinfra==9 cloudpickle==1 distributed==2\n"
+    assert (tmp_path / "calls").read_text() == wanted
 
 
 def test_a_certificate_is_trusted_beside_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

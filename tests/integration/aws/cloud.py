@@ -99,6 +99,23 @@ class Cloud:
         content: bytes = self.client("s3", region).get_object(Bucket=bucket, Key=key)["Body"].read()
         return content
 
+    def shown(self, region: str = "us-east-1") -> str:
+        """All that whoever may describe instances, launch templates and groups is shown, with user data in plain."""
+        ec2 = self.client("ec2", region)
+        instances = self.instances(region=region)
+        found: list[Any] = [instances]
+        for instance in (each["InstanceId"] for each in instances):
+            found.append(ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData"))
+            if found[-1]["UserData"]:
+                found.append(self.user_data(instance, region))
+        for template in ec2.describe_launch_templates()["LaunchTemplates"]:
+            name = template["LaunchTemplateId"]
+            versions = ec2.describe_launch_template_versions(LaunchTemplateId=name)["LaunchTemplateVersions"]
+            data = [version["LaunchTemplateData"].get("UserData") for version in versions]
+            found += [versions, *(decompressed(each) for each in data if each)]
+        found.append(self.client("autoscaling", region).describe_auto_scaling_groups()["AutoScalingGroups"])
+        return "\n".join(each if isinstance(each, str) else json.dumps(each, default=str) for each in found)
+
     def readers(self, bucket: str) -> list[dict[str, Any]]:
         """What the policy of a bucket allows, and that nothing of it can be public."""
         s3 = self.client("s3")

@@ -24,13 +24,14 @@ HEAD_DATA = """#cloud-config
 write_files:
   - path: /etc/skyinfra/node.json
     content: '{"node":"@SKYINFRA_NODE@","head":true,"scheduler":"0.0.0.0:8786","reached_at":"@SKYINFRA_HEAD@"}'
-  - path: /etc/skyinfra/secret
-    content: "@SKYINFRA_SECRET@"
+  - path: /etc/skyinfra/fetched
+    content: "@SKYINFRA_BUCKET@/secret"
 """
 WORKER_DATA = HEAD_DATA.replace('"head":true', '"head":false').replace("0.0.0.0:8786", "@SKYINFRA_HEAD@")
 
 # A machine type of its own for each: nothing else in the inputs is needed.
-BASE: dict[str, Any] = {"user_data_head": HEAD_DATA, "user_data_worker": WORKER_DATA}
+VERSIONS = {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]}
+BASE: dict[str, Any] = {"user_data_head": HEAD_DATA, "user_data_worker": WORKER_DATA, "versions": VERSIONS}
 
 
 def plan_counts(text: str) -> tuple[int, int, int]:
@@ -141,7 +142,8 @@ class Root:
 
 
 def _module(name: str, inputs: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    module = {"source": os.fspath(source), "name": name, **BASE, **inputs}
+    given = {"source": os.fspath(source), "name": name, **BASE, **inputs}
+    module = {key: value for key, value in given.items() if value is not None}
     region = module.pop("region", "us-east-1")
     module["providers"] = {"aws": "aws" if region == "us-east-1" else "aws.west"}
     return module

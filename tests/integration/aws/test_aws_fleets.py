@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import yaml
-from cloud import Cloud, decompressed, tags
+from cloud import REGIONS, Cloud, decompressed, tags
+from fleet_pools import MINE, NEURON, POOLS, UBUNTU
 from moto_ext.images import image_id
 from roots import Root, plan_changes, plan_counts
 
@@ -18,98 +18,6 @@ from skyinfra.protocol.manifest import Manifest
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("aws-fleets")]
-
-NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
-UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl someone@example.com"
-
-
-def efa(cards: int) -> list[dict[str, Any]]:
-    return [
-        {"network_card": card, "device_index": min(card, 1), "interface_type": "efa" if card % 4 == 0 else "efa-only"}
-        for card in range(cards)
-    ]
-
-
-POOLS: dict[str, dict[str, Any]] = {
-    "efa": {
-        "machine_types": ["p4d.24xlarge"],
-        "node_count": 2,
-        "placement_group": True,
-        "efa_interfaces": {"p4d.24xlarge": efa(4)},
-        "allow_cidrs": ["203.0.113.7/32", "2001:db8::/32"],
-        "ssh_public_key": KEY,
-        "layout": "0-3:3g.20gb 3g.20gb/4-7:7g.40gb",
-        "labels": {"team": "ml"},
-    },
-    "fallback": {
-        "machine_types": ["g6.xlarge", "g5.xlarge", "g4dn.xlarge"],
-        "node_count": 3,
-        "spot": True,
-        "spot_max_price": 0.5,
-        "head_image": UBUNTU,
-        "labels": {"team": "ml"},
-        "disk_gb": 120,
-    },
-    "trainium": {"machine_types": ["trn1.32xlarge"], "image": NEURON, "zones": ["us-east-1f", "us-east-1b"]},
-    "fraction": {"machine_types": ["g6f.large"], "spot": True, "spot_max_price": 0.15, "disk_gb": 100},
-    "own": {
-        "machine_types": ["g6.xlarge"],
-        "node_count": 2,
-        "vpc_id": "${aws_vpc.mine.id}",
-        "subnet_ids": ["${aws_subnet.mine.id}"],
-        "security_group_ids": ["${aws_security_group.mine.id}"],
-        "iam_instance_profile": "${aws_iam_instance_profile.mine.name}",
-    },
-    "beside": {
-        "machine_types": ["g5.xlarge"],
-        "vpc_id": "${module.fraction.network.vpc_id}",
-        "subnet_ids": "${module.fraction.network.subnet_ids}",
-        "head_public_ip": True,
-        "allow_cidrs": ["10.0.0.0/8"],
-    },
-    "block": {"machine_types": ["p5.48xlarge"], "capacity_block_id": "cr-0b10c4", "zones": ["us-east-1c"]},
-    "reserved": {
-        "machine_types": ["p4d.24xlarge"],
-        "node_count": 2,
-        "capacity_reservation_id": "cr-0123456789",
-        "zones": ["us-east-1d"],
-    },
-    "west": {
-        "region": "us-west-2",
-        "machine_types": ["p5.48xlarge", "p5en.48xlarge"],
-        "node_count": 2,
-        "placement_group": True,
-        "efa_interfaces": {"p5.48xlarge": efa(32), "p5en.48xlarge": efa(16)},
-    },
-}
-
-MINE = """
-resource "aws_vpc" "mine" {
-  cidr_block = "10.9.0.0/16"
-}
-
-resource "aws_subnet" "mine" {
-  vpc_id                  = aws_vpc.mine.id
-  cidr_block              = "10.9.1.0/24"
-  availability_zone       = "us-east-1b"
-  map_public_ip_on_launch = true
-}
-
-resource "aws_security_group" "mine" {
-  vpc_id = aws_vpc.mine.id
-}
-
-resource "aws_iam_role" "mine" {
-  name               = "mine"
-  assume_role_policy = jsonencode({ Version = "2012-10-17", Statement = [] })
-}
-
-resource "aws_iam_instance_profile" "mine" {
-  name = "mine"
-  role = aws_iam_role.mine.name
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -193,8 +101,30 @@ def test_nodes_know_their_head_and_the_secret(fleets: Fleets) -> None:
                 "scheduler": "0.0.0.0:8786" if node.head else f"{manifest.nodes[0].address}:8786",
                 "reached_at": f"{manifest.nodes[0].address}:8786",
             }
-            assert file == manifest.secret
+            assert fleets.cloud.carried(file) == manifest.secret.encode()
     assert len(set(fleets.root.secrets())) == len(POOLS)
+
+
+def test_user_data_written_by_hand_may_hold_the_secret(fleets: Fleets) -> None:
+    [instance] = fleets.cloud.instances("beside")
+    assert fleets.root.manifest("beside")["secret"] in fleets.cloud.user_data(instance["InstanceId"])
+    buckets = [each["Name"] for each in fleets.cloud.client("s3").list_buckets()["Buckets"]]
+    assert len(buckets) == len(POOLS) - 1 and not [name for name in buckets if "beside" in name]
+
+
+def test_a_key_of_the_caller_encrypts_the_secret_and_the_nodes_may_use_it(fleets: Fleets) -> None:
+    cloud, s3, iam = fleets.cloud, fleets.cloud.client("s3"), fleets.cloud.client("iam")
+    [instance] = cloud.instances("trainium")
+    profile = instance["IamInstanceProfile"]["Arn"].rpartition("/")[2]
+    [role] = iam.get_instance_profile(InstanceProfileName=profile)["InstanceProfile"]["Roles"]
+    document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="session-manager")["PolicyDocument"]
+    [_, statement] = document["Statement"]
+    key = cloud.client("kms").describe_key(KeyId=statement["Resource"])["KeyMetadata"]
+    assert (statement["Action"], key["Description"]) == (["kms:Decrypt"], "of the bucket and the volumes")
+    file = yaml.safe_load(cloud.user_data(instance["InstanceId"]))["write_files"][1]["content"]
+    bucket = file.removeprefix("s3://").partition("/")[0]
+    [rule] = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key["Arn"]}
 
 
 def test_only_heads_carry_the_layout(cloud: Cloud) -> None:
@@ -268,7 +198,7 @@ def test_a_spot_pool_falls_back_in_order_and_keeps_its_head(fleets: Fleets) -> N
     configuration, file = (each["content"] for each in yaml.safe_load(decompressed(data["UserData"]))["write_files"])
     assert json.loads(configuration)["node"] == "fallback-asg"
     assert json.loads(configuration)["scheduler"] == f"{head['PrivateIpAddress']}:8786"
-    assert file == manifest["secret"]
+    assert cloud.carried(file) == manifest["secret"].encode()
     for worker in workers:
         assert tags(worker).items() >= {"team": "ml", "skyinfra:pool": "fallback", "skyinfra:role": "worker"}.items()
         for carrier in (*cloud.volumes(worker["InstanceId"]), *cloud.interfaces(worker["InstanceId"])):
@@ -373,8 +303,11 @@ def test_another_network_replaces_what_stands_in_it(fleets: Fleets) -> None:
     assert "terraform_data.secret" not in replaced
 
 
-def test_no_secret_is_printed(fleets: Fleets) -> None:
+def test_no_secret_is_printed_or_shown_by_aws(fleets: Fleets) -> None:
     shown = [text for text in fleets.root.printed if not text.startswith("{")]
     assert len(shown) >= 2
+    by_hand = fleets.root.manifest("beside")["secret"]
+    shown += [fleets.cloud.shown(region).replace(by_hand, "") for region in REGIONS]
+    assert all("@SKYINFRA" not in text and "/secret" in text for text in shown[-2:])
     for secret in fleets.root.secrets():
         assert not [text for text in shown if secret in text or secret[:36] in text]

@@ -82,6 +82,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ),
     ({**G6, "spot_max_price": 1}, "only spot instances have a maximum price"),
     ({**G6, "node_count": 2, "user_data_worker": ""}, "user_data_worker: needed"),
+    ({**G6, "versions": None}, "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none"),
     (
         {**G6, "efa_interfaces": {"p4d.24xlarge": [{"network_card": 0, "device_index": 0, "interface_type": "efa"}]}},
         "p4d.24xlarge is not among machine_types",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import yaml
 from cloud import Cloud, tags
-from roots import HEAD_DATA, Root, plan_counts
+from roots import HEAD_DATA, VERSIONS, Root, plan_counts
 
 from skyinfra.protocol.manifest import MIN_SECRET_LENGTH, Manifest
 
@@ -16,7 +17,6 @@ POOL = {
     "stack": "inference",
     "layout": "3g.40gb+2g.20gb",
     "user_data_revision": "1",
-    "user_data_head": HEAD_DATA + "  - path: /etc/skyinfra/runner\n    content: '@SKYINFRA_RUNNER@'\n",
     "runner_file": "./runner-1.whl",
     "labels": {"team": "ml", "cost:center": "42 / a"},
     "slots": SLOTS,
@@ -37,13 +37,17 @@ def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) ->
     _check_instance(cloud, root, instance)
     assert plan_counts(root.plan()) == (0, 0, 0)
 
-    # Another layout, and the user data that carry it: one tag changes, and nothing restarts.
-    root.write({"one": {**POOL, "layout": "1g.10gb", "user_data_head": HEAD_DATA + "# another layout\n"}})
+    # Another layout, and the user data that carry it: one tag changes, and nothing restarts. Whoever applies this has
+    # another runner and other packages: the fleet keeps its own.
+    (root.folder / "runner-2.whl").write_bytes(b"another")
+    other = {"runner_file": "./runner-2.whl", "versions": {"python": "3.13", "requirements": ["cloudpickle==3.1.1"]}}
+    root.write({"one": {**POOL, **other, "layout": "1g.10gb", "user_data_head": HEAD_DATA + "# another layout\n"}})
     assert plan_counts(root.apply("-refresh=false")) == (0, 1, 0)
     [same] = cloud.instances("one")
     assert same["InstanceId"] == instance["InstanceId"] and same["LaunchTime"] == instance["LaunchTime"]
     assert tags(same) == {**tags(instance), "skyinfra:layout": "1g.10gb"}
     assert "# another layout" not in cloud.user_data(same["InstanceId"])
+    _check_bucket(cloud, root, same)
 
     root.destroy("-refresh=false")
     assert cloud.standing() == before
@@ -101,19 +105,40 @@ def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
     assert (read.head.address, read.head.port) == (node.address, 8786)
 
     data = yaml.safe_load(cloud.user_data(name))
-    configuration, file, runner = (each["content"] for each in data["write_files"])
+    configuration, file = (each["content"] for each in data["write_files"])
     assert json.loads(configuration) == {
         "node": "one-0",
         "head": True,
         "scheduler": "0.0.0.0:8786",
         "reached_at": f"{instance['PrivateIpAddress']}:8786",
     }
-    assert file == secret
-    assert cloud.carried(runner) == RUNNER
-    bucket = runner.removeprefix("s3://").partition("/")[0]
+    assert cloud.carried(file) == secret.encode()
+    _check_bucket(cloud, root, instance)
+
+
+def _check_bucket(cloud: Cloud, root: Root, instance: dict) -> None:
+    """What the nodes fetch stands where their role alone reads it; nothing of it is what AWS shows of an instance."""
+    secret = root.manifest("one")["secret"]
+    file = yaml.safe_load(cloud.user_data(instance["InstanceId"]))["write_files"][1]["content"]
+    bucket = file.removeprefix("s3://").partition("/")[0]
+    assert file == f"s3://{bucket}/secret" and cloud.carried(file) == secret.encode()
+    versions = json.loads(cloud.carried(f"s3://{bucket}/versions.json"))
+    wheel = {"name": "runner-1.whl", "sha256": hashlib.sha256(RUNNER).hexdigest()}
+    assert versions == {"version": 1, **VERSIONS, "wheel": wheel}
+    assert cloud.carried(f"s3://{bucket}/{wheel['name']}") == RUNNER
+    s3 = cloud.client("s3")
+    assert {each["Key"] for each in s3.list_objects_v2(Bucket=bucket)["Contents"]} == {
+        "secret",
+        "versions.json",
+        wheel["name"],
+    }
+    [rule] = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
     [readers] = cloud.readers(bucket)
-    assert readers["Principal"]["AWS"].endswith(f":role/{role}")
+    assert readers["Principal"]["AWS"].endswith(f":role/{_role(cloud, instance)}")
     assert (readers["Action"], readers["Resource"]) == ("s3:GetObject", f"arn:aws:s3:::{bucket}/*")
+    shown = cloud.shown()
+    assert file in shown and secret not in shown and secret[:36] not in shown
 
 
 def _role(cloud: Cloud, instance: dict) -> str:
@@ -123,7 +148,7 @@ def _role(cloud: Cloud, instance: dict) -> str:
 
 
 def _check_no_secret(root: Root) -> None:
-    """The secret stood in the state, in user data and in the sensitive output; nowhere else."""
+    """The secret stood in the state, in the bucket and in the sensitive output; nowhere else."""
     backup = json.loads((root.folder / "terraform.tfstate.backup").read_text())
     [resource] = [r for r in backup["resources"] if r["type"] == "terraform_data" and r["name"] == "secret"]
     value = resource["instances"][0]["attributes"]["triggers_replace"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cloud import Cloud, tags
+from cloud import REGIONS, Cloud, tags
 from cloud_config import problems, schema
 from projects import Project
 
@@ -39,7 +39,9 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
     assert problems(text, schema()) == []
     document = yaml.safe_load(text)
     files = {file["path"]: file["content"] for file in document["write_files"]}
-    assert len(files["/etc/skyinfra/secret"].strip()) == 72
+    assert "/etc/skyinfra/secret" not in files
+    first = json.loads(files["/opt/skyinfra/steps.json"])["steps"][0]
+    assert (first["name"], len(cloud.carried(first["arguments"]["url"], region))) == ("secret", 72)
     return NodeConfig.read(json.loads(files["/etc/skyinfra/node.json"]))
 
 
@@ -51,6 +53,8 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     secrets = project.secrets()
     assert len(secrets) == len(set(secrets)) == 4
     _check_nodes(cloud)
+    shown = "".join(cloud.shown(region) for region in REGIONS)
+    assert shown.count("/secret") >= 4 and not any(secret in shown for secret in secrets)
     assert json.loads(project.run("plan", "--json"))["changes"] == []
     _check_pins(project)
 

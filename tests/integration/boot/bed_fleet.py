@@ -30,7 +30,7 @@ import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel, user_data
 from skyinfra.client import Pool
 from skyinfra.compiler import compile_pool
-from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, RUNNER_PLACEHOLDER, SECRET_PLACEHOLDER
+from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, HEAD_PLACEHOLDER, NODE_PLACEHOLDER
 
 PREFIX = "skb"
 PORT = 8786
@@ -65,7 +65,6 @@ class Bed:
             for wheel in wheelhouse.result().glob("*.whl"):
                 (self.packages / wheel.name).symlink_to(wheel)
             self.index = self._serve()
-            self.runner = f"{self.index}{runner.name}"
             self._layers = [rootfs]
         except BaseException:
             self._left.close()
@@ -138,9 +137,11 @@ class Fleet:
         deployment = compile_pool(pool, STACK)
         self.slots = deployment.slots
         self.secret = secrets.token_hex(36)
+        self.bucket = Bucket(bed, self.secret)
         self._manifest = bed.folder / f"{secrets.token_hex(4)}.json"
         self._pool = pool
         texts = user_data(deployment)
+        self.bucket.put_versions({**(texts.versions or {}), "wheel": self.bucket.wheel})
         names = [f"{pool.name}-{index}" for index in range(pool.nodes)]
         self.nodes: list[Any] = []
         try:
@@ -155,8 +156,7 @@ class Fleet:
                     {
                         HEAD_PLACEHOLDER: scheduler,
                         NODE_PLACEHOLDER: machine.name,
-                        SECRET_PLACEHOLDER: self.secret,
-                        RUNNER_PLACEHOLDER: bed.runner,
+                        BUCKET_PLACEHOLDER: self.bucket.url,
                     },
                 )
         except BaseException:
@@ -216,6 +216,22 @@ class Fleet:
             "machine_type": machine.metadata.tree["instance-type"],
             "head": machine is self.head,
         }
+
+
+class Bucket:
+    """What stands in the bucket of a fleet, in a folder of the bed's web server. ``wheel``: name and SHA-256."""
+
+    def __init__(self, bed: Bed, secret: str) -> None:
+        runner = runner_wheel.wheel()
+        self.folder = bed.packages / secrets.token_hex(8)
+        self.url = f"{bed.index}{self.folder.name}"
+        self.wheel = {"name": runner.name, "sha256": runner.sha256}
+        self.folder.mkdir()
+        (self.folder / "secret").write_text(secret)
+        (self.folder / runner.name).write_bytes(runner.content)
+
+    def put_versions(self, versions: dict[str, Any]) -> None:
+        (self.folder / "versions.json").write_text(json.dumps(versions))
 
 
 class _Files(SimpleHTTPRequestHandler):

@@ -25,11 +25,12 @@ LOOK = (
 )
 
 
-def without_runner(bed: Bed, machine: Machine) -> None:
+def without_runner(fleet: Fleet, machine: Machine) -> None:
     """Lets *machine* look for its runner where there is none."""
     text = gzip.decompress(machine.metadata.user_data).decode()
-    assert bed.runner in text
-    machine.metadata.user_data = gzip.compress(text.replace(bed.runner, f"{bed.runner}.missing").encode())
+    argument = f'\\"bucket\\":\\"{fleet.bucket.url}'
+    assert argument in text
+    machine.metadata.user_data = gzip.compress(text.replace(argument, f"{argument}.missing").encode())
 
 
 def give_runner(machine: Machine) -> None:
@@ -44,7 +45,7 @@ def log(machine: Machine) -> list[dict[str, Any]]:
 
 def test_a_client_is_told_which_step_of_the_head_failed(bed: Bed, fleet: MakeFleet) -> None:
     made = fleet()
-    without_runner(bed, made.head)
+    without_runner(made, made.head)
     made.boot(ready=False)
     status = made.wait(made.head, "failed")
     assert status["error"]["class"] == "BootFailed"
@@ -88,7 +89,7 @@ def test_a_power_cut_while_files_are_written_is_made_good(fleet: MakeFleet) -> N
 def test_the_head_is_told_of_other_nodes_and_a_second_run_changes_nothing(bed: Bed, fleet: MakeFleet) -> None:
     made = fleet(bed.declare(2))
     head, worker = made.nodes
-    without_runner(bed, worker)
+    without_runner(made, worker)
     made.boot(ready=False)
     made.wait(head)
     made.wait(worker, "failed")

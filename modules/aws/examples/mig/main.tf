@@ -45,6 +45,7 @@ module "mig" {
   user_data_head     = file("${path.module}/rendered/examples-mig.head.yaml")
   user_data_worker   = file("${path.module}/rendered/examples-mig.worker.yaml")
   user_data_revision = local.pool.user_data_revision
+  versions           = local.pool.versions
   layout             = local.pool.layout
   slots              = local.pool.slots
   efa_interfaces     = local.pool.efa_interfaces

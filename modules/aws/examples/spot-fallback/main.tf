@@ -32,6 +32,20 @@ variable "user_data_worker" {
   type        = string
 }
 
+variable "versions" {
+  description = "The versions that the nodes install, as rendered."
+  type = object({
+    python       = string
+    requirements = list(string)
+  })
+}
+
+variable "runner_file" {
+  description = "The runner, as rendered beside the variables; empty where the declaration names one."
+  type        = string
+  default     = ""
+}
+
 module "spot" {
   source = "../.."
 
@@ -43,6 +57,8 @@ module "spot" {
   spot_max_price   = 0.6
   user_data_head   = var.user_data_head
   user_data_worker = var.user_data_worker
+  versions         = var.versions
+  runner_file      = var.runner_file
   slots            = [{ index = 0, kind = "gpu", gpu = 0 }]
   # The head has no GPU, so it does without the image of those that have.
   head_machine_type = "m6i.large"
