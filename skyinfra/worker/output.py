@@ -47,8 +47,9 @@ def survive_full_disks() -> None:
         if isinstance(old, io.TextIOWrapper):
             raw = _Stream(number, "w", closefd=False)
             raw.name = old.name
-            buffer = io.BufferedWriter(raw)
             lines, at_once = old.line_buffering, old.write_through
+            # Unbuffered as it was: what native code writes comes after what was printed before.
+            buffer: Any = raw if at_once else io.BufferedWriter(raw)
             new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=lines, write_through=at_once)
             setattr(sys, name, new)
 
