@@ -174,7 +174,7 @@ class Admission:
         return f"http://{self._hosts[0]}{_PAGE}?token={token}"
 
     def admit(self, data: bytes) -> Admitted:
-        """What to do with the head *data* of a request. Raises `Refused`, for the first visit with a redirection."""
+        """Decides on the head *data* of a request. Raises `Refused`, for the first visit with a redirection."""
         method, target, headers = _parsed(data)
         if method not in _METHODS:
             raise _refused(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard has pages to read only.\n")

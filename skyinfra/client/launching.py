@@ -1,4 +1,4 @@
-"""How tasks, maps and gangs are sent: what `Pool` and `AsyncPool` share."""
+"""Sends tasks, maps and gangs: what `Pool` and `AsyncPool` share."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def signature_of(method: Callable[P, Any]) -> Callable[[Callable[..., R]], Calla
 
 
 class Sender:
-    """What `Pool` and `AsyncPool` share: sends tasks and gangs to the slots *target* of *fleet*, and waits for none."""
+    """The base of `Pool` and `AsyncPool`: sends tasks and gangs to the slots *target* of *fleet*, and waits for none."""
 
     def __init__(self, fleet: Fleet, target: Target = ANYWHERE) -> None:
         self.target = target

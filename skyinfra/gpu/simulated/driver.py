@@ -301,7 +301,7 @@ class SimulatedDriver:
         return int((self._accelerator.memory_gb or 0) * _BYTES_PER_GIB)
 
     def _find(self, pointer: Any, *kinds: HandleKind, gpus: list[GpuState] | None = None) -> _Found:
-        """What the handle *pointer* is of; refused unless it is one of *kinds*, and it exists."""
+        """Returns the object of the handle *pointer*; refused unless it is one of *kinds*, and it exists."""
         self._initialized()
         handle = Handle.read(pointer)
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, handle.kind not in kinds or handle.gpu >= self._accelerator.count)
@@ -323,7 +323,7 @@ class SimulatedDriver:
 
 
 class _Found(NamedTuple):
-    """What a handle is of: a GPU, or an instance of it, a compute instance in that, or the device that this makes."""
+    """The object of a handle: a GPU, or an instance of it, a compute instance in that, or the device that this makes."""
 
     handle: Handle
     gpu: GpuState
