@@ -135,7 +135,7 @@ def signature_of(method: Callable[P, Any]) -> Callable[[Callable[..., R]], Calla
 
 
 class Sender:
-    """The base of `Pool` and `AsyncPool`: sends tasks and gangs to the slots *target* of *fleet*, and waits for none."""
+    """The base of `Pool` and `AsyncPool`: sends tasks and gangs to the slots *target* of *fleet*, waits for none."""
 
     def __init__(self, fleet: Fleet, target: Target = ANYWHERE) -> None:
         self.target = target

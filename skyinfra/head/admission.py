@@ -1,4 +1,6 @@
-"""The calls and messages that the head's scheduler takes, of those of Dask's. The rest runs code of others in it, or nobody of ours needs it.
+"""The calls and messages that the head's scheduler takes, of those of Dask's.
+
+The others run code of their sender in it, or nobody of ours needs them.
 
 Members of a fleet run code on its nodes, as tasks; not in the scheduler, which answers all of them. It keeps nobody out
 of the head for good: tasks of the head's slots run as its user, and the end of a job is unpickled (`head.execution`).

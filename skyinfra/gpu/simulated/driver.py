@@ -323,7 +323,7 @@ class SimulatedDriver:
 
 
 class _Found(NamedTuple):
-    """The object of a handle: a GPU, or an instance of it, a compute instance in that, or the device that this makes."""
+    """The object of a handle: a GPU, an instance of it, a compute instance in that, or the device that this makes."""
 
     handle: Handle
     gpu: GpuState
