@@ -170,6 +170,7 @@ def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_p
     assert "[DEBUG]" not in skyinfra(here, "plan", TERRAFORM_BINARY_NAME=str(program)).stderr
 
 
+@pytest.mark.slow
 def test_a_configuration_that_cannot_be_evaluated_keeps_nobody_from_destroying(tmp_path: Path) -> None:
     here = project(tmp_path)
     skyinfra(here, "deploy", "--auto-approve")
