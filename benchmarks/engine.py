@@ -1,7 +1,7 @@
-"""Shipping tasks: every figure against plain `distributed` on the same workers, and against Ray where it is installed.
+"""Shipping tasks: every figure against plain `distributed`, and against Ray where it is installed.
 
-Plain `distributed` is a Dask client with the same TLS and the same resources, connected to the same scheduler; for what
-starts and what lies in memory, a scheduler and Nannies of Dask with its own defaults, see `benchmarks.plain`.
+Plain `distributed` is a scheduler and Nannies of Dask with its own defaults and the same TLS, see `benchmarks.plain`:
+the head of a fleet takes no tasks from a plain client.
 ``python benchmarks/engine.py --quick`` is the short form: fewer runs, and not the 200 slots.
 """
 
@@ -31,6 +31,7 @@ from running_node import SECRET, RunningNode  # noqa: E402
 from benchmarks import ray_engine  # noqa: E402
 from benchmarks.measure import Result, show  # noqa: E402
 from skyinfra.client import Pool  # noqa: E402
+from skyinfra.engine.credentials import Credentials  # noqa: E402
 from skyinfra.node import processes  # noqa: E402
 from skyinfra.protocol.nodeconfig import NodeConfig  # noqa: E402
 from skyinfra.tasks import Task  # noqa: E402
@@ -49,7 +50,7 @@ def run(*, quick: bool = False) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         ours = Ours()
-        with serving(root / "fleet", SLOTS) as (node, _), node.pool() as pool, node.client() as plain:
+        with serving(root / "fleet", SLOTS) as (node, _), node.pool() as pool, _plain_client() as plain:
             yield from _round_trips(pool, plain, ours, runs=200 if quick else 500)
             yield from _throughput(pool, plain, ours, tasks=5000, runs=1 if quick else 3)
             yield from _large(pool, plain, ours, runs=3 if quick else 5)
@@ -86,6 +87,25 @@ def serving(path: Path, slots: int, *, preload: tuple[str, ...] = ()) -> Iterato
         yield node, time.perf_counter() - start
     finally:
         node.run("stop", "--timeout", "30")
+
+
+@contextlib.contextmanager
+def _plain_client() -> Iterator[Client]:
+    """A client of a plain fleet beside ours, whose head takes no tasks from one."""
+    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    program = subprocess.Popen(
+        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
+    )
+    try:
+        program.stdin.write(SECRET + "\n")
+        program.stdin.flush()
+        address = json.loads(program.stdout.readline())["address"]
+        security = Credentials.derive(SECRET, role="client", name="bench").security()
+        with Client(address, security=security, set_as_default=False) as client:
+            yield client
+    finally:
+        program.communicate()
 
 
 # Tasks --------------------------------------------------------------------------------------------------------------
@@ -237,7 +257,7 @@ def _start_plain(*, preload: tuple[str, ...] = ()) -> Started:
     try:
         program.stdin.write(SECRET + "\n")
         program.stdin.flush()
-        workers = json.loads(program.stdout.readline())
+        workers = json.loads(program.stdout.readline())["workers"]
         up = time.clock_gettime(time.CLOCK_BOOTTIME)
         return _started(time.perf_counter() - start, up, program.pid, workers)
     finally:
