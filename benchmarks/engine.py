@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests", ROOT / "tests" / "helpers") if str(part) not in sys.path]
@@ -92,7 +93,15 @@ def serving(path: Path, slots: int, *, preload: tuple[str, ...] = ()) -> Iterato
 @contextlib.contextmanager
 def _plain_client() -> Iterator[Client]:
     """A client of a plain fleet beside ours, whose head takes no tasks from one."""
-    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS)]
+    security = Credentials.derive(SECRET, role="client", name="bench").security()
+    with _plain() as (_, found), Client(found["address"], security=security, set_as_default=False) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _plain(*preload: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A fleet of `benchmarks.plain`: its process id, and what it prints once all workers are there."""
+    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS), *preload]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     program = subprocess.Popen(
         command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
@@ -100,10 +109,7 @@ def _plain_client() -> Iterator[Client]:
     try:
         program.stdin.write(SECRET + "\n")
         program.stdin.flush()
-        address = json.loads(program.stdout.readline())["address"]
-        security = Credentials.derive(SECRET, role="client", name="bench").security()
-        with Client(address, security=security, set_as_default=False) as client:
-            yield client
+        yield program.pid, json.loads(program.stdout.readline())
     finally:
         program.communicate()
 
@@ -249,19 +255,9 @@ def _process_with(*modules: str) -> tuple[int, bool]:
 
 def _start_plain(*, preload: tuple[str, ...] = ()) -> Started:
     start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.plain", str(SLOTS), *preload]
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    program = subprocess.Popen(
-        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=null, text=True, start_new_session=True
-    )
-    try:
-        program.stdin.write(SECRET + "\n")
-        program.stdin.flush()
-        workers = json.loads(program.stdout.readline())["workers"]
+    with _plain(*preload) as (pid, found):
         up = time.clock_gettime(time.CLOCK_BOOTTIME)
-        return _started(time.perf_counter() - start, up, program.pid, workers)
-    finally:
-        program.communicate()
+        return _started(time.perf_counter() - start, up, pid, found["workers"])
 
 
 def _preloaded(root: Path, *, runs: int) -> Iterator[Result]:

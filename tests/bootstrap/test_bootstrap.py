@@ -110,8 +110,8 @@ def test_root_writes_no_file_by_name_into_the_folder_of_tasks(form: Form, tmp_pa
     for name in ("node.json", "node.json.new"):
         (folder / name).symlink_to(victim)
     script = converted(text, form)
-    for top in ("/etc/", "/opt/", "/run/", "/var/"):
-        script = script.replace(top, f"{tmp_path}{top}")
+    for top in ("etc", "opt", "run", "var"):
+        script = script.replace(f"/{top}/", f"{tmp_path}/{top}/")
     # As far as the files go.
     script = script.partition("\nsystemctl daemon-reload")[0].partition("\ncommand -v")[0]
     subprocess.run(["sh", "-c", script], check=True)
