@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -51,16 +52,18 @@ def status(project: Path, stack: str = "quickstart") -> dict[str, Any]:
     return next(each for each in found["stacks"] if each["stack"] == stack)
 
 
-def processes(project: Path) -> list[psutil.Process]:
-    """Every process that has the project's folder on its command line or as its working folder."""
+def processes(project: Path, word: str = "") -> list[psutil.Process]:
+    """Every other process that has the project's folder on its command line or as its working folder, and *word* on the
+    former."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if str(project) in " ".join(process.cmdline()) or process.cwd().startswith(str(project)):
+        # It may end at any moment.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            command = " ".join(process.cmdline())
+            here = str(project) in command or process.cwd().startswith(str(project))
+            if here and word in command and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return [p for p in found if p.pid != os.getpid() and p.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def until(what: Callable[[], T | None], *, seconds: float = 60) -> T:

@@ -286,7 +286,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     skyinfra(project, "deploy", "--auto-approve")
     try:
         shutil.rmtree(project / ".skyinfra")
-        until(lambda: not [p for p in processes(project) if "skyinfra.runner" in " ".join(p.cmdline())])
+        until(lambda: not processes(project, "skyinfra.runner"))
         skyinfra(project, "deploy", "--auto-approve")
         assert all(s["state"] == "ready" for s in slots(status(project)))
         shutil.rmtree(project / ".skyinfra")
