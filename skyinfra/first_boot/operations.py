@@ -6,6 +6,7 @@ after it has failed, and raises `Failed` or an OSError.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import grp
 import json
@@ -266,7 +267,10 @@ class Python:
 
     def do(self) -> None:
         version = self._wanted()
-        shutil.rmtree(self.venv, ignore_errors=True)
+        # An upgrade made it a link.
+        shutil.rmtree(os.path.realpath(self.venv), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path(self.venv).unlink()
         uv = self._uv()
         if uv is not None:
             command(uv, "venv", "-q", "--python", version, self.venv)
@@ -352,7 +356,12 @@ class Runner:
             # It says itself what it needs, in which versions.
             wheel = self._wheel()
             path = Path(self.venv).with_name(wheel["name"])
-            fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
+            try:
+                fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
+            except Failed:
+                # The fleet may have been upgraded since: the next attempt takes what the versions name then.
+                fetch(f"{self.bucket}/versions.json", Path(self.versions))
+                raise
             asked.append(str(path))
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
