@@ -124,7 +124,7 @@ class Upgrade:
                 )
             return True
 
-        carry_out(self.stack, approve=approve, replace=again, target=[named])
+        carry_out(self.stack, approve=approve, replace=again, target=[named, runner])
 
     def _prepare(self) -> None:
         self.say("installing the new runner beside the old one")
@@ -140,8 +140,7 @@ class Upgrade:
 
     @contextlib.contextmanager
     def _drained(self) -> Iterator[None]:
-        """Takes all nodes out of service for the block. A runner that starts takes its node back; the rest is taken back
-        afterwards."""
+        """Takes all nodes out of service for the block; takes those back afterwards whose runner was not replaced."""
         try:
             if self.manifest.provider == "local":
                 for name in self.names:

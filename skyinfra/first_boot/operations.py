@@ -18,7 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .programs import Failed, apt_get, command, numbers, nvidia_driver, on_volumes, output, read, read_json, replace
+from .programs import (
+    Failed,
+    apt_get,
+    command,
+    link,
+    numbers,
+    nvidia_driver,
+    on_volumes,
+    output,
+    read,
+    read_json,
+    replace,
+)
 
 # Where systems keep the certificates that they trust.
 _BUNDLES = (
@@ -267,19 +279,23 @@ class Python:
 
     def do(self) -> None:
         version = self._wanted()
-        # An upgrade made it a link.
-        shutil.rmtree(os.path.realpath(self.venv), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            Path(self.venv).unlink()
+        # A link, so that an upgrade takes the place of one whole environment at once.
+        folder = f"{self.venv}.d"
+        for path in (os.path.realpath(self.venv), folder):
+            shutil.rmtree(path, ignore_errors=True)
+        self._make(version, folder)
+        link(folder, self.venv)
+
+    def _make(self, version: str, venv: str) -> None:
         uv = self._uv()
         if uv is not None:
-            command(uv, "venv", "-q", "--python", version, self.venv)
+            command(uv, "venv", "-q", "--python", version, venv)
             return
         minor = ".".join(version.split(".")[:2])
         python = shutil.which(f"python{minor}") or sys.executable
         if not self._is(python):
             raise Failed(f"Python {version} is not on this machine, and uv, which fetches it, cannot be had")
-        command(python, "-m", "venv", self.venv)
+        command(python, "-m", "venv", venv)
 
     def _uv(self) -> str | None:
         uv = Path(self.tools, "bin", "uv")
@@ -360,7 +376,8 @@ class Runner:
                 fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
             except Failed:
                 # The fleet may have been upgraded since: the next attempt takes what the versions name then.
-                fetch(f"{self.bucket}/versions.json", Path(self.versions))
+                with contextlib.suppress(Failed):
+                    fetch(f"{self.bucket}/versions.json", Path(self.versions))
                 raise
             asked.append(str(path))
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"

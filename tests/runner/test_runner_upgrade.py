@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from boots import PACKAGE, FirstBoot, program, step
+from support import ROOT
 
 # In place of uv: an environment is a folder whose Python says the version, a runner is the content of its wheel.
 UV = """case $1 in
@@ -36,7 +37,7 @@ esac"""
 # Runs the request, and ends the process at the change of the disk with that number.
 CUT = """import os, sys
 from pathlib import Path
-from first_boot import upgrade
+from skyinfra.runner import upgrade
 left = int(sys.argv[1])
 def cutting(function):
     def done(*arguments):
@@ -48,6 +49,7 @@ def cutting(function):
     return done
 upgrade.replace = cutting(upgrade.replace)
 upgrade.command = cutting(upgrade.command)
+upgrade.link = cutting(upgrade.link)
 for name in ("rename", "replace", "symlink_to"):
     setattr(Path, name, cutting(getattr(Path, name)))
 sys.exit(upgrade.run(*sys.argv[2:]))
@@ -92,15 +94,19 @@ class Node(FirstBoot):
         (self.bucket / "versions.json").write_text(json.dumps({"version": 1, "python": "3.11", "wheel": wheel}))
 
     def boot(self) -> None:
-        done = subprocess.run(
-            self.command("run"), cwd=PACKAGE, env=self.environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        for command in (self.root_command("settle"), self.command("run")):
+            done = subprocess.run(
+                command, cwd=PACKAGE, env=self.environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+
+    def root_command(self, verb: str, *more: str) -> list[str]:
+        return [self.python, "-m", "skyinfra.runner.upgrade", verb, str(self.file), *more]
 
     def ask(self, text: str) -> dict[str, Any]:
         self.request.write_text(text)
         done = subprocess.run(
-            self.command("upgrade", str(self.request)),
+            self.root_command("upgrade", str(self.request)),
             cwd=PACKAGE, env=self.environment, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert done.returncode in (0, 1), done.stderr
@@ -110,7 +116,7 @@ class Node(FirstBoot):
         """Asks, and cuts the power before that change of the disk; False where the request was done before."""
         self.request.write_text(text)
         command = [self.python, "-c", CUT, str(changes), str(self.file), str(self.request)]
-        done = subprocess.run(command, cwd=PACKAGE, env=self.environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode in (0, 9), done.stderr
         return done.returncode == 9
 
@@ -222,8 +228,9 @@ def test_root_reads_no_link(node: Node, tmp_path: Path) -> None:
     target.write_text("prepare aa01")
     node.request.symlink_to(target)
     done = subprocess.run(
-        node.command("upgrade", str(node.request)), cwd=PACKAGE, env=node.environment, capture_output=True, check=False
-    )
+        node.root_command("upgrade", str(node.request)),
+        cwd=PACKAGE, env=node.environment, capture_output=True, check=False,
+    )  # fmt: skip
     assert done.returncode != 0
     assert node.record() == {}
 
@@ -250,9 +257,7 @@ def test_a_power_cut_at_any_change_leaves_a_runner_that_serves(node: Node, runne
 
 
 def test_a_node_that_boots_while_its_fleet_is_upgraded_takes_the_new_runner(node: Node) -> None:
-    import shutil
-
-    shutil.rmtree(node.venv)
+    node.venv.unlink()
     (node.bucket / "old-serves.whl").unlink()
     node.carry("new serves")
     document = json.loads(node.file.read_text())
