@@ -351,10 +351,12 @@ def _diagnostic(diagnostic: dict[str, Any], run: _Run, listener: Listener) -> No
     address = diagnostic.get("address") or ""
     if diagnostic.get("severity") == "error":
         run.errors.append((address, text))
-    else:
+    elif diagnostic.get("summary") not in _OF_TARGETS:
         listener(Event("text", text=f"{address}: {text}" if address else text))
 
 
+# Warnings of Terraform where a part of a stack alone is deployed: whoever asks for that knows.
+_OF_TARGETS = ("Resource targeting is in effect", "Applied changes may be incomplete")
 _KINDS = {
     "apply_start": "start",
     "apply_progress": "progress",

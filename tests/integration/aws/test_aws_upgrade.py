@@ -53,7 +53,7 @@ def publish(project: Project, monkeypatch: pytest.MonkeyPatch) -> str | None:
 
 
 def test_an_upgrade_puts_another_runner_into_the_bucket_and_changes_nothing_else(
-    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project = Project(tmp_path, cloud)
     project.declare(POOL.format(more=""))
@@ -73,6 +73,8 @@ def test_an_upgrade_puts_another_runner_into_the_bucket_and_changes_nothing_else
     assert json.loads(project.run("plan", "--json"))["changes"] == []
     version = publish(project, monkeypatch)
     assert version != first
+    # Terraform warns of what it leaves out.
+    assert "target" not in "".join(capsys.readouterr())
     assert carried(cloud, project)["wheel"]["name"] == f"skyinfra-{version}-py3-none-any.whl"
     assert {tags(i)["Name"] + i["InstanceId"]: i["LaunchTime"] for i in cloud.instances()} == running
     assert json.loads(project.run("plan", "--json"))["changes"] == []
