@@ -91,6 +91,7 @@ from skyinfra.errors import TerraformNotFound as TerraformNotFound
 from skyinfra.errors import UnknownAccelerator as UnknownAccelerator
 from skyinfra.errors import UnknownProfile as UnknownProfile
 from skyinfra.errors import UnsafeAnswer as UnsafeAnswer
+from skyinfra.errors import UpgradeFailed as UpgradeFailed
 from skyinfra.errors import VersionMismatch as VersionMismatch
 from skyinfra.packing import pack as pack
 from skyinfra.pool import ComputePool as ComputePool

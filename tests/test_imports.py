@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "plugins", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
-    "bootstrap": {"compiler", "first_boot", "mig", "protocol"},
+    "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol"},
     "terraform": {"declared", "protocol"},
     "stack": {"compiler", "bootstrap", "pool", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack"},
@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "client": {"blobs", "engine", "first_boot", "protocol", "sync", "tasks", "terraform", "worker"},
     "preflight": {"offers", "providers", "terraform"},
-    "deploy": {"client", "compiler", "offers", "pool", "protocol", "providers", "stack", "terraform"},
+    "deploy": {"client", "compiler", "node", "offers", "pool", "protocol", "providers", "stack", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {
@@ -168,9 +168,9 @@ def test_only_stack_knows_the_cdk_libraries() -> None:
 
 
 def test_the_runner_carries_every_room_that_travels() -> None:
-    from skyinfra.bootstrap import runner_wheel
+    from skyinfra.node import code
 
-    assert set(runner_wheel._ROOMS) == TRAVELS
+    assert set(code.ROOMS) == TRAVELS
 
 
 def test_every_room_stands_in_the_table_of_the_architecture() -> None:

@@ -62,8 +62,10 @@ resource "aws_s3_object" "runner" {
   source      = var.runner_file
   source_hash = filesha256(var.runner_file)
 
+  # An upgrade replaces it; until versions.json names the new one, nodes that boot find the old one.
   lifecycle {
-    ignore_changes = [key, source, source_hash]
+    create_before_destroy = true
+    ignore_changes        = [key, source, source_hash]
   }
 
   depends_on = [aws_s3_bucket_public_access_block.runner, aws_s3_bucket_server_side_encryption_configuration.runner]

@@ -12,34 +12,14 @@ import base64
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 import skyinfra
 from skyinfra.errors import MissingDependency
+from skyinfra.node import code
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_ROOMS = (
-    "blobs",
-    "doctor",
-    "drain",
-    "engine",
-    "errors",
-    "first_boot",
-    "gpu",
-    "head",
-    "mig",
-    "node",
-    "protocol",
-    "runner",
-    "tasks",
-    "worker",
-)
-_FILES = ("__init__.py", "py.typed")
-_SUFFIXES = (".py", ".json")
 # The imports of the rooms that travel besides the standard library, and those with the same version on both sides.
 _NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
 _SAME = ("cloudpickle", "dask", "distributed", "msgpack")
@@ -61,11 +41,10 @@ class Wheel:
 @cache
 def wheel() -> Wheel:
     """The runner of this installation of skyinfra. Raises `MissingDependency` where the versions are not known."""
-    files = dict(_sources())
-    digest = hashlib.sha256(b"".join(f"{name}\0{len(data)}\0".encode() + data for name, data in files.items()))
+    files = dict(code.sources())
     needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *_NEEDS)})
-    digest.update("\n".join(needs).encode())
-    version = f"{skyinfra.__version__}+{digest.hexdigest()[:12]}"
+    digest = code.digest(iter([*files.items(), ("needs", "\n".join(needs).encode())]))
+    version = f"{skyinfra.__version__}+{digest[:12]}"
     info = f"skyinfra-{version}.dist-info"
     files[f"{info}/METADATA"] = _metadata(version, needs)
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skyinfra\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -78,15 +57,6 @@ def wheel() -> Wheel:
 def pins() -> tuple[str, ...]:
     """The requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
     return tuple(f"{name}=={version_of(name)}" for name in _SAME)
-
-
-def _sources() -> Iterator[tuple[str, bytes]]:
-    """Name in the archive and content of every file that travels, in order."""
-    paths = [_PACKAGE / name for name in _FILES]
-    for room in _ROOMS:
-        paths += [path for path in (_PACKAGE / room).rglob("*") if path.suffix in _SUFFIXES]
-    for path in sorted(paths):
-        yield f"skyinfra/{path.relative_to(_PACKAGE).as_posix()}", path.read_bytes()
 
 
 @cache

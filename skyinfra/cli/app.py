@@ -10,7 +10,7 @@ import typer
 from skyinfra.cli import execute, nodes
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
-from skyinfra.cli.options import InRegion, Json, OfProviders, ScriptCommand, StackName, errors_name_options
+from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, ScriptCommand, StackName, errors_name_options
 
 app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
@@ -106,6 +106,19 @@ def deploy(
     show_fleets(chosen)
     if wait:
         wait_for_nodes(chosen, patience)
+
+
+@app.command()
+def upgrade(
+    fleet: Fleet,
+    auto_approve: Yes = False,
+    drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long running tasks may go on.")] = 600,
+) -> None:
+    """Bring the runner of a fleet to this version of skyinfra. Jobs wait and go on; running tasks end first."""
+    from skyinfra.cli.upgrade import upgrade_fleet
+
+    if not upgrade_fleet(fleet, auto_approve=auto_approve, drain_s=drain):
+        raise typer.Exit(1)
 
 
 @app.command()

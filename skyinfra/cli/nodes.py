@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from skyinfra.protocol.findings import Finding
     from skyinfra.protocol.readings import SlotReading
 
-_AT_ONCE = 32
 _DOCTOR_S = 60.0
 _TOP_S = 5.0
 _POLL_S = 1.0
@@ -50,32 +48,13 @@ def chosen(pool: Questions, node: str | None) -> list[str]:
     return [node]
 
 
-def ask_all(
-    pool: Questions, names: Sequence[str], question: str, *, wait_s: float = 30, **arguments: Any
-) -> dict[str, Any | NodeError]:
-    """Asks the nodes at once. Returns the answer of each node, or the error in its place."""
-
-    def ask_one(name: str) -> Any | NodeError:
-        try:
-            return pool.ask(name, question, wait_s=wait_s, **arguments)
-        except NodeError as error:
-            return error
-
-    if not names:
-        return {}
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as threads:
-        return dict(zip(names, threads.map(ask_one, names), strict=True))
-
-
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
     from skyinfra.cli import tables
     from skyinfra.client import ask
 
     with ask(fleet) as pool:
-        answers = ask_all(pool, chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
+        answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
         tables.print_json({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
@@ -145,7 +124,7 @@ def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks]:
     from skyinfra.protocol.readings import SlotReading
 
     answers: Answers = {}
-    for name, answer in ask_all(pool, names, questions.METRICS, wait_s=_TOP_S).items():
+    for name, answer in pool.ask_all(names, questions.METRICS, wait_s=_TOP_S).items():
         answers[name] = answer if isinstance(answer, NodeError) else [SlotReading.read(each) for each in answer]
     return answers, pool.running()
 
@@ -238,7 +217,7 @@ def logs(
     source = "boot" if boot else "task" if task else "runner"
     with ask(fleet) as pool:
         names = chosen(pool, node)
-        answers = ask_all(pool, names, questions.LOG, source=source, task=task, lines=lines)
+        answers = pool.ask_all(names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":
             answers = _of_task(answers, task)
         alone = len(names) == 1 or source == "task"

@@ -14,6 +14,7 @@ from skyinfra.cli.stacks import holdings, show_orphans
 from skyinfra.deploy.cost import standing_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan, find_orphans
+from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terraform.project import Project, SynthesizedStack
@@ -44,7 +45,7 @@ def show_status(stack: str | None, *, as_json: bool) -> bool:
 
 def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     fleets = stack.fleets()
-    pools = [_fleet_status(manifest) for manifest in fleets.values()]
+    pools = [_fleet_status(manifest, wanted(stack, manifest)) for manifest in fleets.values()]
     run = last_run(stack)
     absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
     standing = stack.resources() if run is not None or absent else ()
@@ -80,12 +81,14 @@ def _orphan(orphan: Orphan) -> dict[str, Any]:
     }
 
 
-def _fleet_status(manifest: Manifest) -> dict[str, Any]:
+def _fleet_status(manifest: Manifest, version: str | None) -> dict[str, Any]:
+    """Describes a deployed fleet. version: of the runner that this skyinfra has for it."""
     now: Snapshot | None = None
     tasks: Tasks = {}
     problem: str | None = None
+    runner: Running | None = None
     try:
-        now, tasks = _look(manifest)
+        now, tasks, runner = _look(manifest)
     except FleetError as error:
         problem = str(error)
     return {
@@ -96,16 +99,21 @@ def _fleet_status(manifest: Manifest) -> dict[str, Any]:
         "simulated": manifest.simulated,
         "head": {"address": manifest.head.address, "port": manifest.head.port},
         "problem": problem,
+        "runner": runner.version if runner is not None else None,
+        "upgrade": version if runner is not None and runner.problem is None and runner.version != version else None,
         "group_nodes": manifest.group_nodes,
         "nodes": [_node_status(manifest, node, now, tasks) for node in (*manifest.nodes, *_of_group(manifest, now))],
     }
 
 
-def _look(manifest: Manifest) -> tuple[Snapshot, Tasks]:
+def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running]:
+    """Returns the fleet, its tasks, and the runner of its head."""
     from skyinfra.client import open_questions
 
+    head = [node.name for node in manifest.nodes if node.head]
     with open_questions(manifest, timeout=5) as pool:
-        return pool.look(), pool.running()
+        (runner,) = running(pool, head).values()
+        return pool.look(), pool.running(), runner
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -187,6 +195,9 @@ def _print_stack(status: dict[str, Any]) -> None:
         out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {head}")
         if pool["problem"]:
             out.print(f"[red]{escape(pool['problem'])}[/]")
+        if pool["upgrade"]:
+            text = f"Its runner is {pool['runner'] or 'older'}, that of this skyinfra {pool['upgrade']}."
+            out.print(f"{text} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.", soft_wrap=True)
         for node in pool["nodes"]:
             if node["failed"]:
                 out.print(f"[red]{escape(_failure(node))}[/]")

@@ -59,13 +59,14 @@ class Asker:
     """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data.
 
     timeout: seconds for a connection. patience: seconds for which the head may be gone before everybody who waits for
-    it hears `FleetUnreachable`.
+    it hears `FleetUnreachable`. any_version: whether a head that speaks another version of the protocol is asked too.
     """
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, any_version: bool = False) -> None:
         self.manifest = manifest
         self.patience = patience
         self._timeout = timeout
+        self._any_version = any_version
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
         except ValueError as error:
@@ -88,27 +89,15 @@ class Asker:
             raise
 
     async def _check_versions(self) -> None:
-        patience = self._timeout + _ANSWER_S
-        versions = await within(self._line.versions(), patience)
-        identity = await within(self._line.identity(n_workers=0), patience)
-        ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
-        theirs = {
-            "Python": _minor(versions["host"]["python"]),
-            "distributed": versions["packages"]["distributed"],
-        }
-        for what, version in theirs.items():
-            if version != ours[what]:
-                raise VersionMismatch(
-                    f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
-                    hint=f"Use {what} {version} here, or declare {ours[what]} in the pool's image.",
-                )
+        """Raises `VersionMismatch` where questions and answers would be read otherwise than they were meant."""
+        identity = await within(self._line.identity(n_workers=0), self._timeout + _ANSWER_S)
         spoken = (identity.get(STARTUP_KEY) or {}).get("version")
-        if spoken != STATE_VERSION:
+        if spoken != STATE_VERSION and not self._any_version:
             raise VersionMismatch(
                 f"another version of skyinfra deployed {self.manifest.fleet}: its head speaks version {spoken} of the "
                 f"protocol, this client version {STATE_VERSION}",
-                hint="Use the skyinfra that deployed it, or destroy the fleet with `skyinfra destroy` and deploy it "
-                "again: its jobs and their results go with it.",
+                hint="Use the skyinfra that deployed it, or bring it to this one with "
+                f"`skyinfra upgrade {self.manifest.fleet}`.",
             )
 
     @contextlib.asynccontextmanager
@@ -199,6 +188,8 @@ class Asker:
         workers = identity["workers"].values()
         described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
         told = rpc.lists(identity.get(STARTUP_KEY))
+        if self._any_version and told is not None and told.get("version") != STATE_VERSION:
+            told = None
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
@@ -249,14 +240,31 @@ class Connection(Asker):
         self._reopening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Connects to a head that an `Asker` may ask. Raises as that does."""
+        """Connects to a head that an `Asker` may ask, with workers of the same versions. Raises as that does."""
         await super().open()
         await super().close()
         async with self._explained():
             await self._connect(self._timeout)
 
+    async def _check_versions(self) -> None:
+        """Raises `VersionMismatch` also where client and workers could not pickle for each other."""
+        await super()._check_versions()
+        versions = await within(self._line.versions(), self._timeout + _ANSWER_S)
+        ours = {"Python": _minor(platform.python_version()), "distributed": distributed.__version__}
+        theirs = {
+            "Python": _minor(versions["host"]["python"]),
+            "distributed": versions["packages"]["distributed"],
+        }
+        for what, version in theirs.items():
+            if version != ours[what]:
+                raise VersionMismatch(
+                    f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
+                    hint=f"Use {what} {version} here, or bring the fleet to the versions of this client with "
+                    f"`skyinfra upgrade {self.manifest.fleet}`. Its status, logs and jobs can be asked for as it is.",
+                )
+
     async def _connect(self, timeout: float) -> None:
-        # Of the packages that matter, `_check_versions` has refused what differs; the rest is the user's.
+        # Of the packages that matter, what differs is refused; the rest is the user's.
         warnings.filterwarnings("ignore", category=VersionMismatchWarning)
         self._client = await distributed.Client(
             str(self.manifest.head),
@@ -284,7 +292,9 @@ class Connection(Asker):
     @property
     def head(self) -> Peer:
         """The scheduler of the head, whose calls `skyinfra.protocol.services` declares."""
-        peer: Peer = self._client.scheduler
+        peer: Peer | None = self._client.scheduler
+        if peer is None:
+            raise ConnectionError("the connection to the head was given up")
         return peer
 
     @property

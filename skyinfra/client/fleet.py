@@ -40,14 +40,16 @@ class RunningTask:
 class AskedFleet:
     """A fleet that this process asks, and sends nothing that runs. No answer of it runs code here.
 
-    connection: to the head, for coroutines that run in its event loop; see `in_loop`. Use it from any thread. Raises
+    connection: to the head, for coroutines that run in its event loop; see `in_loop`. Use it from any thread.
+    any_version: also where the head speaks another version of the protocol. Raises
     `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`, `UnsafeAnswer`.
     """
 
     connection: Asker
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float) -> None:
+    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, any_version: bool = False) -> None:
         self.manifest = manifest
+        self._any_version = any_version
         self.loop = LoopThread()
         self._ended = threading.Event()
         self._dashboards: list[Dashboard] = []
@@ -58,7 +60,7 @@ class AskedFleet:
             raise
 
     async def _open(self, timeout: float, patience: float) -> None:
-        self.connection = Asker(self.manifest, timeout=timeout, patience=patience)
+        self.connection = Asker(self.manifest, timeout=timeout, patience=patience, any_version=self._any_version)
         await self.connection.open()
 
     # State of the fleet ---------------------------------------------------------------------------------------------

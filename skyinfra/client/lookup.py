@@ -85,9 +85,11 @@ def ask(fleet: str | Path | Manifest, pool: str | None = None) -> Questions:
     return open_questions(find_manifest(fleet, pool))
 
 
-def open_questions(manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S) -> Questions:
-    """Asks the fleet of *manifest*; see `ask` and `open_pool`."""
-    return Questions(AskedFleet(manifest, timeout=timeout, patience=patience))
+def open_questions(
+    manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S, any_version: bool = False
+) -> Questions:
+    """Asks the fleet of *manifest*; see `ask`, `open_pool` and, for *any_version*, `AskedFleet`."""
+    return Questions(AskedFleet(manifest, timeout=timeout, patience=patience, any_version=any_version))
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.errors import NodeError
 from skyinfra.protocol import services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
+
+# Nodes that are asked at the same time.
+_AT_ONCE = 32
 
 
 class Questions:
@@ -52,6 +58,22 @@ class Questions:
         Raises `NodeError` where it answers with an error, or not within *wait_s* seconds; `FleetUnreachable`.
         """
         return self._fleet.ask(node, question, wait_s=wait_s, **arguments)
+
+    def ask_all(
+        self, nodes: Sequence[str], question: str, *, wait_s: float = ANSWER_S, **arguments: Any
+    ) -> dict[str, Any | NodeError]:
+        """Asks several nodes at once. Returns the answer of each, or its error in place of that; see `ask`."""
+
+        def ask_one(node: str) -> Any | NodeError:
+            try:
+                return self.ask(node, question, wait_s=wait_s, **arguments)
+            except NodeError as error:
+                return error
+
+        if not nodes:
+            return {}
+        with ThreadPoolExecutor(min(_AT_ONCE, len(nodes))) as threads:
+            return dict(zip(nodes, threads.map(ask_one, nodes), strict=True))
 
     def jobs(self) -> list[JobInfo]:
         """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""

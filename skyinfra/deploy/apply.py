@@ -30,19 +30,19 @@ _CONFIGURATION = re.compile(r'module\.[^.]+\.terraform_data\.(?:head|worker\["[^
 
 @contextlib.contextmanager
 def planned(
-    stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = ()
+    stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = (), target: Sequence[str] = ()
 ) -> Iterator[tuple[Terraform, Plan]]:
     """Plans a deploy of *stack*, or a destroy; the plan file exists as long as the block runs.
 
-    replace: addresses of resources to make anew. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`,
-    `RunsElsewhere`.
+    replace: addresses of resources to make anew. target: addresses of those that alone are deployed, with what they
+    need; none: all. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`.
     """
     with contextlib.ExitStack() as inside:
         stack.keep_private()
         try:
             terraform = stack.prepared(anew=True)
-            again = [*replace, *([] if destroy else lost_local_nodes(stack))]
-            plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again))
+            again = [*replace, *([] if destroy or target else lost_local_nodes(stack))]
+            plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             error.hint = hint_for(stack, error, "Nothing was changed.")
             raise
@@ -60,13 +60,13 @@ def _meant(change: tuple[str, str]) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _plan(terraform: Terraform, *, destroy: bool, replace: Sequence[str]) -> Iterator[Plan]:
+def _plan(terraform: Terraform, *, destroy: bool, replace: Sequence[str], target: Sequence[str]) -> Iterator[Plan]:
     """The plan; where a destroy cannot be planned for its configuration, one from the state alone.
 
     What a cloud lists, or a check of the configuration, must keep nobody from ending what costs money.
     """
     with contextlib.ExitStack() as inside:
-        make = partial(terraform.planned, lambda event: None, destroy=destroy, replace=replace)
+        make = partial(terraform.planned, lambda event: None, destroy=destroy, replace=replace, target=target)
         try:
             plan = inside.enter_context(make())
         except (CloudRefused, StateLocked):
@@ -100,13 +100,14 @@ def carry_out(
     approve: Callable[[Plan], bool] = lambda plan: True,
     destroy: bool = False,
     replace: Sequence[str] = (),
+    target: Sequence[str] = (),
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
-    An empty plan is returned without asking. Raises what `planned` raises.
+    An empty plan is returned without asking. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
-    with planned(stack, destroy=destroy, replace=replace) as (terraform, plan):
+    with planned(stack, destroy=destroy, replace=replace, target=target) as (terraform, plan):
         if plan.empty:
             return plan
         if not approve(plan):

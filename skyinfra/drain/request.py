@@ -2,13 +2,16 @@
 
 `skyinfra-runner drain` writes it for a person, `skyinfra-runner interrupt` for a preemption notice; `undrain` and a
 withdrawn notice remove it. A running runner follows within a second; a runner that starts has no slots. A person's
-request holds through reboots; that of a notice ends with the boot in which the notice came.
+request holds through reboots; that of a notice ends with the boot in which the notice came, that of an upgrade with
+the runner that is replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from skyinfra.protocol._schema import Document
 
 VERSION = 1
 OPERATOR = "operator"
+UPGRADE = "upgrade"
+# An upgrade that was abandoned keeps a node out of service for no longer, after its tasks' time.
+_ABANDONED_S = 600.0
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -32,9 +38,9 @@ class Drain(
 ):
     """The content of ``drain.json``.
 
-    by: `OPERATOR`, or the name of the provider. why: for people. until: Unix time at which running tasks are ended;
-    None where they may end by themselves. boot: the boot in which it holds; None for every boot. if_others: drain only
-    where another node of the fleet has slots in service, because the preemption is not certain.
+    by: `OPERATOR`, `UPGRADE`, or the name of the provider. why: for people. until: Unix time at which running tasks are
+    ended; None where they may end by themselves. boot: the boot in which it holds; None for every boot. if_others:
+    drain only where another node of the fleet has slots in service, because the preemption is not certain.
     """
 
     version: int
@@ -43,6 +49,13 @@ class Drain(
     until: float | None = None
     boot: str | None = None
     if_others: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it holds no longer: it is of an earlier boot, or of an upgrade that somebody abandoned."""
+        if self.by == UPGRADE and self.until is not None and time.time() > self.until + _ABANDONED_S:
+            return True
+        return self.boot not in (None, this_boot())
 
 
 def this_boot() -> str | None:
@@ -67,8 +80,16 @@ def clear(directory: NodeDirectory) -> bool:
 
 
 def find(directory: NodeDirectory) -> Drain | None:
-    """Returns the request; None where there is none, or one of an earlier boot. Raises `InvalidNodeConfig`."""
+    """Returns the request; None where there is none, or it is over. Raises `InvalidNodeConfig`."""
     if not os.path.lexists(directory.drain_file):
         return None
     drain = Drain.load(directory.drain_file)
-    return drain if drain.boot in (None, this_boot()) else None
+    return None if drain.over else drain
+
+
+def end_upgrade(directory: NodeDirectory) -> None:
+    """Removes the request of an upgrade: the runner that starts is the one that was waited for, or stays."""
+    with contextlib.suppress(InvalidNodeConfig):
+        found = find(directory)
+        if found is not None and found.by == UPGRADE:
+            clear(directory)

@@ -43,6 +43,8 @@ class DrainWatch:
             if drain is None or not drain.if_others:
                 self._inform_tasks(drain)
             self.changed.set()
+        elif self.drain is not None and self.drain.over:
+            self.changed.set()
         if self._asking is not None and self._asking.done():
             self._asking.result()
 

@@ -29,6 +29,10 @@ class VersionMismatch(FleetError):
     """The fleet runs another Python or another version of Dask than the client; tasks cannot be shipped."""
 
 
+class UpgradeFailed(FleetError):
+    """The fleet was not upgraded; it serves with the runner that it had."""
+
+
 class UnsafeAnswer(FleetError):
     """The answer to a question would run code here if it was read as Dask reads it; it was not read."""
 

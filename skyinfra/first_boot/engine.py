@@ -59,15 +59,9 @@ class _Tail:
 
 def run(path: str) -> int:
     """Does the steps that the file *path* lists. 0: all are done. 1: one failed, which status.json says now."""
-    boot: dict[str, Any] = read_json(path)
-    with Path(path).open(encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.environ.update(boot["environment"])
-        os.umask(0o022)
-        # Python looks for modules where it runs, and what stands here has the names of some.
-        os.chdir("/")
-        for step in boot["steps"]:
-            failure = _step(boot, step)
+    with opened(path) as boot:
+        for each in boot["steps"]:
+            failure = step(boot, each)
             if failure is not None:
                 _give_up(boot, failure)
                 return 1
@@ -76,8 +70,21 @@ def run(path: str) -> int:
     return 0
 
 
-def _step(boot: dict[str, Any], step: dict[str, Any]) -> dict[str, Any] | None:
-    """None where the step is done; otherwise what is to be told of it."""
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[dict[str, Any]]:
+    """Gives the content of the file *path* of steps, for this process alone, in the environment of the steps."""
+    boot: dict[str, Any] = read_json(path)
+    with Path(path).open(encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.environ.update(boot["environment"])
+        os.umask(0o022)
+        # Python looks for modules where it runs, and what stands here has the names of some.
+        os.chdir("/")
+        yield boot
+
+
+def step(boot: dict[str, Any], step: dict[str, Any]) -> dict[str, Any] | None:
+    """Does *step*. None where it is done; otherwise what is to be told of it."""
     started = time.monotonic()
     deadline = started + step["timeout_s"]
     _log(boot, step=step["name"], state="started")

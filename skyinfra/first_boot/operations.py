@@ -6,6 +6,7 @@ after it has failed, and raises `Failed` or an OSError.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import grp
 import json
@@ -17,7 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .programs import Failed, apt_get, command, numbers, nvidia_driver, on_volumes, output, read, read_json, replace
+from .programs import (
+    Failed,
+    apt_get,
+    command,
+    link,
+    numbers,
+    nvidia_driver,
+    on_volumes,
+    output,
+    read,
+    read_json,
+    replace,
+)
 
 # Where systems keep the certificates that they trust.
 _BUNDLES = (
@@ -266,16 +279,23 @@ class Python:
 
     def do(self) -> None:
         version = self._wanted()
-        shutil.rmtree(self.venv, ignore_errors=True)
+        # A link, so that an upgrade takes the place of one whole environment at once.
+        folder = f"{self.venv}.d"
+        for path in (os.path.realpath(self.venv), folder):
+            shutil.rmtree(path, ignore_errors=True)
+        self._make(version, folder)
+        link(folder, self.venv)
+
+    def _make(self, version: str, venv: str) -> None:
         uv = self._uv()
         if uv is not None:
-            command(uv, "venv", "-q", "--python", version, self.venv)
+            command(uv, "venv", "-q", "--python", version, venv)
             return
         minor = ".".join(version.split(".")[:2])
         python = shutil.which(f"python{minor}") or sys.executable
         if not self._is(python):
             raise Failed(f"Python {version} is not on this machine, and uv, which fetches it, cannot be had")
-        command(python, "-m", "venv", self.venv)
+        command(python, "-m", "venv", venv)
 
     def _uv(self) -> str | None:
         uv = Path(self.tools, "bin", "uv")
@@ -352,7 +372,13 @@ class Runner:
             # It says itself what it needs, in which versions.
             wheel = self._wheel()
             path = Path(self.venv).with_name(wheel["name"])
-            fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
+            try:
+                fetch(f"{self.bucket}/{wheel['name']}", path, wheel["sha256"])
+            except Failed:
+                # The fleet may have been upgraded since: the next attempt takes what the versions name then.
+                with contextlib.suppress(Failed):
+                    fetch(f"{self.bucket}/versions.json", Path(self.versions))
+                raise
             asked.append(str(path))
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]

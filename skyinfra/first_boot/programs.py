@@ -73,6 +73,16 @@ def read_json(path: str) -> Any:
     return json.loads(read(path))
 
 
+def link(target: str, path: str) -> None:
+    """Makes *path* a link to *target* at once, in place of another link, and on the disk."""
+    made = Path(f"{path}.link")
+    if made.is_symlink():
+        made.unlink()
+    made.symlink_to(target)
+    made.replace(path)
+    os.sync()
+
+
 def replace(path: str, text: str) -> None:
     """Replaces *path* at once, and on the disk. Its folder may be another user's, so no name in it is followed."""
     file = Path(path)

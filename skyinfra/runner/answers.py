@@ -16,6 +16,7 @@ from skyinfra.node.node import directory_of
 from skyinfra.protocol import questions
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
+from skyinfra.runner.upgrade import Upgrades
 from skyinfra.worker import output
 
 # The first existing file counts: the log of the steps, that of the script, all output of cloud-init.
@@ -43,12 +44,13 @@ class Answers:
             questions.STOP: kill_task,
             questions.PUT: files.put,
             questions.GET: files.get,
+            questions.UPGRADE: Upgrades(self._directory).answer,
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
         """Returns the answer; blocks until it is there. Raises what the answering function raises."""
         if question not in self._known:
-            hint = "It is older than the client: deploy the fleet again."
+            hint = "It is older than the client. All that it knows goes on working."
             raise NotSupported("the runner of this node does not know this question", given=question, hint=hint)
         return self._known[question](**arguments)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, SkyinfraError
-from skyinfra.node import detach, watchdog
+from skyinfra.node import code, detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -81,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     metrics.add_argument("--once", action="store_true", help="print it, for a textfile collector")
     stop = _command(commands, "stop", _stop, "end the runner and its workers")
     stop.add_argument("--timeout", type=float, default=15, metavar="SECONDS", help="then it is killed (15)")
+    text = "serve a node of this machine with this installation of skyinfra, in place of the one that started it"
+    upgrade = _command(commands, "upgrade", _upgrade, text)
+    upgrade.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for it to be ready (120)")
+    upgrade.add_argument("--drain", type=float, metavar="SECONDS", help="only drain it; tasks may go on for that long")
+    upgrade.add_argument("--cancel", action="store_true", help="only end the drain of an upgrade")
     return parser
 
 
@@ -199,6 +204,21 @@ def _stop(options: argparse.Namespace) -> int:
     with contextlib.suppress(ProcessLookupError):
         stopped = detach.stop(directory, timeout_s=options.timeout)
         print("stopped" if stopped else "no runner serves this node")
+    return 0
+
+
+def _upgrade(options: argparse.Namespace) -> int:
+    from skyinfra.drain import request
+    from skyinfra.runner import upgrade
+
+    directory = directory_of(options.config)
+    if options.cancel:
+        request.end_upgrade(directory)
+    elif options.drain is not None:
+        upgrade.drain(directory, options.drain)
+    else:
+        upgrade.restart(options.config, directory, wait_s=options.wait)
+        print(f"runner {code.version()} serves")
     return 0
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from skyinfra.drain import request
 from skyinfra.drain.watch import DrainWatch
 from skyinfra.engine import settings
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
@@ -73,6 +74,7 @@ class Service:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         settings.configure(scratch=self._directory.scratch)
+        request.end_upgrade(self._directory)
         applying = asyncio.create_task(self._apply(anew=True))
         try:
             while not self._stop.is_set():

@@ -146,7 +146,13 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
     @contextmanager
     def planned(
-        self, listener: Listener, *, destroy: bool = False, replace: Sequence[str] = (), refresh: bool = True
+        self,
+        listener: Listener,
+        *,
+        destroy: bool = False,
+        replace: Sequence[str] = (),
+        target: Sequence[str] = (),
+        refresh: bool = True,
     ) -> Iterator[Plan]:
         """A saved plan, which exists as long as the block runs. The file is readable by this user only.
 
@@ -174,7 +180,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
             options: dict[str, Any] = {"destroy": IsFlagged} if destroy else {}
             options.update({} if refresh else {"refresh": False})
-            options.update(replace=list(replace), out=str(file), detailed_exitcode=IsFlagged)
+            options.update(replace=list(replace), target=list(target), out=str(file), detailed_exitcode=IsFlagged)
             done = self._run("plan", listener=listen, collect=collect, input=False, json=IsFlagged, **options)
             if done.remote:
                 # Its text does not say of every change what the exit code says of all of them.
@@ -345,10 +351,12 @@ def _diagnostic(diagnostic: dict[str, Any], run: _Run, listener: Listener) -> No
     address = diagnostic.get("address") or ""
     if diagnostic.get("severity") == "error":
         run.errors.append((address, text))
-    else:
+    elif diagnostic.get("summary") not in _OF_TARGETS:
         listener(Event("text", text=f"{address}: {text}" if address else text))
 
 
+# Warnings of Terraform where a part of a stack alone is deployed: whoever asks for that knows.
+_OF_TARGETS = ("Resource targeting is in effect", "Applied changes may be incomplete")
 _KINDS = {
     "apply_start": "start",
     "apply_progress": "progress",

@@ -339,7 +339,7 @@ def test_units_are_good(tmp_path: Path) -> None:
             # What they start is not on this machine.
             (tmp_path / Path(path).name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
     units = sorted(str(path) for path in tmp_path.iterdir())
-    assert len(units) == 8
+    assert len(units) == 10
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False
@@ -371,8 +371,8 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         if path.endswith(".service"):
             assert "\nTasksMax=" in text
             # What these make is for the runner's user as well: folders of the first boot, device files of the driver.
-            of_root = path.endswith(("/skyinfra-boot.service", "/skyinfra-partition.service"))
+            of_root = path.endswith(tuple(f"/skyinfra-{name}.service" for name in ("boot", "partition", "upgrade")))
             assert ("\nUMask=0077\n" in text) is not of_root
     # Nothing runs before all of the first boot is done.
-    for name in ("partition", "runner", "watch"):
+    for name in ("partition", "runner", "upgrade", "watch"):
         assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]

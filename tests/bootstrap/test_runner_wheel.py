@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyinfra.bootstrap import runner_wheel
+from skyinfra.node import code
 
 
 def install(wheel: runner_wheel.Wheel, folder: Path) -> Path:
@@ -60,7 +61,7 @@ def test_the_same_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp
     assert hashlib.sha256(wheel.content).hexdigest() == wheel.sha256
     copy = tmp_path / "skyinfra"
     shutil.copytree(Path(runner_wheel.__file__).parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(runner_wheel, "_PACKAGE", copy)
+    monkeypatch.setattr(code, "_PACKAGE", copy)
     runner_wheel.wheel.cache_clear()
     try:
         for path in copy.rglob("*"):

@@ -123,13 +123,13 @@ def test_uv_is_taken_where_the_machine_has_it(tmp_path: Path) -> None:
     program(
         tmp_path / "bin",
         "uv",
-        f'echo "$@" >>{tmp_path}/calls; mkdir -p {venv}/bin; '
-        f"printf '#!/bin/sh\\necho 3.12.7\\n' >{venv}/bin/python; chmod +x {venv}/bin/python",
+        f'echo "$@" >>{tmp_path}/calls; mkdir -p {venv}.d/bin; '
+        f"printf '#!/bin/sh\\necho 3.12.7\\n' >{venv}.d/bin/python; chmod +x {venv}.d/bin/python",
     )
     path = only(tmp_path / "bin", "sh", "mkdir", "chmod", "printf")
     assert boot.run(path=path).returncode == 0
     assert boot.run(path=path).returncode == 0
-    assert (tmp_path / "calls").read_text() == f"venv -q --python 3.12 {venv}\n"
+    assert (tmp_path / "calls").read_text() == f"venv -q --python 3.12 {venv}.d\n"
     # The runner's user finds it there.
     assert os.access(tools / "bin" / "uv", os.X_OK)
 
