@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import platform
@@ -14,7 +15,8 @@ import socket
 import ssl
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import distributed
@@ -48,31 +50,52 @@ _PROBE_S = 3.0
 # After a connection that failed; Dask needs time to notice that.
 _PAUSE_S = 0.1
 
+# A head whose port is closed for that long is not waited for: one that starts again takes five seconds and more, which
+# those wait that were connected, and those that are told to.
+_REFUSED_S = 0.5
+
 # What to do about a head that does not answer. That of a cloud's machine is started again by its systemd.
+_CLOSED = (
+    "Its machine answers, and nothing listens at that port: it boots, or its runner ended, which systemd starts again "
+    "within seconds. `skyinfra ssh {fleet}` leads there, and `journalctl -u skyinfra-runner` says why it ended."
+)
 _ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
 _ON_THIS_MACHINE = (
-    "It is a process of this machine: `skyinfra deploy` starts it again, with its jobs, after a reboot for instance."
+    "It is a process of this machine: one that was killed is back within seconds; else `skyinfra deploy` starts it "
+    "again, with its jobs, after a reboot for instance."
 )
 
 
-class Asker:
-    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data.
+@dataclass(frozen=True)
+class Limits:
+    """For how long a head is waited for, in seconds, and which one.
 
-    timeout: seconds for a connection. patience: seconds for which the head may be gone before everybody who waits for
-    it hears `FleetUnreachable`. any_version: whether a head that speaks another version of the protocol is asked too.
+    timeout: for a connection. patience: for a head that is gone, until everybody who waits for it hears
+    `FleetUnreachable`. closed: whether the first connection waits as long for a head whose port is closed.
+    any_version: whether one that speaks another version of the protocol is asked too.
     """
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, any_version: bool = False) -> None:
+    timeout: float
+    patience: float
+    closed: bool = True
+    any_version: bool = False
+
+
+class Asker:
+    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data."""
+
+    def __init__(self, manifest: Manifest, limits: Limits) -> None:
         self.manifest = manifest
-        self.patience = patience
-        self._timeout = timeout
-        self._any_version = any_version
+        self.patience = limits.patience
+        self._timeout = limits.timeout
+        self._waits = limits.closed
+        self._any_version = limits.any_version
         try:
             credentials = Credentials.derive(manifest.secret, role="client", name=socket.gethostname())
         except ValueError as error:
             raise InvalidManifest(str(error), field="manifest.secret") from None
         self._security = credentials.security()
-        self._line = dask_private.questions(str(manifest.head), self._security, timeout=timeout)
+        self._line = dask_private.questions(str(manifest.head), self._security, timeout=limits.timeout)
 
     async def open(self) -> None:
         """Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch` or `UnsafeAnswer`."""
@@ -83,10 +106,27 @@ class Asker:
             )
         try:
             async with self._explained():
-                await self._check_versions()
+                await self._unless_refused(self._check_versions())
         except BaseException:
             await self._line.close_rpc()
             raise
+
+    async def _unless_refused(self, asking: Coroutine[Any, Any, None]) -> None:
+        """Awaits *asking*, for which Dask tries to connect until the timeout, unless the head's port is closed."""
+        task = asyncio.ensure_future(asking)
+        try:
+            while not self._waits and not (await asyncio.wait((task,), timeout=_REFUSED_S))[0]:
+                try:
+                    await self._touch()
+                    break
+                except ConnectionRefusedError:
+                    raise
+                except OSError:  # nothing answers yet
+                    continue
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _check_versions(self) -> None:
         """Raises `VersionMismatch` where questions and answers would be read otherwise than they were meant."""
@@ -116,10 +156,10 @@ class Asker:
                 raise await self._no_fleet(str(reason.reason)) from None
             if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_private`
                 raise await self._no_fleet("it speaks or hangs up before the handshake") from None
-            why = await self._why_silent()
+            why, hint = await self._why_silent()
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
-                hint=_ON_THIS_MACHINE if self.manifest.provider == "local" else _ELSEWHERE,
+                hint=_ON_THIS_MACHINE if self.manifest.provider == "local" else hint,
             ) from None
 
     async def _no_fleet(self, why: str) -> FleetUnreachable:
@@ -133,21 +173,28 @@ class Asker:
             hint="Another program has the port now, or the manifest is an old one: read it again.",
         )
 
-    async def _why_silent(self) -> str:
-        """Returns the words of the network about the head. Dask's own error is the last of many attempts, cut short."""
-        head = self.manifest.head
+    async def _why_silent(self) -> tuple[str, str]:
+        """Returns the words of the network about the head, and what to do. Dask's own error is the last of many
+        attempts, cut short."""
         try:
-            _, writer = await within(asyncio.open_connection(head.address, head.port), _PROBE_S)
+            await self._touch()
+        except ConnectionRefusedError:
+            return os.strerror(errno.ECONNREFUSED), _CLOSED.format(fleet=self.manifest.fleet)
         except TimeoutError:
-            return "no answer from that address"
+            return "no answer from that address", _ELSEWHERE
         except OSError as error:
             # asyncio words the system's errors anew; resolvers' errors have negative numbers.
             number = error.errno or 0
-            return os.strerror(number) if number > 0 else error.strerror or str(error)
+            return os.strerror(number) if number > 0 else error.strerror or str(error), _ELSEWHERE
+        return "its port is open, and nothing answers there", _ELSEWHERE
+
+    async def _touch(self) -> None:
+        """Connects to the head's port, and leaves. Raises OSError."""
+        head = self.manifest.head
+        _, writer = await within(asyncio.open_connection(head.address, head.port), _PROBE_S)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-        return "its port is open, and nothing answers there"
 
     @property
     def head(self) -> Peer:
@@ -225,14 +272,11 @@ class Asker:
 class Connection(Asker):
     """A Dask client of one fleet. Unlike what an `Asker` asks, it unpickles: results and exceptions of tasks.
 
-    timeout: seconds for the first connection. patience: seconds for which the head may be gone before everybody who
-    waits for it hears `FleetUnreachable`. topic: the scheduler's topic whose events go to *on_event*.
+    topic: the scheduler's topic whose events go to *on_event*.
     """
 
-    def __init__(
-        self, manifest: Manifest, *, timeout: float, patience: float, topic: str, on_event: Callable[[Any], None]
-    ) -> None:
-        super().__init__(manifest, timeout=timeout, patience=patience)
+    def __init__(self, manifest: Manifest, limits: Limits, *, topic: str, on_event: Callable[[Any], None]) -> None:
+        super().__init__(manifest, limits)
         self._topic = topic
         self._on_event = on_event
         self._client: Any = None

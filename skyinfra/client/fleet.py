@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.client.connection import Asker, Connection
+from skyinfra.client.connection import Asker, Connection, Limits
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.snapshot import Snapshot
@@ -40,27 +40,25 @@ class RunningTask:
 class AskedFleet:
     """A fleet that this process asks, and sends nothing that runs. No answer of it runs code here.
 
-    connection: to the head, for coroutines that run in its event loop; see `in_loop`. Use it from any thread.
-    any_version: also where the head speaks another version of the protocol. Raises
+    connection: to the head, for coroutines that run in its event loop; see `in_loop`. Use it from any thread. Raises
     `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`, `UnsafeAnswer`.
     """
 
     connection: Asker
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, any_version: bool = False) -> None:
+    def __init__(self, manifest: Manifest, limits: Limits) -> None:
         self.manifest = manifest
-        self._any_version = any_version
         self.loop = LoopThread()
         self._ended = threading.Event()
         self._dashboards: list[Dashboard] = []
         try:
-            self.loop.run(self._open(timeout, patience))
+            self.loop.run(self._open(limits))
         except BaseException:
             self.loop.close()
             raise
 
-    async def _open(self, timeout: float, patience: float) -> None:
-        self.connection = Asker(self.manifest, timeout=timeout, patience=patience, any_version=self._any_version)
+    async def _open(self, limits: Limits) -> None:
+        self.connection = Asker(self.manifest, limits)
         await self.connection.open()
 
     # State of the fleet ---------------------------------------------------------------------------------------------
@@ -150,19 +148,17 @@ class Fleet(AskedFleet):
 
     connection: Connection
 
-    def __init__(self, manifest: Manifest, *, timeout: float, patience: float, watcher: Watcher) -> None:
+    def __init__(self, manifest: Manifest, limits: Limits, *, watcher: Watcher) -> None:
         self.watcher = watcher
         self.brings_first = True
         self.includes: Includes | None = None
         self.included: Included | None = None
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
-        super().__init__(manifest, timeout=timeout, patience=patience)
+        super().__init__(manifest, limits)
 
-    async def _open(self, timeout: float, patience: float) -> None:
-        self.connection = Connection(
-            self.manifest, timeout=timeout, patience=patience, topic=self.topic, on_event=self._on_event
-        )
+    async def _open(self, limits: Limits) -> None:
+        self.connection = Connection(self.manifest, limits, topic=self.topic, on_event=self._on_event)
         await self.connection.open()
         self.dispatcher = Dispatcher(self.connection)
         await self.dispatcher.start()

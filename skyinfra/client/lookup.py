@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from skyinfra.client.connection import boot_failed
+from skyinfra.client.connection import Limits, boot_failed
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
@@ -17,6 +17,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.project import Project
 
 _PATIENCE_S = 30.0
+_TIMEOUT_S = 15.0
 _LOOK_S = 2.0
 _CONNECT_S = 5.0
 
@@ -25,7 +26,7 @@ def connect(
     fleet: str | Path | Manifest,
     pool: str | None = None,
     *,
-    timeout: float = 15,
+    timeout: float | None = None,
     output: bool | OnOutput = True,
     progress: bool = True,
     includes: Sequence[str | Path] = (),
@@ -35,24 +36,27 @@ def connect(
 
     fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
-    Terraform. timeout: seconds until the head must have answered. output: what tasks and their subprocesses print is
-    printed here too, line by line, with the slot in front; False: it is not, and a function is called with slot and
-    line instead. progress: how far maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as
-    bars where someone watches. includes: files and folders that tasks are to have, such as the package they are in,
-    without *excludes*; see `Pool.sync`.
+    Terraform. timeout: seconds until the head must have answered; without it 15, but none for a head whose port is
+    closed, as while it starts again. output: what tasks and their subprocesses print is printed here too, line by line,
+    with the slot in front; False: it is not, and a function is called with slot and line instead. progress: how far
+    maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as bars where someone watches.
+    includes: files and folders that tasks are to have, such as the package they are in, without *excludes*; see
+    `Pool.sync`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
     `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `UnsafeAnswer`,
     `InvalidInclude`.
     """
     manifest = find_manifest(fleet, pool)
-    return open_pool(manifest, timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes)
+    watcher = Watcher(output, progress=progress)
+    limits = Limits(_TIMEOUT_S if timeout is None else timeout, _PATIENCE_S, closed=timeout is not None)
+    return _open(manifest, limits, watcher, includes, excludes)
 
 
 def open_pool(
     manifest: Manifest,
     *,
-    timeout: float = 15,
+    timeout: float = _TIMEOUT_S,
     patience: float = _PATIENCE_S,
     output: bool | OnOutput = True,
     progress: bool = True,
@@ -66,8 +70,13 @@ def open_pool(
     restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
     `InvalidInclude`.
     """
-    fleet = Fleet(manifest, timeout=timeout, patience=patience, watcher=Watcher(output, progress=progress))
-    pool = Pool(fleet)
+    return _open(manifest, Limits(timeout, patience), Watcher(output, progress=progress), includes, excludes)
+
+
+def _open(
+    manifest: Manifest, limits: Limits, watcher: Watcher, includes: Sequence[str | Path], excludes: Sequence[str]
+) -> Pool:
+    pool = Pool(Fleet(manifest, limits, watcher=watcher))
     if includes:
         try:
             pool.sync(*includes, excludes=excludes)
@@ -86,10 +95,15 @@ def ask(fleet: str | Path | Manifest, pool: str | None = None) -> Questions:
 
 
 def open_questions(
-    manifest: Manifest, *, timeout: float = 15, patience: float = _PATIENCE_S, any_version: bool = False
+    manifest: Manifest,
+    *,
+    timeout: float = _TIMEOUT_S,
+    patience: float = _PATIENCE_S,
+    closed: bool = False,
+    any_version: bool = False,
 ) -> Questions:
-    """Asks the fleet of *manifest*; see `ask`, `open_pool` and, for *any_version*, `AskedFleet`."""
-    return Questions(AskedFleet(manifest, timeout=timeout, patience=patience, any_version=any_version))
+    """Asks the fleet of *manifest*; see `ask`, `open_pool` and, for *closed* and *any_version*, `Limits`."""
+    return Questions(AskedFleet(manifest, Limits(timeout, patience, closed, any_version)))
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:

@@ -84,6 +84,16 @@ def send_task(client: Client, key: str, header: bytes, call: bytes, resources: M
     return future
 
 
+async def run_on(client: Client, worker: str, function: Callable[..., object], *arguments: object) -> None:
+    """Runs *function* in the process of *worker*, as `Client.run` does, and does not read what it gives."""
+    from distributed.protocol.pickle import dumps
+
+    call = {"function": dumps(function), "args": dumps(arguments), "kwargs": dumps({})}
+    await client.scheduler.broadcast(
+        msg={"op": "run", "wait": True, **call}, workers=[worker], on_error="return_pickle"
+    )
+
+
 # Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
 
 
@@ -261,6 +271,37 @@ def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
     install_connections()
     scheduler.rpc.connection_args = {**scheduler.rpc.connection_args, _STREAM: _Carried}
     return {_STREAM: _Carried}
+
+
+async def carrying_client(scheduler: Scheduler, security: Any, *, timeout: float) -> Any:
+    """A client of *scheduler*, which is that of this process: nothing that a worker gives is unpickled here.
+
+    Results are `Serialized`; of exceptions there is the text.
+    """
+    from distributed import Client, KilledWorker
+
+    install_connections()
+
+    class Carrying(Client):  # type: ignore[misc]
+        connection_args: dict[str, Any]
+
+        def __init__(self) -> None:
+            address = scheduler.address
+            super().__init__(address, security=security, asynchronous=True, set_as_default=False, timeout=timeout)
+            # It has not begun to connect.
+            self.connection_args[_STREAM] = _Carried
+            # Nor the exception of an answer.
+            self.rpc.deserialize = False
+
+        def _handle_task_erred(self, key: Any = None, exception: object = None, traceback: object = None) -> None:
+            task = scheduler.tasks.get(key)
+            if task is not None and task.suspicious > scheduler.allowed_failures:
+                super()._handle_task_erred(key, KilledWorker(key, None, scheduler.allowed_failures))
+            else:
+                text = getattr(task, "exception_text", None) or "its slot gave an exception"
+                super()._handle_task_erred(key, FleetError(str(text)[:_WORDS]))
+
+    return await Carrying()
 
 
 class _Answers(TLS):  # type: ignore[misc]

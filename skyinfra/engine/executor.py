@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 import distributed
 from distributed.client import FutureCancelledError
 
+from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError, TaskAttemptsExceeded, TaskTimeout
 from skyinfra.protocol import failures, questions
-from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.calls import Ending, Outcome
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class Executor:
     async def _stop_on(self, client: Any, worker: str, key: str) -> None:
         """Ends the call on *worker*: by itself, or with its process where that does not even listen."""
         try:
-            await within(client.run(self._stop_task, key, workers=[worker], on_error="ignore"), _LISTENS_S)
+            await within(dask_private.run_on(client, worker, self._stop_task, key), _LISTENS_S)
         except TimeoutError:
             # Native code holds the interpreter; the runner of the node is another process.
             known = (await within(client.scheduler.identity(n_workers=-1), _ANSWER_S))["workers"]
@@ -157,9 +158,9 @@ class Executor:
                     await self._fleet.ask(node, questions.STOP, {"slot": slot, "key": key}, _ANSWER_S)
 
 
-def may_pass(outcome: Outcome) -> bool:
+def may_pass(outcome: Outcome | Ending) -> bool:
     """Whether the call failed with an error that another attempt may not meet."""
-    return outcome.failure is not None and outcome.failure.kind not in _LASTING
+    return outcome.problem is not None and outcome.problem.partition(":")[0] not in _LASTING
 
 
 def overdue(name: str, timeout: float | None, seconds: float) -> TaskTimeout | None:

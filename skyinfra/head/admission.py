@@ -3,7 +3,7 @@
 The others run code of their sender in it, or nobody of ours needs them.
 
 Members of a fleet run code on its nodes, as tasks; not in the scheduler, which answers all of them. It keeps nobody out
-of the head for good: tasks of the head's slots run as its user, and the end of a job is unpickled (`head.execution`).
+of the head for good: tasks of the head's slots run as its user.
 """
 
 from __future__ import annotations

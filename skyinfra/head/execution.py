@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 from typing import Any
 
-import distributed
 from distributed import Scheduler
 from distributed.core import Status
+from distributed.protocol import Serialized
 from distributed.security import Security
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
-from skyinfra.errors import TaskInputsLost
+from skyinfra.errors import TaskFailed, TaskInputsLost
 from skyinfra.head.relay import Relay
 from skyinfra.protocol import failures
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Ending, Header, Outcome
 from skyinfra.worker import cancellation
 
 _ANSWER_S = 10.0
@@ -56,30 +56,34 @@ class Execution:
             key: (slot, seconds) for slot, tasks in tasks_on_slots(self._scheduler).items() for key, _, seconds in tasks
         }
 
-    async def run(self, header: Header, call: bytes, resources: Resources) -> tuple[Outcome, str | None] | None:
-        """Runs *call* on a slot; returns its outcome, and the slot's name. None: the scheduler lost it.
+    async def run(self, header: Header, call: bytes, resources: Resources) -> tuple[Ending, str | None] | None:
+        """Runs *call* on a slot; returns its end, and the slot's name. None: the scheduler lost it.
 
         A call whose worker process dies starts again elsewhere. Being cancelled ends the call on its slot.
         """
         attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources)
         del call  # it may be large
         try:
-            outcome: Outcome | None = await attempt
+            given: Serialized | None = await attempt
         except Exception as error:  # noqa: BLE001 - errors of Dask about a call end its job
-            killed, error.__context__ = error.__context__, None
-            slot = str(killed.last_worker.name) if isinstance(killed, distributed.KilledWorker) else None
-            return Outcome(failure=failures.of(error.with_traceback(None), below=__file__)), slot
-        if outcome is None:
+            error.__context__ = None
+            return _failed(error.with_traceback(None)), None
+        if given is None:
             return None
-        if outcome.missing:  # the head has no others
+        try:
+            # Whatever it claims to be: bytes are what they are.
+            ending = Ending.loads(b"".join(given.frames))
+        except (AttributeError, TypeError, ValueError) as error:
+            ending = _failed(TaskFailed(f"what the slot of {header.name} gave is no outcome: {error}"))
+        if ending.missing:  # the head has no others
             lost = TaskInputsLost(
                 f"the files that {header.name} needs are not at the head any more",
                 hint="Sync them and submit it again; give the head a larger disk (disk_gb) where that happens often.",
             )
-            outcome = Outcome(failure=failures.of(lost, below=__file__))
+            ending = _failed(lost)
         task = self._scheduler.tasks.get(header.key)
         holders = task.who_has if task is not None else None
-        return outcome, str(next(iter(holders)).name) if holders else None
+        return ending, str(next(iter(holders)).name) if holders else None
 
     def leave(self) -> None:
         """From now on, calls that are cancelled are not ended on their slots."""
@@ -106,19 +110,17 @@ class Execution:
         async with self._connecting:
             while self.client is None or self.client.status == "closed":
                 try:
-                    self.client = await distributed.Client(
-                        self._scheduler.address,
-                        security=self._security,
-                        asynchronous=True,
-                        set_as_default=False,
-                        timeout=_ANSWER_S,
-                    )
+                    self.client = await dask_private.carrying_client(self._scheduler, self._security, timeout=_ANSWER_S)
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
 
     def submit(self, key: str, header: bytes, call: bytes, resources: Resources) -> Any:
         """Sends a call; its future is done when it has ended."""
         return dask_private.send_task(self.client, key, header, call, resources)
+
+
+def _failed(error: Exception) -> Ending:
+    return Ending.of(Outcome(failure=failures.of(error, below=__file__)))
 
 
 def tasks_on_slots(scheduler: Scheduler) -> dict[str, list[tuple[str, str, float]]]:

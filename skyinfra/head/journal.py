@@ -4,7 +4,7 @@ One folder in the node's directory, in it one for each job:
 
     jobs/ID/job.json   the job (`Record`)
     jobs/ID/call       its pickled call, until it has ended; never unpickled here
-    jobs/ID/outcome    its pickled `calls.Outcome`, once it has ended by itself
+    jobs/ID/outcome    its `calls.Ending`, once it has ended by itself; the pickle in it is never read here
     jobs/.ID           a job whose call is on its way
     jobs/.gone-ID      one that is being forgotten
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import shutil
 import time
 from collections.abc import Iterable
@@ -31,7 +30,7 @@ from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
 from skyinfra.head.kept_trees import KeptTrees
 from skyinfra.node.folder import replace_file, sync_folder, writing
 from skyinfra.protocol import _schema, jobs
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Ending, Header
 from skyinfra.protocol.jobs import JobInfo, Submission
 
 logger = logging.getLogger("skyinfra.runner")
@@ -93,7 +92,7 @@ class Journal:
         for place in self._folder.glob("[!.]*"):
             try:
                 found.append(self._read(place))
-            except (SkyinfraError, OSError, pickle.UnpicklingError) as error:
+            except (SkyinfraError, OSError) as error:
                 logger.warning("job %s is left alone: %s", place.name, error)
         return sorted(found, key=lambda record: (record.info.submitted, record.info.id))
 
@@ -104,9 +103,13 @@ class Journal:
         outcome = place / "outcome"
         if not record.info.over and outcome.exists():
             # It had ended, and the head did before it wrote that down.
-            ended: Outcome = pickle.loads(outcome.read_bytes())  # noqa: S301 - the head's own
-            record = settled(record, ended, now=outcome.stat().st_mtime)
-            _write(place, record)
+            try:
+                ending = Ending.loads(outcome.read_bytes())
+            except ValueError:  # that of an earlier version: it runs again
+                outcome.unlink()
+            else:
+                record = settled(record, ending, now=outcome.stat().st_mtime)
+                _write(place, record)
         if record.info.over:
             (place / "call").unlink(missing_ok=True)
         return record
@@ -229,9 +232,7 @@ def _write(place: Path, record: Record) -> None:
     replace_file(place / "job.json", json.dumps(record.to_json()) + "\n", durable=True)
 
 
-def settled(record: Record, outcome: Outcome, *, now: float) -> Record:
-    """The record of a job that has ended with *outcome*."""
-    failure = outcome.failure
-    problem = failure.summary if failure is not None else None
-    state: jobs.State = "done" if failure is None else "failed"
-    return replace(record, info=replace(record.info, state=state, ended=now, problem=problem))
+def settled(record: Record, ending: Ending, *, now: float) -> Record:
+    """The record of a job that has ended with *ending*."""
+    state: jobs.State = "done" if ending.problem is None else "failed"
+    return replace(record, info=replace(record.info, state=state, ended=now, problem=ending.problem))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from skyinfra.head.execution import Execution
 from skyinfra.head.fair_share import FairShare
 from skyinfra.head.journal import Journal, Record, settled
 from skyinfra.protocol import failures, jobs
-from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.calls import Ending, Outcome
 from skyinfra.protocol.jobs import JobInfo
 
 logger = logging.getLogger("skyinfra.runner")
@@ -178,9 +177,9 @@ class Queue:
                 job.note(slot=slot, started=time.time() - seconds)
             late = overdue(job.record.task.name, job.record.task.timeout, seconds)
             if late is not None:
-                outcome = Outcome(failure=failures.of(late, below=__file__))
+                ending = _failed(late)
                 with contextlib.suppress(StateDirectoryError):  # there may be room for it the next time
-                    await self.take_back(job, settled(job.record, outcome, now=time.time()), outcome)
+                    await self.take_back(job, settled(job.record, ending, now=time.time()), ending)
 
     # One of them ----------------------------------------------------------------------------------------------------
 
@@ -188,19 +187,19 @@ class Queue:
         """Runs the job to its end, with its retries."""
         try:
             while not (job.settling or job.info.over):
-                outcome = await self._attempt(job, execution)
-                if outcome is None or job.settling or job.info.over:
+                ending = await self._attempt(job, execution)
+                if ending is None or job.settling or job.info.over:
                     continue
-                if job.record.failures >= job.record.retries or not may_pass(outcome):
-                    await self._settle(job, outcome)
+                if job.record.failures >= job.record.retries or not may_pass(ending):
+                    await self._settle(job, ending)
                     return
                 job.record = replace(job.record, failures=job.record.failures + 1)
         finally:
             job.running = None
             self.wake()
 
-    async def _attempt(self, job: Job, execution: Execution) -> Outcome | None:
-        """Returns the outcome of one attempt; None where it was lost or cancelled."""
+    async def _attempt(self, job: Job, execution: Execution) -> Ending | None:
+        """Returns the end of one attempt; None where it was lost or cancelled."""
         job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:
@@ -212,33 +211,32 @@ class Queue:
                 header, await asyncio.to_thread(self._journal.call, job.record), job.record.resources
             )
         except StateDirectoryError as error:
-            return Outcome(failure=failures.of(error, below=__file__))
+            return _failed(error)
         if ended is None:
             return None
-        outcome, slot = ended
+        ending, slot = ended
         job.note(slot=slot or job.info.slot)
-        return outcome
+        return ending
 
-    async def _settle(self, job: Job, outcome: Outcome) -> None:
+    async def _settle(self, job: Job, ending: Ending) -> None:
         """Writes the end of a job that ended by itself."""
         job.settling = True
-        data = await asyncio.to_thread(pickle.dumps, outcome)
-        if len(data) > jobs.LARGEST:
-            outcome = Outcome(failure=failures.of(jobs.too_large(len(data)), below=__file__))
-            data = pickle.dumps(outcome)
-        record = settled(job.record, outcome, now=time.time())
-        await self._written(job, lambda: self._journal.end(record, data), ends=True)
+        size = len(ending.outcome)
+        if size > jobs.LARGEST:
+            ending = _failed(jobs.too_large(size))
+        record = settled(job.record, ending, now=time.time())
+        await self._written(job, lambda: self._journal.end(record, ending.dumps()), ends=True)
         await self._over(job, record)
 
-    async def take_back(self, job: Job, record: Record, outcome: Outcome | None) -> bool:
-        """Ends the job before its time, with *record* and *outcome*; False where it has ended already.
+    async def take_back(self, job: Job, record: Record, ending: Ending | None) -> bool:
+        """Ends the job before its time, with *record* and *ending*; False where it has ended already.
 
         It is written before it is ended on its slot. Raises `StateDirectoryError`; it goes on then.
         """
         if job.settling or job.info.over:
             return False
         job.settling = True
-        data = pickle.dumps(outcome) if outcome is not None else None
+        data = ending.dumps() if ending is not None else None
         try:
             await self._write(job, lambda: self._journal.end(record, data))
         except StateDirectoryError:
@@ -282,6 +280,10 @@ class Queue:
             except asyncio.CancelledError:
                 await asyncio.wait({done})
                 raise
+
+
+def _failed(error: Exception) -> Ending:
+    return Ending.of(Outcome(failure=failures.of(error, below=__file__)))
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

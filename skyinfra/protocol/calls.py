@@ -7,6 +7,7 @@ gives an `Outcome` back, see `skyinfra.worker.execute`.
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import asdict, dataclass
 
 from skyinfra.protocol import failures
@@ -17,6 +18,8 @@ TOPIC = "skyinfra-"
 TASK_MESSAGE = "skyinfra-task"
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192
+# Characters of the problem of a job.
+_PROBLEM = 300
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Header:
     key: unique. name: of the function. topic: the scheduler's topic that its client listens to; empty where nobody
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
-    whole: the result is a part of the outcome, however large it is. chunk: it stands for several short tasks, see
-    `skyinfra.worker.execute`.
+    whole: it is a job, whose result is a part of the outcome, however large it is. chunk: it stands for several short
+    tasks, see `skyinfra.worker.execute`.
     """
 
     key: str
@@ -74,3 +77,39 @@ class Outcome:
     missing: tuple[str, ...] = ()
     buffers: tuple[memoryview, ...] = ()
     seconds: float | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Class and message of the failure, in one line; None for a result."""
+        return self.failure.summary if self.failure is not None else None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a job, whose head never unpickles what a slot gives: the pickled `Outcome`, and what the head reads.
+
+    problem: as that of the outcome. missing: whether inputs of the task were lost.
+    """
+
+    problem: str | None
+    missing: bool
+    outcome: bytes
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Ending:
+        """The end of a job with *outcome*."""
+        return cls(outcome.problem, bool(outcome.missing), pickle.dumps(outcome))
+
+    def dumps(self) -> bytes:
+        """One line of JSON, and the outcome."""
+        return json.dumps({"problem": self.problem, "missing": self.missing}).encode() + b"\n" + self.outcome
+
+    @classmethod
+    def loads(cls, data: bytes) -> Ending:
+        """The inverse of `dumps`. Raises ValueError."""
+        line, _, outcome = data.partition(b"\n")
+        said = json.loads(line)
+        problem, missing = (said.get("problem"), said.get("missing")) if isinstance(said, dict) else (None, None)
+        if not isinstance(problem, str | None) or not isinstance(missing, bool):
+            raise ValueError(f"no end of a job: {line[:100]!r}")
+        return cls(problem and problem[:_PROBLEM], missing, outcome)

@@ -28,7 +28,8 @@ class Failure:
     """An exception on its way: pickled where that is possible, and as text for where it is not.
 
     traceback: the pickled traceback, from the first frame of the task. cause, context: the exceptions before it.
-    summary: class and message in one line, for who does not unpickle what a task raised.
+    summary: class (with its module unless that is ``builtins``) and message in one line, for who does not unpickle
+    what a task raised.
     """
 
     error: bytes | None
@@ -38,11 +39,6 @@ class Failure:
     context: Failure | None = None
     suppress_context: bool = False
     summary: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The class of the exception, with its module unless that is ``builtins``."""
-        return self.summary.partition(":")[0]
 
 
 def late(name: str, seconds: float) -> TaskTimeout:

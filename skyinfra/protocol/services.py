@@ -56,7 +56,7 @@ def blobs_check(*, digest: str) -> None: ...
 
 # Jobs: `skyinfra.head.jobs`. *job* is a name, an id, or the beginning of an id. A call may be made again where its
 # answer was lost, and does nothing more then. `job_part` takes a part of the pickled call, before `job_submit`, and
-# gives how many bytes have arrived; `job_outcome` gives a part of the pickled `calls.Outcome` and the whole size.
+# gives how many bytes have arrived; `job_outcome` gives a part of the `calls.Ending` and the whole size.
 @call()
 def job_part(*, job: str, offset: int, data: bytes) -> int: ...
 @call()

@@ -259,9 +259,11 @@ class _Reader(pickle.Unpickler):
 
 
 def read_outcome(data: bytes) -> Outcome:
-    """A pickled outcome; no code of others runs here before `result` or `exception`. Raises `UnsafeAnswer`."""
+    """The outcome in a `calls.Ending`; no code of others runs here before `result` or `exception`. Raises
+    `UnsafeAnswer`."""
     try:
-        found = _Reader(io.BytesIO(data)).load()
+        # That of an earlier version is the outcome alone.
+        found = _Reader(io.BytesIO(data[data.index(b"\n") + 1 :] if data.startswith(b"{") else data)).load()
     except Exception as error:  # noqa: BLE001 - pickle raises whatever it likes for what is no pickle
         raise UnsafeAnswer(f"what the head keeps of the job is no outcome, and was not read: {error}") from None
     if not isinstance(found, Outcome):

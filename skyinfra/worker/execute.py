@@ -29,7 +29,7 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
-from skyinfra.protocol.calls import SMALL_OUTCOME, Header, Outcome
+from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
 from skyinfra.worker import attempts, cancellation, inputs, interruption, output, streaming
 
 F = TypeVar("F")
@@ -58,12 +58,13 @@ def named(module: str, name: str) -> object:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | None:
+def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | bytes | None:
     """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
 
     A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
     that the task has ended, and None is the result: fetching it from this process would take two more messages, and
-    would fail where the next task ends the process. The result of a chunk is its large outcomes.
+    would fail where the next task ends the process. The result of a chunk is its large outcomes, that of a job its
+    `Ending` in bytes.
     """
     # Here, because the process of a rank needs the rest of this module alone.
     from distributed import get_worker
@@ -80,6 +81,8 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | Non
     if task.chunk:
         return _Chunk(task, call, tell, str(worker.name)).run()
     outcome = _execute(task, call, tell, say if task.echo else None)
+    if task.whole:
+        return Ending.of(outcome).dumps()
     data = pickle.dumps(outcome)
     if len(data) > SMALL_OUTCOME or not task.topic:
         return outcome

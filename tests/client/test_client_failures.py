@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from support import python_path
 from tornado.iostream import IOStream
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import connection, lookup, open_pool, open_questions
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.tasks import Task
 
@@ -170,7 +172,7 @@ def _one_fails(folder: str) -> None:
 CTRL_C = """
 import json, sys
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import connection, lookup, open_pool, open_questions
 from skyinfra.protocol.manifest import Manifest
 
 def spin(path):
@@ -311,13 +313,42 @@ def test_a_secret_that_is_none_is_an_invalid_manifest(fleet):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_head_that_is_not_there_is_named(fleet):
-    manifest = dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 1))
-    refused = r"does not answer at tls://127\.0\.0\.1:1: Connection refused"
+@pytest.fixture
+def closed() -> Iterator[Endpoint]:
+    """A port that refuses connections."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield Endpoint(*taken.getsockname())
+
+
+def test_a_head_that_is_not_there_is_named(fleet, closed):
+    manifest = dataclasses.replace(fleet.manifest, head=closed)
+    refused = rf"does not answer at tls://127\.0\.0\.1:{closed.port}: Connection refused"
     with pytest.raises(sky.FleetUnreachable, match=rf"{refused}\n.*skyinfra deploy"):
         open_pool(manifest, timeout=0.5)
-    with pytest.raises(sky.FleetUnreachable, match=rf"{refused}\n.*allow_cidrs"):
+    with pytest.raises(sky.FleetUnreachable, match=rf"{refused}\n.*systemd starts again.*skyinfra ssh stack/pool"):
         open_pool(dataclasses.replace(manifest, provider="aws"), timeout=0.5)
+    nowhere = dataclasses.replace(manifest, provider="aws", head=Endpoint("no.such.host.invalid", 1))
+    with pytest.raises(sky.FleetUnreachable, match="allow_cidrs"):
+        open_pool(nowhere, timeout=0.5)
+
+
+@pytest.mark.parametrize("connect", [sky.connect, partial(open_questions, timeout=3600)], ids=["connect", "questions"])
+def test_a_head_whose_port_is_closed_is_not_waited_for(fleet, closed, monkeypatch, connect):
+    monkeypatch.setattr(lookup, "_TIMEOUT_S", 3600.0)
+    with pytest.raises(sky.FleetUnreachable, match=r"the head of stack/pool does not answer.*Connection refused"):
+        connect(dataclasses.replace(fleet.manifest, head=closed))
+
+
+def test_a_head_that_starts_again_is_waited_for_where_a_timeout_is_given(fleets):
+    fleet = fleets(nodes=())
+    fleet.kill()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        connecting = threads.submit(sky.connect, fleet.manifest, timeout=60)
+        # Longer than a closed port is waited for otherwise.
+        time.sleep(3 * connection._REFUSED_S)
+        fleets(nodes=(), port=fleet.manifest.head.port)
+        connecting.result(timeout=60).close()
 
 
 def test_a_head_without_a_port_is_not_deployed_yet(fleet):

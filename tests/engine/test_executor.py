@@ -45,7 +45,7 @@ class Fleet:
         self.cancelled: list[str] = []
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.client = self
-        self.scheduler = SimpleNamespace(identity=self.identity)
+        self.scheduler = SimpleNamespace(identity=self.identity, broadcast=self.broadcast)
 
     async def ready(self) -> None:
         pass
@@ -60,7 +60,7 @@ class Fleet:
     async def cancel(self, futures: list[Sent], *, force: bool) -> None:
         self.cancelled += [each.key for each in futures]
 
-    async def run(self, stop: Callable[[str], None], key: str, *, workers: list[str], on_error: str) -> None:
+    async def broadcast(self, *, msg: dict[str, Any], workers: list[str], on_error: str) -> None:
         await asyncio.sleep(60)
 
     async def identity(self, n_workers: int) -> dict[str, Any]:

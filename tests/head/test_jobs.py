@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from skyinfra.head.fair_share import FairShare
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Ending, Header, Outcome
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.rpc import Call
 
@@ -88,7 +87,7 @@ class Slots:
     def running(self) -> dict[str, tuple[str, float]]:
         return dict.fromkeys(self.tasks, ("n1/0", 1.0))
 
-    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Outcome, str | None] | None:
+    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Ending, str | None] | None:
         self.started.append(header.key.split("-")[0])
         self.tasks[header.key] = asyncio.get_running_loop().create_future()
         try:
@@ -99,7 +98,7 @@ class Slots:
             raise
         finally:
             del self.tasks[header.key]
-        return None if outcome is None else (outcome, "n1/0")
+        return None if outcome is None else (Ending.of(outcome), "n1/0")
 
     def leave(self) -> None:
         self.leaving = True
@@ -202,7 +201,7 @@ def test_jobs_outlive_the_head_and_those_that_ended_do_not_run_again(tmp_path: P
         fleet.end("waits")
         assert [(await head.info(name, 10)).attempts for name in ("done", "lost", "waits")] == [1, 2, 1]
         part, _ = await head.ask(services.job_outcome, job="lost", offset=0, length=10_000)
-        assert pickle.loads(part) == OUTCOME
+        assert Ending.loads(part) == Ending.of(OUTCOME)
 
     on_head(tmp_path, first)
     on_head(tmp_path, second)

@@ -340,6 +340,41 @@ def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path:
     assert "Traceback" not in head.directory.log_file.read_text()
 
 
+class NotesWhere(Exception):
+    """Whoever unpickles it writes its process id into the file *path*."""
+
+    def __reduce__(self) -> Any:
+        return exec, (f"import os; open({self.args[0]!r}, 'a').write(f'{{os.getpid()}}\\n')",)
+
+
+def poison(path: str, *, raises: bool) -> None:
+    """From now on, tasks of this slot end with a pickle that runs code where it is read."""
+    from skyinfra.worker import execute
+
+    def run(header: bytes, call: bytes) -> object:
+        if raises:
+            raise NotesWhere(path)
+        return NotesWhere(path)
+
+    execute.run = run  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_end_of_a_job_runs_no_code_in_the_head(make_node: MakeNode, tmp_path: Path, raises: bool) -> None:
+    head = make_node("n1", cpu_slots=1)
+    pid = head.boot().pid
+    path = tmp_path / "where"
+    with head.pool() as pool:
+        pool.submit(poison, str(path), raises=raises, detach="poison").result(timeout=60)
+        job = pool.submit(add, 1, 2, detach="poisoned")
+        # The process of the slot reads its exception itself.
+        until(lambda: job.done() or str(pid) in starts(path), "it has ended")
+        assert str(pid) not in starts(path)
+        assert job.state == "failed"
+        assert isinstance(job.exception(timeout=60), sky.SkyinfraError)
+    assert head.directory.status().state == "ready"
+
+
 @pytest.mark.slow
 def test_a_scheduler_that_ends_takes_no_job_with_it(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

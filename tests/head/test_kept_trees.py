@@ -20,7 +20,7 @@ from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.head.kept_trees import KeptTrees
 from skyinfra.protocol import services
-from skyinfra.protocol.calls import Header, Outcome
+from skyinfra.protocol.calls import Ending, Header
 from skyinfra.protocol.rpc import Call
 
 T = TypeVar("T")
@@ -115,10 +115,10 @@ class Slots:
     def running(self) -> dict[str, tuple[str, float]]:
         return {}
 
-    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Outcome, str | None]:
+    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Ending, str | None]:
         self.found.append(there(self.store, self.tree))
         await self.go_on.wait()
-        return OUTCOME, "n1/0"
+        return Ending.of(OUTCOME), "n1/0"
 
     def leave(self) -> None:
         pass

@@ -8,7 +8,6 @@ steps there are.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from journal_samples import CALL, IDENTITY, OUTCOME, wanted
 
 from skyinfra.head.journal import Journal, Record, settled
+from skyinfra.protocol.calls import Ending
 
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
@@ -62,7 +62,8 @@ def live(folder: Path, last: int) -> None:
     journal.add(record, len(CALL))
     os.write(said, b"added ")
     journal.save(record)
-    journal.end(settled(record, OUTCOME, now=2000.0), pickle.dumps(OUTCOME))
+    ending = Ending.of(OUTCOME)
+    journal.end(settled(record, ending, now=2000.0), ending.dumps())
     os.write(said, b"ended ")
     journal.forget(IDENTITY)
     os.write(said, b"forgotten ")
