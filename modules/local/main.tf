@@ -41,6 +41,24 @@ resource "terraform_data" "credential" {
   }
 }
 
+# What outlives a head that is replaced: its jobs. Destroying it, after the nodes, removes them.
+resource "terraform_data" "state" {
+  input = "${local.folder}/head"
+
+  depends_on = [terraform_data.credential]
+
+  provisioner "local-exec" {
+    command     = "sh '${path.module}/node.sh' state"
+    environment = { FOLDER = self.input }
+  }
+
+  provisioner "local-exec" {
+    when        = destroy
+    command     = "sh '${path.module}/node.sh' down"
+    environment = { FOLDER = self.input }
+  }
+}
+
 # What a node is, apart from its configuration: its folder. Destroying it stops the node and removes the folder.
 resource "terraform_data" "node" {
   for_each = toset(local.names)
@@ -50,7 +68,7 @@ resource "terraform_data" "node" {
     labels = var.labels
   }
 
-  depends_on = [terraform_data.credential]
+  depends_on = [terraform_data.state]
 
   provisioner "local-exec" {
     when        = destroy
@@ -69,6 +87,7 @@ resource "terraform_data" "head" {
     environment = {
       FOLDER        = self.input
       CONFIGURATION = local.configurations[local.head]
+      STATE         = terraform_data.state.output
       RUNNER        = var.runner
       WAIT          = var.wait_seconds
     }

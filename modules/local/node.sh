@@ -2,7 +2,9 @@
 # One local node, driven by Terraform. What it needs comes in the environment, so that nothing has to be quoted:
 #   node.sh secret   FOLDER SECRET                       keep the fleet secret in FOLDER
 #   node.sh forget   FOLDER                              remove it, and FOLDER where nothing else is left
-#   node.sh up       FOLDER CONFIGURATION RUNNER WAIT    start the node, or let the running one take the configuration over
+#   node.sh state    FOLDER                              make FOLDER, for what outlives a head that is replaced
+#   node.sh up       FOLDER CONFIGURATION RUNNER WAIT    start the node, or let the running one take the configuration over;
+#                    [STATE]                             of the head, with the state in STATE
 #   node.sh down     FOLDER                              stop the node and remove its folder
 set -eu
 umask 077
@@ -35,12 +37,47 @@ forget() {
   remove_empty "$FOLDER"
 }
 
+# The state of a head: its jobs and the files that they need. The node's own folder has links to them.
+parts='jobs kept'
+
+state() {
+  for part in $parts; do
+    make_folder "$FOLDER/$part"
+  done
+}
+
+# Moves the state to $2 that a head of an earlier version has in its own folder $1.
+take_over() {
+  for part in $parts; do
+    if [ -d "$1/$part" ] && [ ! -L "$1/$part" ]; then
+      rmdir "$2/$part" 2>/dev/null || true
+      [ -e "$2/$part" ] || mv "$1/$part" "$2/$part"
+    fi
+  done
+}
+
+# Gives the head in the folder $1 the state in $2, and the port of the head before it, by which clients know the fleet.
+give_state() {
+  make_folder "$2"
+  serves "$1" || take_over "$1" "$2"
+  for part in $parts; do
+    if [ ! -e "$1/$part" ]; then
+      make_folder "$2/$part"
+      ln -sfn "../head/$part" "$1/$part" || fail "the link $1/$part cannot be made"
+    fi
+  done
+  if [ -e "$2/scheduler" ] && [ ! -e "$1/scheduler" ]; then
+    mv -f "$2/scheduler" "$1/scheduler"
+  fi
+}
+
 up() {
   runner=${SKYINFRA_RUNNER:-$RUNNER}
   command -v "$runner" >/dev/null 2>&1 || fail "the program $runner was not found. Activate the environment skyinfra is installed in, or set SKYINFRA_RUNNER to the path of its skyinfra-runner."
   make_folder "$FOLDER"
   # Terraform may reach the folder through "..", and `down` finds the runner by the folder's one true name.
   folder=$(cd "$FOLDER" && pwd -P)
+  [ -z "${STATE-}" ] || give_state "$folder" "$STATE"
   write "$folder/node.json" "$CONFIGURATION"
   exec "$runner" boot --config "$folder/node.json" --detach --restart --wait "$WAIT"
 }
@@ -53,6 +90,12 @@ is_runner() {
   else
     ps -o args= -p "$1" 2>/dev/null | grep -qF "$2/node.json"
   fi
+}
+
+# Whether a runner serves the folder $1.
+serves() {
+  pid=$(cat "$1/runner.pid" 2>/dev/null || true)
+  [ -n "$pid" ] && is_runner "$pid" "$1"
 }
 
 # Ends process $1 where it is one of the folder $2, in its own time, 15 s at most.
@@ -75,11 +118,16 @@ down() {
   # The watchdog first, which would start the runner again.
   end "$(cat "$folder/keeper.pid" 2>/dev/null || true)" "$folder"
   end "$(cat "$folder/runner.pid" 2>/dev/null || true)" "$folder"
+  state=$(dirname "$folder")/head
+  if [ -d "$state" ] && [ "$folder" != "$state" ] && [ -e "$folder/scheduler" ]; then
+    take_over "$folder" "$state"
+    mv -f "$folder/scheduler" "$state/scheduler"
+  fi
   rm -rf "$folder" || fail "the folder $folder cannot be removed"
   remove_empty "$(dirname "$folder")"
 }
 
 case "${1-}" in
-  secret | forget | up | down) "$1" ;;
-  *) fail "usage: node.sh secret|forget|up|down" ;;
+  secret | forget | state | up | down) "$1" ;;
+  *) fail "usage: node.sh secret|forget|state|up|down" ;;
 esac

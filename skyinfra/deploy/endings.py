@@ -12,6 +12,8 @@ from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import SynthesizedStack
 
 _ADDRESS = re.compile(r'module\.(?P<pool>[^.\[]+)\.(?P<type>\w+)\.(?P<name>\w+)(?:\["(?P<key>[^"]+)"\]|\[\d+\])?')
+# What keeps the jobs of a head, of each provider.
+_STATES = ("terraform_data.state", "aws_ebs_volume.head")
 # Reasons of a planned change, as `terraform plan -json` names them.
 _REASONS = {
     "cannot_update": "what is declared cannot be changed on a machine that runs",
@@ -32,8 +34,8 @@ _Running = tuple[dict[str, list[str]], int]
 class Ending:
     """A node, or the group of a pool (*node* is None), that a plan replaces or destroys.
 
-    tasks: the names of those that run there; None where the head did not answer. jobs: that the head keeps, where it is
-    the head that ends.
+    tasks: the names of those that run there; None where the head did not answer. jobs: how many the head keeps that
+    have not ended, where it is the head that ends. jobs_go_on: whether the next head has them.
     """
 
     pool: str
@@ -42,6 +44,7 @@ class Ending:
     reason: str
     tasks: tuple[str, ...] | None
     jobs: int = 0
+    jobs_go_on: bool = False
 
     def __str__(self) -> str:
         """One sentence, for a person."""
@@ -51,7 +54,10 @@ class Ending:
             runs = "what runs there could not be asked"
         else:
             runs = f"ends there: {', '.join(self.tasks)}" if self.tasks else "no task runs there"
-        jobs = f"; the {self.jobs} jobs of the fleet end with its head" if self.jobs else ""
+        jobs = ""
+        if self.jobs:
+            fate = "go on with the next head" if self.jobs_go_on else "end with its head"
+            jobs = f"; the {self.jobs} jobs of the fleet {fate}"
         return f"{what} {verb}{f', for {self.reason}' if self.reason else ''}: {runs}{jobs}"
 
 
@@ -64,8 +70,17 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
     ]
     fleets = stack.fleets() if found else {}
     asked = {pool: _running(fleets[pool]) for pool in {match["pool"] for match, _, _ in found} & set(fleets)}
+    # What is to keep the jobs is only made now, or goes as well.
+    changed = {address for action, address in plan.changes if action != "update"}
     return tuple(
-        _ending(fleets[match["pool"]], match, action, plan.reasons.get(address, ""), asked[match["pool"]])
+        _ending(
+            fleets[match["pool"]],
+            match,
+            action,
+            plan.reasons.get(address, ""),
+            asked[match["pool"]],
+            jobs_stay=not any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
+        )
         for match, address, action in found
         if match["pool"] in fleets
     )
@@ -75,7 +90,9 @@ def _is_node(match: re.Match[str]) -> bool:
     return (match["type"], match["name"]) == ("terraform_data", "node") or machines_of(match["type"], {}) is not None
 
 
-def _ending(manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None) -> Ending:
+def _ending(
+    manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None, *, jobs_stay: bool
+) -> Ending:
     head = next(node.name for node in manifest.nodes if node.head)
     node = match["key"] or (head if match["name"] == "head" else None)
     tasks = None
@@ -89,7 +106,7 @@ def _ending(manifest: Manifest, match: re.Match[str], action: str, reason: str, 
         ]
         tasks = tuple(name for _, names in here for name in names)
     jobs = running[1] if running is not None and node == head else 0
-    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs)
+    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs, jobs_stay)
 
 
 def _running(manifest: Manifest) -> _Running | None:

@@ -105,7 +105,8 @@ class NodeDirectory:
 
     The folders of other rooms are ``tasks/``, the output of each task; ``blobs/``, synced files, and large calls and
     results, on the head for the whole fleet; ``trees/``, synced files as tasks see them; ``files/``, what clients put
-    there, see `sky.files`; on the head ``kept/``, synced files that jobs need, see `skyinfra.head.kept_trees`.
+    there, see `sky.files`; on the head ``kept/``, synced files that jobs need, see `skyinfra.head.kept_trees`. On
+    a head whose jobs outlive it, ``jobs/`` and ``kept/`` are links to where they lie.
 
     *root*: the folder of the node configuration, where it is another one: root's, for what root alone writes.
     """

@@ -326,7 +326,11 @@ def test_more_and_fewer_nodes(tmp_path: Path) -> None:
         main.write_text(main.read_text().replace("nodes=2", "nodes=1"))
         skyinfra(project, "deploy", "--auto-approve")
         assert next(s["uuid"] for s in slots(status(project))) == head
-        assert sorted(p.name for p in (project / ".skyinfra" / "quickstart" / "mig").iterdir()) == ["mig-0", "secret"]
+        assert sorted(p.name for p in (project / ".skyinfra" / "quickstart" / "mig").iterdir()) == [
+            "head",
+            "mig-0",
+            "secret",
+        ]
     finally:
         skyinfra(project, "destroy", "--auto-approve")
 
@@ -393,6 +397,7 @@ def test_make_quickstart_in_a_copy_of_the_checkout(tmp_path: Path) -> None:
         "rm",
         "mkdir",
         "mv",
+        "ln",
         "cat",
         "touch",
         "rmdir",

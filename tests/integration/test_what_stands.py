@@ -53,11 +53,11 @@ def test_a_renamed_stack_is_named_and_destroyed_from_its_state_alone(tmp_path: P
     planned = skyinfra(here, "plan")
     assert "+ cpu node cpu-0" in planned.stdout
     for said in (planned.stderr, skyinfra(here, "status").stdout):
-        assert "No declared stack owns 4 resources in terraform.old.tfstate." in said
+        assert "No declared stack owns 5 resources in terraform.old.tfstate." in said
         assert "skyinfra destroy old" in said
     shutil.rmtree(here / "cdktf.out")
     (orphan,) = json.loads(skyinfra(here, "status", "--json").stdout)["orphans"]
-    assert (orphan["stack"], orphan["resources"], orphan["workspace"]) == ("old", 4, None)
+    assert (orphan["stack"], orphan["resources"], orphan["workspace"]) == ("old", 5, None)
     skyinfra(here, "destroy", "old", "--auto-approve")
     assert not processes(here) and not (here / ".skyinfra").exists()
     assert not (here / "cdktf.out" / "stacks" / "old").exists()
@@ -82,7 +82,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
     deploy.wait()
     shown = skyinfra(here, "status", check=False)
     assert shown.returncode == 1
-    assert "old/cpu is partly deployed: 4 resources" in shown.stdout
+    assert "old/cpu is partly deployed: 5 resources" in shown.stdout
     assert "The last deploy, begun at" in shown.stdout and "was interrupted" in shown.stdout
     (stack,) = json.loads(skyinfra(here, "status", "--json", check=False).stdout)["stacks"]
     assert stack["incomplete"] and stack["last_run"]["verb"] == "deploy"
@@ -112,7 +112,7 @@ def test_states_of_other_workspaces(tmp_path: Path) -> None:
     skyinfra(here, "deploy", "--auto-approve", TF_WORKSPACE="dev")
     project(tmp_path, "new")
     said = skyinfra(here, "plan").stderr
-    assert "4 resources in terraform.old.tfstate.d/dev/terraform.tfstate" in said
+    assert "5 resources in terraform.old.tfstate.d/dev/terraform.tfstate" in said
     assert "TF_WORKSPACE=dev skyinfra destroy old" in said
     skyinfra(here, "destroy", "old", "--auto-approve", TF_WORKSPACE="dev")
     assert not processes(here)
@@ -211,5 +211,7 @@ def test_nodes_that_end_are_named_with_what_runs_there(tmp_path: Path) -> None:
     assert "cpu-0 is" not in planned.stderr
     refused = skyinfra(here, "deploy", "--replace", 'module.cpu.terraform_data.node["cpu-0"]', check=False)
     assert "cpu-0 is replaced, for --replace asks for it: ends there: " in refused.stderr
-    assert "the 2 jobs of the fleet end with its head" in refused.stderr
+    assert "the 2 jobs of the fleet go on with the next head" in refused.stderr
+    again = ("--replace", 'module.cpu.terraform_data.node["cpu-0"]', "--replace", "module.cpu.terraform_data.state")
+    assert "the 2 jobs of the fleet end with its head" in skyinfra(here, "deploy", *again, check=False).stderr
     skyinfra(here, "destroy", "--auto-approve")
