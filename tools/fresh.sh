@@ -7,13 +7,14 @@ set -eu
 root=$(realpath -m "$1")
 target=${2:-test}
 
-command -v debootstrap systemd-nspawn >/dev/null || {
+{ command -v debootstrap && command -v systemd-nspawn; } >/dev/null || {
   apt-get update -qq
   apt-get install -y -qq --no-install-recommends debootstrap systemd-container
 }
 . /etc/os-release
 if ! test -e "$root/etc/fresh"; then
   rm -rf "$root"
+  mkdir -p "$(dirname "$root")"
   debootstrap --variant=minbase --include=python3,python3-venv,make,git,ca-certificates,procps,iproute2,gcc,libc6-dev,systemd \
     "$VERSION_CODENAME" "$root" >"$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
   touch "$root/etc/fresh"
