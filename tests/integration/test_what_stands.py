@@ -44,6 +44,7 @@ def test_a_program_that_writes_no_stacks_is_refused(tmp_path: Path) -> None:
     assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
 
 
+@pytest.mark.slow
 def test_a_renamed_stack_is_named_and_destroyed_from_its_state_alone(tmp_path: Path) -> None:
     here = project(tmp_path)
     skyinfra(here, "deploy", "--auto-approve")
