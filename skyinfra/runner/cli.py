@@ -206,6 +206,8 @@ def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
     if status.drain_reason:
         lines.append(f"out of service: {status.drain_reason}")
+    if status.unwarned:
+        lines.append(f"will not be warned before it is taken back: {status.unwarned}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:
