@@ -323,6 +323,16 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
+def _free(path: Path) -> str:
+    """How much of the disk of *path* is free, in words."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return ""
+    free, total = (blocks * disk.f_frsize / 1e6 for blocks in (disk.f_bavail, disk.f_blocks))
+    return f": {free:.0f} of {total:.0f} MB are free on {path.parent}"
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an OSError of the body into a `StateDirectoryError` about *path*."""
@@ -330,7 +340,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateDirectoryError(
-            f"cannot be written: {error.strerror or error}",
+            f"cannot be written: {error.strerror or error}{_free(path) if error.errno == errno.ENOSPC else ''}",
             field=str(path),
             hint=_HINTS.get(error.errno or 0, "Look in the kernel log for the reason, then start the runner again."),
         ) from error
