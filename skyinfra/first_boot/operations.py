@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .programs import Failed, apt_get, command, numbers, nvidia_driver, on_volumes, output, read, read_json, replace
+from .conditions import Clock, Space
+from .programs import (
+    Failed,
+    apt_get,
+    command,
+    numbers,
+    nvidia_driver,
+    on_volumes,
+    output,
+    read,
+    read_json,
+    replace,
+)
 
 # Where systems keep the certificates that they trust.
 _BUNDLES = (
@@ -388,6 +400,8 @@ class Units:
 
 
 OPERATIONS = {
+    "clock": Clock,
+    "space": Space,
     "file": File,
     "node_name": NodeName,
     "user": User,
