@@ -15,12 +15,14 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
-from skyinfra.first_boot import operations
+from skyinfra.first_boot import conditions, operations
 from skyinfra.mig import drivers
 from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, NodeAccelerator, NodeConfig
 
 VERSION = 1
 _MINUTE = 60.0
+# No node has an earlier time: 2026-01-01, moved on with releases.
+_MADE = 1_767_225_600
 # Not read by client and workers from each other, but what the runner was tested with.
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
@@ -37,7 +39,9 @@ _ENVIRONMENT = {
 }
 
 Operation = (
-    operations.File
+    conditions.Clock
+    | operations.File
+    | conditions.Space
     | operations.NodeName
     | operations.User
     | operations.Trust
@@ -99,6 +103,8 @@ def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...
 
 def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
     image, pool = deployment.pool.image, deployment.pool.name
+    # Over a wrong clock nothing can be fetched.
+    yield Step("clock", conditions.Clock(_MADE, 30), _MINUTE)
     # The bucket may be signed for by the authority of the certificate. Without the secret nobody is told of a failure.
     if config.packages is not None and config.packages.ca_certificate:
         yield Step("CA certificate", operations.Trust(places.CONFIG, places.BUNDLE), 2 * _MINUTE)
@@ -109,6 +115,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         name = operations.NodeName(places.CONFIG, f"{pool}-asg", f"{pool}-", places.INSTANCE_ID)
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)
+    yield Step("disk", conditions.Space(places.FOLDER), _MINUTE)
     if deployment.pool.provider.kind == "aws":
         scratch = operations.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
         yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)

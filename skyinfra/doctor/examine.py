@@ -24,6 +24,7 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     path = packages.search_path(directory.packages if directory is not None else None)
     looks = (
         _runner(directory) if directory is not None else (),
+        _notices(directory) if directory is not None else (),
         nvidia.look(node, directory, path, root),
         vendors.look(node, directory, path, root),
         system.look(node, directory, root),
@@ -57,6 +58,17 @@ def _guarded(look: Iterable[Finding]) -> Iterator[Finding]:
         yield Finding("accelerators", "wrong", f"{where}{error.message}", "as declared", error.hint or "")
     except OSError as error:
         yield Finding("system", "unknown", f"cannot be looked at: {error}", "to be readable")
+
+
+def _notices(directory: NodeDirectory) -> Iterator[Finding]:
+    """Preemption notices that cannot be read."""
+    why = directory.unwarned()
+    if why is not None:
+        todo = (
+            "This node and its tasks are not warned before it is taken back. Switch the machine's metadata service on "
+            "and let skyinfra-interrupt reach it; `journalctl -u skyinfra-interrupt` says more."
+        )
+        yield Finding("preemption notices", "wrong", why, "to be readable", todo)
 
 
 def _runner(directory: NodeDirectory) -> Iterator[Finding]:

@@ -14,7 +14,8 @@ from pathlib import Path
 from skyinfra.drain import request
 from skyinfra.drain.notices import Notice, notices
 from skyinfra.drain.request import Drain
-from skyinfra.errors import InvalidNodeConfig
+from skyinfra.errors import InvalidNodeConfig, NodeFailed
+from skyinfra.node.folder import writing
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -33,6 +34,8 @@ class PreemptionWatch:
         # The last notice that was followed: a drain that a person undid is not requested again.
         self._followed: str | None = None
         self._acknowledged: str | None = None
+        # What was told last. The file may be that of an earlier boot.
+        self._told: str | None = ""
 
     def look(self) -> Notice | None:
         """Looks once: a notice drains the node, a withdrawn notice lets it serve again.
@@ -40,7 +43,12 @@ class PreemptionWatch:
         Raises `NodeFailed` where the metadata service does not answer, `StateDirectoryError` where the request cannot
         be written.
         """
-        notice = self._notices.look()
+        try:
+            notice = self._notices.look()
+        except NodeFailed as error:
+            self._tell(f"{error.message} ({error.field})")
+            raise
+        self._tell(None)
         if notice is None:
             self._withdraw()
         elif notice.key != self._followed:
@@ -61,6 +69,17 @@ class PreemptionWatch:
             request.write(self._directory, drain)
             logger.info("%s; the node is to be drained", notice.why)
         self._followed = notice.key
+
+    def _tell(self, unwarned: str | None) -> None:
+        """Tells the runner and `doctor` why no notice can be read, until one can."""
+        file = self._directory.unwarned_file
+        if unwarned != self._told:
+            if unwarned is not None:
+                self._directory.write(file, unwarned)
+            else:
+                with writing(file):
+                    file.unlink(missing_ok=True)
+            self._told = unwarned
 
     def _withdraw(self) -> None:
         """Removes the request where its notice is gone, after a hibernation for instance."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from .operations import OPERATIONS
-from .programs import Failed, read_json, replace
+from .programs import Failed, no_space, read_json, replace
 
 _LOG_LIMIT = 2**20
 _LINES, _LINE = 15, 300
@@ -99,6 +99,9 @@ def step(boot: dict[str, Any], step: dict[str, Any]) -> dict[str, Any] | None:
         else:
             # Its own last line says why.
             error = lines.pop() if lines else f"it ended with exit code {code}"
+        full = no_space(os.path.dirname(boot["status"]), "\n".join([error, *lines]))  # noqa: PTH120
+        if full and full != error:
+            error, lines = full, [*lines, error]
         pause = _PAUSES_S[min(attempt, len(_PAUSES_S)) - 1]
         last = attempt == step["attempts"] or time.monotonic() + pause >= deadline
         told = {"step": step["name"], "error": error, "lines": lines}

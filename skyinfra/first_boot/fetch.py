@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import email.utils
 import hashlib
 import hmac
 import json
@@ -106,8 +107,7 @@ def direct() -> urllib.request.OpenerDirector:
 
 def metadata(path: str, base: str | None = None) -> str:
     """The text at *path* of EC2's metadata service, version 2, of this machine. Raises OSError, ValueError."""
-    # The variable that AWS's own tools have for another address.
-    base = (base or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")).rstrip("/")
+    base = (base or _metadata_base()).rstrip("/")
 
     def ask(method: str, path: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(base + path, headers=headers, method=method)  # noqa: S310
@@ -116,6 +116,24 @@ def metadata(path: str, base: str | None = None) -> str:
 
     token = ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
     return ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
+
+
+def metadata_time() -> float:
+    """Unix time as the metadata service has it, whatever else it answers; 0 where it says none."""
+    try:
+        answer = direct().open(_metadata_base(), timeout=_METADATA_S)
+    except urllib.error.HTTPError as error:
+        answer = error
+    except (OSError, ValueError):
+        return 0.0
+    with contextlib.suppress(TypeError, ValueError), answer:
+        return email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    return 0.0
+
+
+def _metadata_base() -> str:
+    # The variable that AWS's own tools have for another address.
+    return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
 
 
 def _s3_request(url: str) -> urllib.request.Request:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from .conditions import Clock, Space
 from .programs import (
     Failed,
     apt_get,
@@ -414,6 +415,8 @@ class Units:
 
 
 OPERATIONS = {
+    "clock": Clock,
+    "space": Space,
     "file": File,
     "node_name": NodeName,
     "user": User,

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import re
+import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+
+# MB that the runner needs for its own files.
+NEEDED = 64
+# The lock that apt takes to fetch lists of packages, and for how long it is waited for, as for that of dpkg.
+LISTS = "/var/lib/apt/lists/lock"
+LOCK_S = 300.0
 
 
 class Failed(Exception):
@@ -38,8 +48,41 @@ def output(*arguments: str) -> str:
 
 def apt_get(*arguments: str) -> None:
     """Raises `Failed`."""
-    options = ["-q", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
+    # Its own limit is for dpkg's lock alone.
+    _until_free(LISTS, arguments[0] == "update")
+    options = ["-q", "-o", f"DPkg::Lock::Timeout={LOCK_S:g}", "-o", "Acquire::Retries=3"]
     command("apt-get", *options, *arguments, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def _until_free(lock: str, wanted: bool) -> None:
+    """Waits for the lock of the package lists. Raises `Failed`."""
+    until, said = time.monotonic() + LOCK_S, ""
+    while wanted and Path(lock).exists():
+        with open(lock, "rb") as file:  # noqa: PTH123
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            return
+        name = output("ps", "-o", "args=", "-p", str(pid))[:100]
+        if time.monotonic() > until:
+            raise Failed(f"{lock} is held for more than {LOCK_S:g} s by process {pid}: {name}")
+        if said != name:
+            print(f"waiting for {lock}, which process {pid} holds: {name}", flush=True)
+            said = name
+        time.sleep(1)
+
+
+def no_space(folder: str, said: str = "") -> str | None:
+    """A sentence where the disk of *folder* is full for others than root, or where a program has *said* so."""
+    while not os.path.isdir(folder):  # noqa: PTH112
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize // 10**6
+    if free >= NEEDED and os.strerror(errno.ENOSPC) not in said:
+        return None
+    needed = "more" if free >= NEEDED else f"{NEEDED} MB"
+    todo = "remove files, or give the node a larger disk (disk_gb)"
+    return f"no space left on {folder}: {free} MB free, {needed} needed: {todo}"
 
 
 def on_volumes(column: str, volumes: list[str]) -> list[str]:

@@ -32,7 +32,9 @@ LARGEST = 2**16
 _ANSWER_S = 5.0
 _REPEAT_S = 15.0
 _POLL_S = 1.0
+# Connections that are open at once, a quarter of them from one address; a new one takes the place of the oldest.
 _AT_ONCE = 64
+_LONGEST_S = 10.0
 
 
 def key(secret: str) -> bytes:
@@ -126,15 +128,26 @@ def _serve(host: str, port: int, signing: bytes, failure: dict[str, Any], goes_o
             return
         listener.listen()
         listener.settimeout(_POLL_S)
+        peers: list[tuple[str, float, socket.socket]] = []
         while goes_on():
+            # Closed ones have no number.
+            peers = [peer for peer in peers if peer[2].fileno() >= 0]
+            _hang_up([peer for peer in peers if time.monotonic() > peer[1]])
             with contextlib.suppress(OSError):
-                connection = listener.accept()[0]
-                if threading.active_count() > _AT_ONCE:
-                    connection.close()
-                    continue
-                # Who says nothing keeps nobody else waiting.
+                connection, (address, *_) = listener.accept()
+                # Who says nothing, or little by little, keeps nobody else waiting.
+                same = [peer for peer in peers if peer[0] == address]
+                _hang_up(same[:1] if len(same) >= _AT_ONCE // 4 else peers[:1] if len(peers) >= _AT_ONCE else [])
+                peers.append((address, time.monotonic() + _LONGEST_S, connection))
                 arguments = (connection, signing, failure)
                 threading.Thread(target=_answer, args=arguments, daemon=True).start()
+
+
+def _hang_up(peers: list[tuple[str, float, socket.socket]]) -> None:
+    """Ends the waiting for *peers*, whose threads close the connections."""
+    for peer in peers:
+        with contextlib.suppress(OSError):
+            peer[2].shutdown(socket.SHUT_RDWR)
 
 
 def _answer(connection: socket.socket, signing: bytes, failure: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ _HINTS = {
 }
 # Of a document that one account leaves for another.
 _LARGEST = 2**20
+# Characters of one that is a sentence.
+_SENTENCE = 500
 # `holder` takes the lock for an instant; a starting runner waits that long for it.
 _LOCK_PATIENCE_S = 1.0
 
@@ -52,7 +54,7 @@ class Status:
     error: class name and message of the current error, also while the runner tries again.
     layouts: the desired layout of each GPU, such as ``3g.40gb+1g.10gb*2``; empty where GPUs are not partitioned.
     layout_from: the file with that layout. waits_for: what a draining node waits for, a sentence for each slot.
-    drain_reason: why the node is drained, or None.
+    drain_reason: why the node is drained, or None. unwarned: why no preemption notice can be read, or None.
     """
 
     fleet: str
@@ -69,6 +71,7 @@ class Status:
     layout_from: str = "node.json"
     waits_for: tuple[str, ...] = ()
     drain_reason: str | None = None
+    unwarned: str | None = None
 
     def dumps(self) -> str:
         """The text of ``status.json``."""
@@ -80,6 +83,7 @@ class Status:
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
             "leaving": self.drain_reason,
+            "unwarned": self.unwarned,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -97,6 +101,7 @@ class Status:
             layout_from=layout["from"],
             waits_for=tuple(document["waits_for"]),
             drain_reason=document.get("leaving"),
+            unwarned=document.get("unwarned"),
         )
 
 
@@ -139,6 +144,8 @@ class NodeDirectory:
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
+        # Why no preemption notice of the provider can be read; it is there for as long as none can.
+        self.unwarned_file = path / "unwarned"
         # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"
@@ -155,6 +162,15 @@ class NodeDirectory:
             return Status.loads(self.status_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, InvalidNodeConfig):
             return None
+
+    def unwarned(self) -> str | None:
+        """Why the node will not be warned before the provider takes it back; None where it will be."""
+        try:
+            return " ".join(message(self.unwarned_file).split())[:_SENTENCE]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{self.unwarned_file} cannot be read: {error}"
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -308,6 +324,16 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
+def _free(path: Path) -> str:
+    """How much of the disk of *path* is free, in words."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return ""
+    free, total = (blocks * disk.f_frsize / 1e6 for blocks in (disk.f_bavail, disk.f_blocks))
+    return f": {free:.0f} of {total:.0f} MB are free on {path.parent}"
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an OSError of the body into a `StateDirectoryError` about *path*."""
@@ -315,7 +341,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateDirectoryError(
-            f"cannot be written: {error.strerror or error}",
+            f"cannot be written: {error.strerror or error}{_free(path) if error.errno == errno.ENOSPC else ''}",
             field=str(path),
             hint=_HINTS.get(error.errno or 0, "Look in the kernel log for the reason, then start the runner again."),
         ) from error

@@ -120,22 +120,21 @@ def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
     NodeConfig.load(file)
     directory = directory_of(file)
     supervised = "NOTIFY_SOCKET" in os.environ
-    with directory.held(), _log_kept(directory):
-        import asyncio
+    try:
+        with directory.held(), _log_kept(directory):
+            import asyncio
 
-        from skyinfra.runner.serve import Service
+            from skyinfra.runner.serve import Service
 
-        os.chdir(directory.path)
-
-        try:
+            os.chdir(directory.path)
             asyncio.run(Service(file, directory, partitions=partitions).run())
-        except SkyinfraError as error:
-            if supervised:
-                from skyinfra.runner import reports
+    except SkyinfraError as error:
+        if supervised:
+            from skyinfra.runner import reports
 
-                # It is started again then.
-                reports.tell(file, error, seconds=_REPORT_S)
-            raise
+            # It is started again then.
+            reports.tell(file, error, seconds=_REPORT_S)
+        raise
     return 0
 
 
@@ -226,6 +225,8 @@ def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
     if status.drain_reason:
         lines.append(f"out of service: {status.drain_reason}")
+    if status.unwarned:
+        lines.append(f"will not be warned before it is taken back: {status.unwarned}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

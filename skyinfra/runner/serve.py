@@ -214,4 +214,5 @@ class Service:
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
+            unwarned=self._directory.unwarned(),
         )

@@ -14,10 +14,12 @@ from metadata_service import AZURE_EVENTS, AZURE_NAME, GCP, MetadataService, ser
 from running_node import h100
 
 from skyinfra import NodeFailed, NotSupported
+from skyinfra.doctor import examine
 from skyinfra.drain import request
 from skyinfra.drain.notices import ENDPOINT
 from skyinfra.drain.preemption import PreemptionWatch
 from skyinfra.drain.request import Drain
+from skyinfra.first_boot import fetch
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
 
@@ -168,6 +170,35 @@ def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(NodeFailed, match="does not say whether the machine is taken back"):
         PreemptionWatch(file).look()
     assert asked(tmp_path) == mine
+
+
+@pytest.mark.parametrize("refused", [403, 500, None])
+def test_notices_that_cannot_be_read_are_told_until_they_can(
+    metadata: MetadataService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    watcher = PreemptionWatch(node(tmp_path, "aws"))
+    directory = NodeDirectory(tmp_path)
+    assert watcher.look() is None and directory.unwarned() is None
+    metadata.refuses = refused
+    if refused is None:
+        monkeypatch.setattr(fetch, "_METADATA_S", 0.2)
+        metadata.slow_s = 1.0
+    for _ in range(2):
+        with pytest.raises(NodeFailed):
+            watcher.look()
+    why = "timed out" if refused is None else f"it answers {refused}"
+    found = directory.unwarned() or ""
+    assert found.startswith("the metadata service does not say whether the machine is taken back") and why in found
+    (finding,) = examine._notices(directory)
+    assert (finding.result, finding.found) == ("wrong", found)
+    assert "tasks are not warned" in finding.to_do
+    metadata.refuses, metadata.slow_s = None, 0.0
+    watcher.look()
+    assert directory.unwarned() is None and list(examine._notices(directory)) == []
+    # Of an earlier boot.
+    directory.write(directory.unwarned_file, "it was so")
+    PreemptionWatch(tmp_path / "node.json").look()
+    assert directory.unwarned() is None
 
 
 def test_a_provider_without_notices(tmp_path: Path) -> None:

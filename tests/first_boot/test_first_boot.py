@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
+import re
+import subprocess
 import time
 import tokenize
 from pathlib import Path
@@ -36,7 +39,7 @@ def test_python_3_8_reads_it_and_so_does_what_travels(path: Path) -> None:
 def _with_drain_reason(status: dict[str, object]) -> dict[str, object]:
     """What a runner writes besides, which no boot knows of."""
     slots = status.pop("slots")
-    return {**status, "leaving": None, "slots": slots}
+    return {**status, "leaving": None, "unwarned": None, "slots": slots}
 
 
 def test_strings_are_left_as_they_are() -> None:
@@ -110,6 +113,39 @@ def test_a_failed_step_ends_the_boot_and_is_told_as_the_runner_would(tmp_path: P
     boot.write(bad)
     assert boot.run(path=f"{tmp_path / 'bin'}:{os.environ['PATH']}").returncode == 0
     assert not boot.failure.exists()
+
+
+def test_a_program_that_finds_the_disk_full_is_told_as_that(tmp_path: Path) -> None:
+    boot = FirstBoot(tmp_path)
+    boot.write(step("packages", apt=["git"], stamp=str(tmp_path / "stamp")))
+    program(tmp_path / "bin", "dpkg", "exit 0")
+    program(tmp_path / "bin", "apt-get", 'echo "E: write (28: No space left on device)"; exit 100')
+    assert boot.run(path=f"{tmp_path / 'bin'}:{os.environ['PATH']}").returncode == 1
+    told = json.loads(boot.failure.read_text())
+    assert re.fullmatch(rf"no space left on {boot.status.parent}: \d+ MB free, more needed: .*disk_gb\)", told["error"])
+    assert told["lines"][-1].endswith("update ended with exit code 100")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone mounts a disk that is full")
+def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+    boot = FirstBoot(tmp_path)
+    folder = tmp_path / "var"
+    config = boot.node.read_text()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "skyinfra-small", str(folder)], check=True)
+    try:
+        boot.node.write_text(config)
+        with contextlib.suppress(OSError), (folder / "full").open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        boot.write(step("space", name="disk", folder=str(folder / "not" / "yet")))
+        done = boot.run()
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert f"{boot.status} cannot be written: No space left on device" in done.stdout
+    told = json.loads(boot.failure.read_text())
+    text = f"no space left on {folder}: 0 MB free, 64 MB needed: remove files, or give the node a larger disk (disk_gb)"
+    assert (told["step"], told["error"], told["lines"]) == ("disk", text, [])
 
 
 def test_what_may_help_is_tried_again(tmp_path: Path) -> None:

@@ -7,21 +7,27 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from ctypes.util import find_library
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import metadata_service
 import pytest
 from boots import FirstBoot, program, step
 from fake_nvml.fake_machine import FakeMachine
 from support import missing
 
+from skyinfra.first_boot import programs
+from skyinfra.first_boot.conditions import Clock
+from skyinfra.first_boot.fetch import metadata_time
 from skyinfra.first_boot.operations import Driver, Packages, Scratch, Trust, Units, User
 from skyinfra.first_boot.programs import Failed, numbers
 
@@ -189,6 +195,74 @@ def test_packages_where_there_is_no_apt(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Failed, match="this machine has no apt-get"):
         Packages(["git"], str(tmp_path / "stamp")).do()
+
+
+HOLDS = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0])
+def test_the_lock_of_the_package_lists_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    monkeypatch.setattr(programs, "LISTS", str(lock))
+    monkeypatch.setattr(programs, "LOCK_S", 2.0 if seconds > 2 else 60.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "apt-get", 'echo "apt-get $*"')
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(lock), str(seconds)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        if seconds > 2:
+            with pytest.raises(Failed, match=rf"lock is held for more than 2 s by process {other.pid}: .*python"):
+                programs.apt_get("update")
+            # dpkg's lock is its own affair.
+            programs.apt_get("install", "update")
+        else:
+            programs.apt_get("update")
+        other.kill()
+    said = capfd.readouterr().out
+    assert f"waiting for {lock}, which process {other.pid} holds" in said
+    assert f"DPkg::Lock::Timeout={programs.LOCK_S:g} " in said
+
+
+def test_a_wrong_clock_is_said_and_a_time_service_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    program(tmp_path / "bin", "timedatectl", f'echo "$@" >>{asked}')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    now = int(time.time())
+    assert Clock(now - 1, 30).done()
+    soon = Clock(now + 2, 30)
+    assert not soon.done()
+    soon.do()
+    assert asked.read_text() == "set-ntp true\n"
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    boot = FirstBoot(tmp_path / "node")
+    boot.write(step("clock", made=4_000_000_000, wait_s=0.1))
+    assert boot.run().returncode == 1
+    told = json.loads(boot.failure.read_text())["error"]
+    assert re.match(r"the clock of this machine is wrong: it says 20\d\d-.* was made after 2096-10-02 07:06;", told)
+
+
+def test_a_clock_is_set_by_the_metadata_service_where_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_480_000_000.0]  # 2016
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(time, "clock_settime", lambda which, now: clock.insert(0, now))
+    date = "Mon, 23 Nov 2026 12:00:00 GMT"
+    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: date)
+    with metadata_service.serving() as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        # It wants a token, and says the time all the same.
+        assert metadata_time() == 1_795_435_200
+        Clock(1_767_225_600, 0.1).do()
+        assert clock[0] == 1_795_435_200
+        with pytest.raises(Failed, match="it says 2026-11-23 12:00"):
+            Clock(4_000_000_000, 0.1).do()
 
 
 @pytest.mark.parametrize(("there", "state"), [(["/dev/null"], True), ([], False)])

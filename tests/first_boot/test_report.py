@@ -7,8 +7,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,34 @@ def _said_after(port: int, line: bytes) -> bytes:
         with contextlib.suppress(ConnectionError):
             return stream.read()
         return b""
+
+
+def test_strangers_keep_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_LONGEST_S", 2.0)
+    port, ends = free_port(), threading.Event()
+    serving = (report._serve, "127.0.0.1", port, report.key(SECRET), FAILURE, lambda: not ends.is_set())
+    with ThreadPoolExecutor() as threads, contextlib.ExitStack() as strangers:
+        served = threads.submit(*serving)
+        try:
+            while not _listens(port):
+                assert not served.done()
+            silent = [
+                strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(100)
+            ]
+            assert report.ask("127.0.0.1", port, SECRET) == FAILURE
+            # Those of one address that are too many ended at once, the others when their time was over.
+            for connection in silent:
+                with contextlib.suppress(ConnectionError):
+                    while connection.recv(4096):
+                        pass
+            # So does one that sends little by little.
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as slow, pytest.raises(OSError):
+                for _ in range(200):
+                    slow.sendall(b"a")
+                    time.sleep(0.1)
+        finally:
+            ends.set()
+        served.result(timeout=20)
 
 
 def test_an_answer_that_is_not_signed_is_none() -> None:

@@ -28,6 +28,9 @@ class MetadataService(ThreadingHTTPServer):
         self.token = "first"
         self.acknowledged: list[str] = []
         self.asked: list[str] = []
+        # The status of every answer, in place of the right one; how long an answer takes.
+        self.refuses: int | None = None
+        self.slow_s = 0.0
 
     @property
     def url(self) -> str:
@@ -79,8 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(404 if text is None else 200, text or "")
 
     def _answer(self, status: int, text: str) -> None:
+        time.sleep(self.server.slow_s)
         with contextlib.suppress(BrokenPipeError):
-            self.send_response(status)
+            self.send_response(self.server.refuses or status)
             self.send_header("ETag", _etag(text))
             self.end_headers()
             self.wfile.write(text.encode())

@@ -171,6 +171,27 @@ def test_a_runner_that_cannot_start_tells_why(make_node: MakeNode, systemd: Syst
     assert node.status().state == "failed"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone mounts a disk that is full")
+def test_a_runner_on_a_full_disk_tells_that(make_node: MakeNode, systemd: Systemd, tmp_path: Path) -> None:
+    port, folder = free_ports(), tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "skyinfra-small", str(folder)], check=True)
+    try:
+        with contextlib.suppress(OSError), (folder / "full").open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        address = f"127.0.0.1:{port}"
+        node = make_node("n1", cpu_slots=1, provider="aws", scheduler=address, folder=str(folder))
+        with service(node, systemd):
+            failure = until(lambda: report.ask("127.0.0.1", port, SECRET, timeout=2), "the head tells")
+            assert failure["error"].startswith(f"StateDirectoryError: {folder}/runner.pid: cannot be written: No space")
+            assert failure["error"].endswith(f"0 of 1 MB are free on {folder}")
+            assert "disk_gb" in failure["lines"][0]
+            assert "No space left on device" in _fleet_status(manifest(port, "n1"))["problem"]
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 def test_the_secret_that_a_unit_hands_over(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
