@@ -22,7 +22,8 @@ from boots import FirstBoot, program, step
 from fake_nvml.fake_machine import FakeMachine
 from support import missing
 
-from skyinfra.first_boot.operations import Driver, Packages, Scratch, Trust, Units, User
+from skyinfra.first_boot.disks import Scratch
+from skyinfra.first_boot.operations import Driver, Packages, Trust, Units, User
 from skyinfra.first_boot.programs import Failed, numbers
 
 
