@@ -9,7 +9,7 @@ locals {
   sample_runner = "${local.sample_bucket}/${basename(var.runner_file)}"
   sample_sizes = {
     for which, text in { user_data_head = var.user_data_head, user_data_worker = var.user_data_worker } : which => length(base64gzip(
-      replace(replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_BUCKET@", local.sample_bucket), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner)
+      replace(replace(replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_BUCKET@", local.sample_bucket), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner), "@SKYINFRA_VOLUME@", "vol-0a1b2c3d4e5f60718")
     )) * 3 / 4
   }
   # The real values may compress a little worse.

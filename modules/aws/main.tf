@@ -76,7 +76,7 @@ locals {
   scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
   secret    = terraform_data.secret.triggers_replace
 
-  user_data_head   = replace(replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
+  user_data_head   = replace(replace(replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url), "@SKYINFRA_VOLUME@", aws_ebs_volume.head.id)
   user_data_worker = replace(replace(replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
 }
 
@@ -146,7 +146,7 @@ resource "aws_instance" "head" {
 
   lifecycle {
     ignore_changes       = [user_data_base64, launch_template, instance_market_options]
-    replace_triggered_by = [terraform_data.declared["head"], terraform_data.secret.id, aws_network_interface.head.id]
+    replace_triggered_by = [terraform_data.declared["head"], terraform_data.secret.id, aws_network_interface.head.id, aws_ebs_volume.head.id]
   }
 
   # Its first boot fetches the runner and packages, so the way to them is there before it is.

@@ -83,13 +83,13 @@ variable "spot" {
 }
 
 variable "user_data_head" {
-  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the s3:// address of the pool's bucket, where `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may describe instances."
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the s3:// address of the pool's bucket, where `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner, @SKYINFRA_VOLUME@ the id of the volume with the jobs of the head. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may describe instances."
   type        = string
   nullable    = false
 }
 
 variable "user_data_worker" {
-  description = "User data of the other nodes, with the same placeholders. In an Auto Scaling group @SKYINFRA_NODE@ becomes NAME-asg, since all its nodes share one text."
+  description = "User data of the other nodes, with the same placeholders, but @SKYINFRA_VOLUME@. In an Auto Scaling group @SKYINFRA_NODE@ becomes NAME-asg, since all its nodes share one text."
   type        = string
   default     = ""
   nullable    = false
@@ -246,9 +246,21 @@ variable "permissions_boundary" {
 }
 
 variable "kms_key_id" {
-  description = "ARN of the KMS key that encrypts the volumes and the pool's bucket; null takes the keys that AWS manages. The account's EC2 Auto Scaling role must be allowed to use it."
+  description = "ARN of the KMS key that encrypts the volumes and the pool's bucket; null takes the keys that AWS manages. The volume with the jobs keeps the key that it was made with. The account's EC2 Auto Scaling role must be allowed to use it."
   type        = string
   default     = null
+}
+
+variable "head_volume_gb" {
+  description = "The volume with the jobs of the head in GiB (encrypted gp3), which outlives a head that is replaced. It may only grow; the head takes the room at its next boot."
+  type        = number
+  default     = 20
+  nullable    = false
+
+  validation {
+    condition     = var.head_volume_gb >= 1 && var.head_volume_gb <= 16384 && floor(var.head_volume_gb) == var.head_volume_gb
+    error_message = "head_volume_gb: a whole number from 1 to 16384."
+  }
 }
 
 variable "head_machine_type" {

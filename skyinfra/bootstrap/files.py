@@ -86,7 +86,7 @@ def _without_units(file: NodeFile) -> NodeFile:
         return file
     document = json.loads(file.content)
     document["report_unit"] = None
-    document["steps"] = [step for step in document["steps"] if step["operation"] not in ("units", "scratch")]
+    document["steps"] = [step for step in document["steps"] if step["operation"] not in ("units", "scratch", "volume")]
     return NodeFile(file.path, file.mode, json.dumps(document, separators=(",", ":")) + "\n")
 
 

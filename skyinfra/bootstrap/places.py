@@ -24,6 +24,8 @@ FAILURE = f"{RUN}/failure.json"
 MARKER = f"{RUN}/booted"
 UNITS = "/etc/systemd/system"
 SCRATCH = "/mnt/scratch"
+# The volume with the jobs of the head: its top is root's, what is below is of the runner's user.
+STATE = "/var/lib/skyinfra-head"
 INSTANCE_ID = "/var/lib/cloud/data/instance-id"
 # cloud-init's folder of this very instance: the marker that our files are on the disk, and its own of what it has done.
 _INSTANCE = "/var/lib/cloud/instance"

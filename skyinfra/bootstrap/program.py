@@ -1,4 +1,4 @@
-"""`skyinfra.first_boot` as it travels: the source of its modules, without comments and docstrings."""
+"""`skyinfra.first_boot` as it travels: the source of its modules, without comments, docstrings and wide indents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import skyinfra
 
 # The start of a string of several lines.
 _SEVERAL = re.compile(r"\"{3}|'{3}|\\$")
+# What ruff indents by.
+_INDENT = 4
 _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 
 
@@ -22,7 +24,7 @@ def modules() -> tuple[tuple[str, str], ...]:
 
 
 def stripped(source: str) -> str:
-    """*source* without docstrings, empty lines and lines that are a comment. It does the same."""
+    """*source* without docstrings, empty lines and lines that are a comment, and indented by 1. It does the same."""
     tree = ast.parse(source)
     gone = {line for node in _docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = list(enumerate(source.splitlines(), 1))
@@ -34,8 +36,10 @@ def stripped(source: str) -> str:
     found = []
     for number, text in lines:
         line = text.strip()
-        if number not in gone and (number in kept or (line and not line.startswith("#"))):
-            found.append(f"{text}\n")
+        if number in gone or (number not in kept and (not line or line.startswith("#"))):
+            continue
+        depth = (len(text) - len(text.lstrip(" "))) // _INDENT
+        found.append(f"{text}\n" if number in kept else f"{' ' * depth}{text.lstrip()}\n")
     return "".join(found)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
-from skyinfra.first_boot import conditions, operations
+from skyinfra.first_boot import conditions, disks, operations
 from skyinfra.mig import drivers
-from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, NodeAccelerator, NodeConfig
+from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, VOLUME_PLACEHOLDER, NodeAccelerator, NodeConfig
 
 VERSION = 1
 _MINUTE = 60.0
@@ -27,6 +27,10 @@ _MADE = 1_767_225_600
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
 _INSTANCE_STORE = "/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*"
+# The volume of the head; the machines of Xen have no ids there.
+_VOLUME = ("/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{}", "/dev/xvdf")
+# What of the node's folder outlives a head: its jobs, and the files that they need.
+_STATE = ("jobs", "kept")
 _NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
 # Where Pythons and caches stand does not depend on whose home it is; nobody answers questions.
 _ENVIRONMENT = {
@@ -45,11 +49,12 @@ Operation = (
     | operations.NodeName
     | operations.User
     | operations.Trust
-    | operations.Scratch
+    | disks.Scratch
     | operations.Packages
     | operations.Driver
     | operations.Python
     | operations.Runner
+    | disks.Volume
     | operations.Units
 )
 
@@ -102,7 +107,7 @@ def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...
 
 
 def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
-    image, pool = deployment.pool.image, deployment.pool.name
+    image, pool, provider = deployment.pool.image, deployment.pool.name, deployment.pool.provider.kind
     # Over a wrong clock nothing can be fetched.
     yield Step("clock", conditions.Clock(_MADE, 30), _MINUTE)
     # The bucket may be signed for by the authority of the certificate. Without the secret nobody is told of a failure.
@@ -116,8 +121,8 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)
     yield Step("disk", conditions.Space(places.FOLDER), _MINUTE)
-    if deployment.pool.provider.kind == "aws":
-        scratch = operations.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
+    if provider == "aws":
+        scratch = disks.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
         yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)
     if image.apt:
         packages = operations.Packages(list(image.apt), places.APT_STAMP)
@@ -131,6 +136,11 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     own = [image.runner] if image.runner is not None else []
     runner = operations.Runner(places.VENV, places.TOOLS, own, places.VERSIONS, BUCKET_PLACEHOLDER)
     yield Step("runner", runner, 10 * _MINUTE, attempts=4)
+    if config.head and provider == "aws":
+        # Terraform attaches it when the machine runs: it may come later than the rest.
+        kept = places.STATE, places.FOLDER, list(_STATE), places.USER
+        volume = disks.Volume(VOLUME_PLACEHOLDER, list(_VOLUME), *kept)
+        yield Step("volume of the head", volume, 10 * _MINUTE, attempts=30)
     if units:
         services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER)
         yield Step("services", services, _MINUTE, attempts=2)

@@ -35,7 +35,7 @@ class Ending:
     """A node, or the group of a pool (*node* is None), that a plan replaces or destroys.
 
     tasks: the names of those that run there; None where the head did not answer. jobs: how many the head keeps that
-    have not ended, where it is the head that ends. jobs_go_on: whether the next head has them.
+    have not ended, where it is the head that ends. fate: what becomes of them.
     """
 
     pool: str
@@ -44,7 +44,7 @@ class Ending:
     reason: str
     tasks: tuple[str, ...] | None
     jobs: int = 0
-    jobs_go_on: bool = False
+    fate: str = ""
 
     def __str__(self) -> str:
         """One sentence, for a person."""
@@ -54,10 +54,7 @@ class Ending:
             runs = "what runs there could not be asked"
         else:
             runs = f"ends there: {', '.join(self.tasks)}" if self.tasks else "no task runs there"
-        jobs = ""
-        if self.jobs:
-            fate = "go on with the next head" if self.jobs_go_on else "end with its head"
-            jobs = f"; the {self.jobs} jobs of the fleet {fate}"
+        jobs = f"; the {self.jobs} jobs of the fleet {self.fate}" if self.jobs else ""
         return f"{what} {verb}{f', for {self.reason}' if self.reason else ''}: {runs}{jobs}"
 
 
@@ -79,7 +76,7 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
             action,
             plan.reasons.get(address, ""),
             asked[match["pool"]],
-            jobs_stay=not any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
+            jobs_go=any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
         )
         for match, address, action in found
         if match["pool"] in fleets
@@ -91,7 +88,7 @@ def _is_node(match: re.Match[str]) -> bool:
 
 
 def _ending(
-    manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None, *, jobs_stay: bool
+    manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None, *, jobs_go: bool
 ) -> Ending:
     head = next(node.name for node in manifest.nodes if node.head)
     node = match["key"] or (head if match["name"] == "head" else None)
@@ -106,7 +103,10 @@ def _ending(
         ]
         tasks = tuple(name for _, names in here for name in names)
     jobs = running[1] if running is not None and node == head else 0
-    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs, jobs_stay)
+    # A cloud node of 0.1.0 does not use the volume that is attached to it.
+    fate = "go on with the next head" + ("" if manifest.provider == "local" else ", unless 0.1.0 made this one")
+    fate = "end with its head" if jobs_go else fate
+    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs, fate)
 
 
 def _running(manifest: Manifest) -> _Running | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .conditions import Clock, Space
+from .disks import Scratch, Volume
 from .programs import (
     Failed,
     apt_get,
@@ -26,7 +27,6 @@ from .programs import (
     link,
     numbers,
     nvidia_driver,
-    on_volumes,
     output,
     read,
     read_json,
@@ -139,66 +139,6 @@ class Trust:
                 replace(path, certificate)
                 command(program)
         replace(self.bundle, f"{system.rstrip()}\n{certificate}")
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """The volumes of the instance store as one file system at *mount*. A machine that was stopped has empty ones."""
-
-    devices: str
-    mount: str
-    label: str
-    user: str
-
-    def _volumes(self) -> list[str]:
-        return sorted({os.path.realpath(path) for path in glob.glob(self.devices) if "-part" not in path})  # noqa: PTH207
-
-    def done(self) -> bool:
-        return not self._volumes() or os.path.ismount(self.mount)
-
-    def do(self) -> None:
-        volumes = self._volumes()
-        Path(self.mount).mkdir(parents=True, exist_ok=True)
-        mounted = [path for path in on_volumes("MOUNTPOINT", volumes) if path.startswith("/")]
-        if mounted:
-            # AWS's Deep Learning images have joined and mounted them already.
-            folder = Path(mounted[0], "skyinfra")
-            folder.mkdir(exist_ok=True)
-            if folder.is_symlink():
-                # Tasks own what is there: the link would give them the folder that it leads to.
-                raise Failed(f"{folder} is a link: remove it")
-            command("mount", "--bind", str(folder), self.mount)
-        else:
-            command("mount", "-o", "noatime,nosuid,nodev", self._found(volumes) or self._made(volumes), self.mount)
-        shutil.chown(self.mount, self.user)
-
-    def _found(self, volumes: list[str]) -> str:
-        """Returns the volume that an earlier boot has made."""
-        if len(volumes) > 1:
-            output("vgchange", "-ay", self.label)
-            output("mdadm", "--assemble", "--scan")
-        return output("blkid", "-L", self.label)
-
-    def _made(self, volumes: list[str]) -> str:
-        held = on_volumes("FSTYPE", volumes)
-        if held:
-            raise Failed(f"{', '.join(volumes)} hold {', '.join(held)} that is not mounted: nothing is overwritten")
-        device = volumes[0] if len(volumes) == 1 else self._joined(volumes)
-        command("mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-m", "0", "-L", self.label, device)
-        return device
-
-    def _joined(self, volumes: list[str]) -> str:
-        count = str(len(volumes))
-        if shutil.which("vgcreate"):
-            command("vgcreate", "-q", self.label, *volumes)
-            stripes = ("-i", count, "-I", "256k", "-l", "100%FREE")
-            command("lvcreate", "-q", "-y", "-n", "scratch", *stripes, self.label)
-            return f"/dev/{self.label}/scratch"
-        if shutil.which("mdadm"):
-            device = f"/dev/md/{self.label}"
-            command("mdadm", "--create", device, "--run", "--level=0", "--raid-devices", count, *volumes)
-            return device
-        raise Failed(f"{count} volumes have to be joined, and this machine has neither lvm2 nor mdadm")
 
 
 @dataclass(frozen=True)
@@ -426,5 +366,6 @@ OPERATIONS = {
     "driver": Driver,
     "python": Python,
     "runner": Runner,
+    "volume": Volume,
     "units": Units,
 }

@@ -91,6 +91,18 @@ def on_volumes(column: str, volumes: list[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+def signatures(device: str) -> list[str]:
+    """Returns what stands on *device*, each as label and kind: nothing on a new one. Raises `Failed`.
+
+    Read from the device itself, for udev may not have looked at it yet.
+    """
+    done = subprocess.run(["wipefs", "-n", "-p", device], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise Failed(f"what {device} holds cannot be read")
+    rows = done.stdout.decode(errors="replace").splitlines()
+    return [" ".join(row.split(",")[2:]).strip() for row in rows if row[0] != "#"]
+
+
 def nvidia_driver() -> str:
     """The version of NVIDIA's driver. NVML loads its kernel module where nothing has. Raises OSError."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")

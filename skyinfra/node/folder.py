@@ -27,7 +27,7 @@ State = Literal["starting", "partitioning", "draining", "drained", "serving", "r
 # Fields of `Status` that stand in status.json as they are.
 _PLAIN = ("fleet", "node", "state", "pid", "scheduler", "config_sha256", "generation", "simulated")
 _HINTS = {
-    errno.ENOSPC: "The disk is full: free some space, or give the node a larger disk (disk_gb).",
+    errno.ENOSPC: "The disk is full: free some space, or declare a larger disk (disk_gb, for jobs head_volume_gb).",
     errno.EDQUOT: "The quota is used up: free some space, or raise the quota.",
     errno.EROFS: "The file system is mounted read-only: remount it, or look in the kernel log for the reason.",
     errno.EACCES: "The runner's user may not write there: change the owner of the directory to that user.",

@@ -53,7 +53,8 @@ class AWS(Provider):
     efa: Elastic Fabric Adapter on every network card. placement_group: close together in one zone; with efa it is on
     unless it says otherwise. group: nodes in an Auto Scaling group from the first one on, so that a spot pool of one
     node grows without being replaced. iam_path, permissions_boundary: of the role that the pool makes. kms_key_id: ARN
-    of the key that encrypts the volumes and the pool's bucket.
+    of the key that encrypts the volumes and the pool's bucket. head_volume_gb: of the volume with the jobs of the head,
+    which may only grow; 20 unless it says otherwise.
     """
 
     kind: ClassVar[str] = "aws"
@@ -80,6 +81,7 @@ class AWS(Provider):
     iam_path: str | None = Field(default=None, pattern=r"^/([!-~]+/)?$")
     permissions_boundary: str | None = Field(default=None, pattern=r"^arn:")
     kms_key_id: str | None = Field(default=None, pattern=r"^arn:")
+    head_volume_gb: int | None = Field(default=None, ge=1, le=16_384)
 
     @model_validator(mode="after")
     def _check_network(self) -> AWS:
@@ -288,6 +290,7 @@ class AWS(Provider):
             "iam_path": self.iam_path,
             "permissions_boundary": self.permissions_boundary,
             "kms_key_id": self.kms_key_id,
+            "head_volume_gb": self.head_volume_gb,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
             "efa_interfaces": chosen.efa or None,

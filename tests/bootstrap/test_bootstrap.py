@@ -178,8 +178,10 @@ def test_the_steps_of_a_node() -> None:
         "driver",
         "Python",
         "runner",
+        "volume of the head",
         "services",
     ]
+    assert "volume of the head" not in steps(user_data(aws(image=image)).worker)
     assert found["driver"]["arguments"]["minimum"] == "525.85.12"
     assert found["Python"]["arguments"]["version"] == "3.12"
     assert found["packages of the system"]["arguments"]["apt"] == ["git"]

@@ -95,6 +95,7 @@ PROVIDER: Table = {
     "iam_path": [("/x/", {}, False)],
     "permissions_boundary": [("arn:aws:iam::1:policy/x", {}, False)],
     "kms_key_id": [("arn:aws:kms:us-east-1:1:key/x", {}, False)],
+    "head_volume_gb": [(40, {}, False)],
 }
 TABLES: dict[str, tuple[Any, Table]] = {
     "provider": (sky.AWS, PROVIDER),

@@ -400,7 +400,7 @@ def test_other_versions_are_refused_with_both_named(fleets, what, claim):
 
 def test_a_fleet_of_another_version_of_skyinfra_is_refused_with_what_to_do(fleets):
     fleet = fleets(nodes=(), claims={"skyinfra": 1})
-    refused = r"stack/pool: its head speaks version 1 of the protocol, this client version 2\n.*skyinfra upgrade stack/pool"
+    refused = r"stack/pool: its head speaks version 1 of the protocol, this client version 2\n.*upgrade stack/pool"
     with pytest.raises(sky.VersionMismatch, match=refused):
         open_pool(fleet.manifest)
 

@@ -27,8 +27,9 @@ from support import missing
 
 from skyinfra.first_boot import programs
 from skyinfra.first_boot.conditions import Clock
+from skyinfra.first_boot.disks import Scratch
 from skyinfra.first_boot.fetch import metadata_time
-from skyinfra.first_boot.operations import Driver, Packages, Scratch, Trust, Units, User
+from skyinfra.first_boot.operations import Driver, Packages, Trust, Units, User
 from skyinfra.first_boot.programs import Failed, numbers
 
 

@@ -192,6 +192,7 @@ def test_what_cannot_be(
         ({"instance_types": ["p5"]}, "AWS.instance_types"),
         ({"iam_path": "skyinfra"}, "AWS.iam_path"),
         ({"kms_key_id": "alias/mine"}, "AWS.kms_key_id"),
+        ({"head_volume_gb": 0}, "AWS.head_volume_gb"),
     ],
 )
 def test_a_provider_that_cannot_be(fields: dict[str, Any], field: str) -> None:

@@ -28,6 +28,7 @@ write_files:
     content: "@SKYINFRA_BUCKET@/secret"
 """
 WORKER_DATA = HEAD_DATA.replace('"head":true', '"head":false').replace("0.0.0.0:8786", "@SKYINFRA_HEAD@")
+HEAD_DATA += "# volume: @SKYINFRA_VOLUME@\n"
 
 # A machine type of its own for each: nothing else in the inputs is needed.
 VERSIONS = {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]}

@@ -59,8 +59,11 @@ def planned(
 NODES = ("module.pair.aws_instance.head", 'module.pair.aws_instance.worker["pair-1"]')
 GROUP = "module.group.aws_autoscaling_group.workers[0]"
 TEMPLATE = 'module.group.aws_launch_template.group["plain"]'
-# What keeps the address of the head.
-KEPT = ("module.pair.aws_network_interface.head", "module.group.aws_network_interface.head")
+ATTACHMENTS = ("module.pair.aws_volume_attachment.head", "module.group.aws_volume_attachment.head")
+# What keeps the address of the head, and its jobs.
+KEPT = tuple(
+    f"module.{pool}.{kind}.head" for pool in ("pair", "group") for kind in ("aws_network_interface", "aws_ebs_volume")
+)
 
 
 def test_nothing_changed(running: Root) -> None:
@@ -152,6 +155,7 @@ def test_another_image_replaces_the_nodes_and_keeps_the_head_s_address(running: 
         "module.group.aws_instance.head",
         GROUP,
         TEMPLATE,
+        *ATTACHMENTS,
     }
     assert not set(found) & set(KEPT)
 
@@ -174,7 +178,8 @@ def test_zones_move_nodes_only_where_that_is_asked_for(running: Root) -> None:
     running.cloud.tell()
     try:
         found = plan_changes(root.plan("-refresh=false", '-replace=module.pair.terraform_data.zone["head"]'))
-        assert {found[each] for each in (*NODES, KEPT[0])} == {"replace"}
+        # A volume cannot be moved to another zone.
+        assert {found[each] for each in (*NODES, *KEPT[:2])} == {"replace"}
         assert not any(address.startswith("module.group") for address in found)
     finally:
         running.cloud.tell(not_offered=[("g5.xlarge", "us-east-1a")])
@@ -186,6 +191,50 @@ def test_fewer_and_more_nodes(running: Root) -> None:
     fewer = planned(running, pair={"node_count": 1})
     assert {each: action for each, action in fewer.items() if "aws_instance" in each} == {NODES[1]: "destroy"}
     assert set(fewer.values()) == {"destroy"}
+
+
+def test_the_volume_of_the_head_grows_in_place_and_keeps_its_key(running: Root) -> None:
+    assert planned(running, pair={"head_volume_gb": 30}) == {"module.pair.aws_ebs_volume.head": "update"}
+    key = "arn:aws:kms:us-east-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+    found = planned(running, pair={"kms_key_id": key})
+    assert {found[each] for each in NODES} == {"replace"} and not set(found) & set(KEPT)
+
+
+def test_a_head_that_is_replaced_gets_the_volume_of_the_one_before(running: Root) -> None:
+    """Applied; by name, as a person does it, and of the one whose nodes are a group."""
+    cloud = running.cloud
+    before = {pool: jobs_of(cloud, f"{pool}-{node}") for pool, node in (("pair", 0), ("group", "head"))}
+    for instance, volume in before.values():
+        assert (volume["Size"], volume["Encrypted"], volume["VolumeType"]) == (20, True, "gp3")
+        assert volume["Attachments"][0]["InstanceId"] == instance
+        assert f"volume: {volume['VolumeId']}" in cloud.user_data(instance)
+    running.write(pools(cloud))
+    heads = [f"-replace=module.{pool}.aws_instance.head" for pool in before]
+    assert set(plan_changes(running.plan(*heads)).values()) == {"replace"}
+    assert plan_counts(running.apply(*heads)) == (4, 0, 4)
+    for pool, (instance, volume) in before.items():
+        new, now = jobs_of(cloud, tags(volume)["Name"].split("/")[1])
+        assert new != instance and now["VolumeId"] == volume["VolumeId"], pool
+        assert [each["InstanceId"] for each in now["Attachments"]] == [new]
+        assert f"volume: {now['VolumeId']}" in cloud.user_data(new)
+    assert planned(running) == {}
+
+
+def test_another_volume_is_made_with_another_head(running: Root) -> None:
+    """A running one does not have it from under it."""
+    found = planned(running, "-replace=module.pair.aws_ebs_volume.head")
+    assert {address for address, action in found.items() if action == "replace"} == {
+        "module.pair.aws_ebs_volume.head",
+        NODES[0],
+        ATTACHMENTS[0],
+    }
+
+
+def jobs_of(cloud: Cloud, node: str) -> tuple[str, dict[str, Any]]:
+    """The head of that name, and the volume with its jobs."""
+    instance = cloud.instance(node)["InstanceId"]
+    [volume] = [each for each in cloud.volumes(instance) if tags(each)["Name"].endswith("/jobs")]
+    return instance, volume
 
 
 def test_the_new_node_has_the_new_user_data(running: Root) -> None:

@@ -125,6 +125,8 @@ def test_a_key_of_the_caller_encrypts_the_secret_and_the_nodes_may_use_it(fleets
     bucket = file.removeprefix("s3://").partition("/")[0]
     [rule] = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key["Arn"]}
+    [jobs] = [each for each in cloud.volumes(instance["InstanceId"]) if tags(each).get("Name", "").endswith("/jobs")]
+    assert (jobs["Encrypted"], jobs["KmsKeyId"]) == (True, key["Arn"])
 
 
 def test_only_heads_carry_the_layout(cloud: Cloud) -> None:
@@ -233,8 +235,8 @@ def test_prices_blocks_and_reservations_are_asked_for(cloud: Cloud) -> None:
     )
     [request] = requests["SpotInstanceRequests"]
     assert (float(request["SpotPrice"]), request["Type"]) == (0.15, "one-time")
-    [volume] = cloud.volumes(spot["InstanceId"])
-    assert volume["Size"] == 100
+    # Its own disk, and the volume with its jobs.
+    assert sorted(volume["Size"] for volume in cloud.volumes(spot["InstanceId"])) == [20, 100]
     block = cloud.instance("block-0")
     assert block["InstanceLifecycle"] == "capacity-block" and block["CapacityReservationId"] == "cr-0b10c4"
     assert block["Placement"]["AvailabilityZone"] == "us-east-1c"

@@ -23,14 +23,19 @@ import bed_image
 import bed_network
 from bed_machine import DRIVER_FOLDER, Hardware, Machine, end_cgroup, hierarchies
 from bed_virtual import PROGRAMS as VIRTUAL_PROGRAMS
-from bed_virtual import VirtualMachine
+from bed_virtual import VOLUME, VirtualMachine
 from fleet import until
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel, user_data
 from skyinfra.client import Pool
 from skyinfra.compiler import compile_pool
-from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, HEAD_PLACEHOLDER, NODE_PLACEHOLDER
+from skyinfra.protocol.nodeconfig import (
+    BUCKET_PLACEHOLDER,
+    HEAD_PLACEHOLDER,
+    NODE_PLACEHOLDER,
+    VOLUME_PLACEHOLDER,
+)
 
 PREFIX = "skb"
 PORT = 8786
@@ -84,8 +89,10 @@ class Bed:
         """The fleet that *pool* declares, not booted. *gpus*: models of the fake driver; *hardware*: see `Hardware`."""
         return Fleet(self, pool, {"FAKE_NVML_GPUS": gpus}, hardware)
 
-    def machine(self, name: str, variables: dict[str, str], **hardware: bool) -> Machine:
-        """A machine of that image, off and without user data."""
+    def machine(
+        self, name: str, variables: dict[str, str], *, link: bed_network.Link | None = None, **hardware: bool
+    ) -> Machine:
+        """A machine of that image, off and without user data. *link*: that of the one before it."""
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
         variables = {**variables, "FAKE_NVML_SEED": name}
         layer = folder / "image"
@@ -94,7 +101,7 @@ class Bed:
             name,
             folder=folder / "machine",
             layers=[layer, *self._layers],
-            link=self.network.link(),
+            link=link or self.network.link(),
             hardware=Hardware(self.driver / "fake-nvml-ctl", variables, **hardware),
         )
 
@@ -140,6 +147,7 @@ class Fleet:
         self.bucket = Bucket(bed, self.secret)
         self._manifest = bed.folder / f"{secrets.token_hex(4)}.json"
         self._pool = pool
+        self._another_head = partial(bed.machine, variables=variables, **hardware)
         texts = user_data(deployment)
         self.bucket.put_versions({**(texts.versions or {}), "wheel": self.bucket.wheel})
         names = [f"{pool.name}-{index}" for index in range(pool.nodes)]
@@ -157,8 +165,11 @@ class Fleet:
                         HEAD_PLACEHOLDER: scheduler,
                         NODE_PLACEHOLDER: machine.name,
                         BUCKET_PLACEHOLDER: self.bucket.url,
+                        VOLUME_PLACEHOLDER: VOLUME,
                     },
                 )
+            self.head.volume = Path(tempfile.mkdtemp(prefix="volume-", dir=bed.folder))
+            self.head.volume.chmod(0o755)
         except BaseException:
             self.close()
             raise
@@ -175,6 +186,13 @@ class Fleet:
             for machine in self.nodes:
                 self.wait(machine)
         return self
+
+    def replace_head(self) -> None:
+        """Another machine in the place of the head, off: with its address, user data and volume, and nothing else."""
+        old = self.head
+        old.close()
+        self.nodes[0] = new = self._another_head(old.name, link=old.link)
+        new.metadata.user_data, new.volume = old.metadata.user_data, old.volume
 
     def wait(self, machine: Machine, state: str = "ready", *, seconds: float = BOOT_S) -> dict[str, Any]:
         """The status of the node once it is *state*; fails with what the node logged where it is not in time."""

@@ -18,6 +18,8 @@ import psutil
 from bed_metadata import Metadata
 from bed_network import METADATA, Link
 
+from skyinfra.bootstrap import places
+
 # How systemd-nspawn ends when the machine has asked for a reboot.
 _REBOOT = 133
 _STOP_S = 10.0
@@ -42,6 +44,9 @@ class Hardware:
 
 class Machine:
     """*layers*: folders of its image, the upper ones first. *folder*: where its own files are kept, on any disk."""
+
+    # A folder that stands for a volume that is attached, where one is.
+    volume: Path | None = None
 
     def __init__(self, name: str, *, folder: Path, layers: Sequence[Path], link: Link, hardware: Hardware) -> None:
         self.name = name
@@ -192,6 +197,9 @@ class Machine:
             "--link-journal=no",
             "--console=pipe",
         ]
+        if self.volume is not None:
+            # A container has no disks of its own to mount.
+            nspawn.append(f"--bind={self.volume}:{places.STATE}")
         return ["sh", "-c", f'{enter}exec "$@"', "sh", *nspawn]
 
     def _mount(self, layers: Sequence[Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ _UUID = "ec2b0a7d-0000-4000-8000-000000000000"
 _MAC = "02:00:00:00:00:01"
 _DISK = "4G"
 _MEMORY_MIB = 1536
+_VOLUME_BYTES = 64 * 2**20
+# The disk that is attached besides, and the name that its machine knows it by.
+VOLUME = "vol-0123456789abcdef0"
+_SERIAL = VOLUME.replace("-", "")
+_UDEV = f'ENV{{ID_SERIAL}}=="{_SERIAL}", SYMLINK+="disk/by-id/nvme-Amazon_Elastic_Block_Store_{_SERIAL}"\n'
 _NETWORK = """\
 [Match]
 MACAddress={mac}
@@ -39,6 +45,7 @@ class VirtualMachine:
         if platform.machine() != "x86_64":
             raise Unavailable("the virtual machine is one of x86_64")
         self.name = name
+        self.volume: Path | None = None
         self.link = link
         self.address = link.address
         self._folder = folder
@@ -54,6 +61,12 @@ class VirtualMachine:
         command += ["-machine", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2"]
         command += ["-m", str(_MEMORY_MIB), "-kernel", str(self._kernel), "-initrd", str(self._initrd)]
         command += ["-append", "root=/dev/vda rw console=ttyS0 panic=-1", "-drive", disk, "-serial", "stdio"]
+        if self.volume is not None:
+            file = self.volume / "disk"
+            file.touch()
+            os.truncate(file, _VOLUME_BYTES)
+            command += ["-drive", f"file={file},if=none,id=volume,format=raw", "-device"]
+            command += [f"virtio-blk-pci,drive=volume,serial={_SERIAL}"]
         command += ["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no"]
         command += ["-device", f"virtio-net-pci,netdev=net,mac={_MAC}", "-device", "virtio-rng-pci", "-no-reboot"]
         command += ["-smbios", f"type=1,manufacturer=Amazon EC2,product=p5.4xlarge,uuid={_UUID},serial={_UUID}"]
@@ -88,6 +101,9 @@ class VirtualMachine:
         network = upper / "etc/systemd/network/10-machine.network"
         network.parent.mkdir(parents=True)
         network.write_text(_NETWORK.format(mac=_MAC, address=self.address, gateway=gateway, metadata=METADATA))
+        rules = upper / "etc/udev/rules.d/90-volume.rules"
+        rules.parent.mkdir(parents=True)
+        rules.write_text(_UDEV)
         lower = ":".join(map(str, layers))
         options = f"lowerdir={lower},upperdir={upper},workdir={self._folder / 'work'}"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(root)], check=True)
