@@ -108,8 +108,10 @@ def _environment() -> Environment:
 
 @cache
 def _unit(name: str) -> str:
+    """Returns the unit without its comments, for which user data have no room."""
     values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
-    return _template(f"{name}.j2").render(values)
+    text = _template(f"{name}.j2").render(values)
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 
 def _template(name: str) -> Template:

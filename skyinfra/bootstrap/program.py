@@ -1,4 +1,4 @@
-"""`skyinfra.first_boot` as it travels: the source of its modules, without comments, docstrings and wide indents."""
+"""`skyinfra.first_boot` as it travels: the source of its modules, without what only people and checkers read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def modules() -> tuple[tuple[str, str], ...]:
 
 
 def stripped(source: str) -> str:
-    """*source* without docstrings, empty lines and lines that are a comment, and indented by 1. It does the same."""
+    """*source* without docstrings, annotations of functions, empty lines and lines that are a comment, indented by 1.
+
+    It does the same.
+    """
+    source = _without_annotations(source)
     tree = ast.parse(source)
     gone = {line for node in _docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = list(enumerate(source.splitlines(), 1))
@@ -41,6 +45,32 @@ def stripped(source: str) -> str:
         depth = (len(text) - len(text.lstrip(" "))) // _INDENT
         found.append(f"{text}\n" if number in kept else f"{' ' * depth}{text.lstrip()}\n")
     return "".join(found)
+
+
+def _without_annotations(source: str) -> str:
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    # From the end on, so that what is cut moves nothing that is still to be cut.
+    for node in sorted(_annotated(ast.parse(source)), key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        row, end = node.lineno - 1, node.end_col_offset or 0
+        if node.lineno == node.end_lineno:
+            before = lines[row][: node.col_offset].rstrip()
+            mark = b"->" if before.endswith(b"->") else b":"
+            lines[row] = before.removesuffix(mark).rstrip() + lines[row][end:]
+    return b"".join(lines).decode()
+
+
+def _annotated(node: ast.AST) -> Iterator[ast.expr]:
+    """Yields the annotations of all functions in *node*."""
+    if isinstance(node, ast.FunctionDef):
+        every = node.args
+        for each in (*every.posonlyargs, *every.args, every.vararg, *every.kwonlyargs, every.kwarg):
+            if each is not None and each.annotation is not None:
+                yield each.annotation
+        if node.returns is not None:
+            yield node.returns
+    for block in ("body", "orelse", "finalbody", "handlers"):
+        for inner in _statements(node, block):
+            yield from _annotated(inner)
 
 
 def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
