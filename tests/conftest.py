@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,16 +28,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def terraform_program() -> str:
-    """A real terraform, or the embedded one."""
+def terraform_program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program that is a real terraform, or the embedded one."""
     from skyinfra import TerraformNotFound
     from skyinfra.terraform.program import find_program
 
     try:
-        return find_program()[0]
+        program = find_program()
     except TerraformNotFound:
         missing("terraform")
         raise
+    if len(program) == 1:
+        return program[0]
+    file = tmp_path_factory.mktemp("terraform") / "terraform"
+    file.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n')
+    file.chmod(0o755)
+    return str(file)
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT
+from support import ROOT, app_environment
 
 STACK = """
 import skyinfra as sky
@@ -27,7 +26,7 @@ print(json.dumps([n for n, m in came.items() if hasattr(m, "__path__")]))
 
 
 def run(program: str, folder: Path, *, synthesizes: bool = False) -> str:
-    environment = {**os.environ, **({"CDKTF_CONTEXT_JSON": "{}"} if synthesizes else {})}
+    environment = {**app_environment(), **({"CDKTF_CONTEXT_JSON": "{}"} if synthesizes else {})}
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=environment, check=True, capture_output=True, text=True
     )

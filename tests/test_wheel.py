@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from support import ROOT
+from support import ROOT, app_environment
 
 
 def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
@@ -27,6 +27,7 @@ def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     init = [sys.executable, "-m", "skyinfra.cli", "init", str(project)]
     subprocess.run(init, check=True, env=environment, capture_output=True, cwd=tmp_path)
+    environment = {**app_environment(), **environment}
     subprocess.run([sys.executable, "main.py"], check=True, env=environment, capture_output=True, cwd=project)
     (module,) = (project / "cdktf.out" / "stacks" / "quickstart" / "assets").glob("*/*/main.tf")
     assert module.read_bytes() == (ROOT / "modules" / "local" / "main.tf").read_bytes()

@@ -17,6 +17,7 @@ if ! test -e "$root/etc/fresh"; then
   mkdir -p "$(dirname "$root")"
   debootstrap --variant=minbase --include=python3,python3-venv,make,git,ca-certificates,procps,iproute2,gcc,libc6-dev,systemd \
     "$VERSION_CODENAME" "$root" >"$root.log" 2>&1 || { tail -n 20 "$root.log" >&2; exit 1; }
+  echo '127.0.0.1 localhost' >"$root/etc/hosts"
   touch "$root/etc/fresh"
 fi
 rm -rf "$root/work"

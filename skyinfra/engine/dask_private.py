@@ -31,6 +31,7 @@ from distributed.comm.tcp import (
     convert_stream_closed_error,
     read_bytes_rw,
 )
+from distributed.protocol import Serialized as Serialized
 from distributed.protocol.utils import msgpack_opts, unpack_frames
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient

@@ -8,7 +8,6 @@ from typing import Any
 
 from distributed import Scheduler
 from distributed.core import Status
-from distributed.protocol import Serialized
 from distributed.security import Security
 
 from skyinfra.engine import dask_private
@@ -64,7 +63,7 @@ class Execution:
         attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources)
         del call  # it may be large
         try:
-            given: Serialized | None = await attempt
+            given: dask_private.Serialized | None = await attempt
         except Exception as error:  # noqa: BLE001 - errors of Dask about a call end its job
             error.__context__ = None
             return _failed(error.with_traceback(None)), None

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,12 @@ from skyinfra.errors import (
     ProjectNotFound,
     StackNotFound,
     TerraformFailed,
+    TerraformNotFound,
     did_you_mean,
 )
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform.expressions import unfolded
-from skyinfra.terraform.program import Terraform
+from skyinfra.terraform.program import PROGRAM_VARIABLE, Terraform, find_program
 from skyinfra.terraform.state import Resource, keep_private, read_state, read_state_file, refuse_shared
 
 
@@ -191,6 +193,7 @@ class Project:
         environment = {
             **os.environ,
             **node_environment(),
+            **terraform_of_cdktf(),
             "CDKTF_OUTDIR": str(self.output),
             "CDKTF_CONTEXT_JSON": self._context(),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -309,6 +312,15 @@ def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
         providers=document.get("provider", {}),
         backend=document.get("terraform", {}).get("backend", {}),
     )
+
+
+def terraform_of_cdktf() -> dict[str, str]:
+    """Returns the environment in which cdktf, which asks Terraform for its version, finds the embedded one."""
+    try:
+        program = find_program()
+    except TerraformNotFound:
+        return {}
+    return {PROGRAM_VARIABLE: shlex.join(program)} if len(program) > 1 else {}
 
 
 def node_environment() -> dict[str, str]:

@@ -511,7 +511,7 @@ def test_status_shows_what_each_slot_does(
     path = tmp_path / "run"
     job = pool.submit(wait_for, str(path), detach="shown-job")
     until(lambda: job.state == "running", "the head knows that it runs")
-    found = _fleet_status(pool.manifest)
+    found = _fleet_status(pool.manifest, None)
     (node,) = found["nodes"]
     busy = {slot["slot"]: [task["name"] for task in slot["tasks"]] for slot in node["slots"]}
     assert sorted(busy.values()) == [[], ["shown-job"]]

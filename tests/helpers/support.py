@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from skyinfra.terraform.expressions import file_of
+from skyinfra.terraform.project import node_environment, terraform_of_cdktf
 
 ROOT = Path(__file__).resolve().parents[2]
 NPM = ROOT / "tests" / "npm" / "node_modules" / ".bin"
@@ -52,12 +53,19 @@ def cdk_command(library: str) -> list[str]:
     return [str(node), str(program.resolve())]
 
 
+def app_environment() -> dict[str, str]:
+    """The environment of a program that declares stacks, as `skyinfra synth` and cdktf run it: with a Node, and with a
+    Terraform that can be asked for its version."""
+    return {**os.environ, **node_environment(), **terraform_of_cdktf()}
+
+
 def synth(folder: Path, program: str, library: str = "cdktf", check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs a program that declares stacks in a process of its own, as cdktf does: jsii keeps one Node per process."""
     folder.mkdir(parents=True, exist_ok=True)
     head = f"import skyinfra as sky\nfrom {library} import App\napp = App()\n"
     (folder / "main.py").write_text(head + textwrap.dedent(program))
-    return subprocess.run([sys.executable, "main.py"], cwd=folder, capture_output=True, text=True, check=check)
+    command = [sys.executable, "main.py"]
+    return subprocess.run(command, cwd=folder, env=app_environment(), capture_output=True, text=True, check=check)
 
 
 def read(folder: Path, stack: str) -> dict[str, Any]:

@@ -62,7 +62,10 @@ class Bed:
                 wheelhouse = pool.submit(bed_image.wheelhouse, runner)
                 rootfs = bed_image.rootfs()
             self.folder = self._scratch()
-            self.network = bed_network.Network(f"{PREFIX}{os.getpid()}")
+            try:
+                self.network = bed_network.Network(f"{PREFIX}{os.getpid()}")
+            except OSError as error:
+                raise bed_image.Unavailable(f"this machine allows no bridge: {error}") from None
             self._left.callback(self.network.close)
             self.packages = self.folder / "packages"
             self.packages.mkdir()
