@@ -68,6 +68,8 @@ def test_the_first_apply_of_this_version_replaces_no_node(root: Root, cloud: Clo
     touched = {address: action for address, action in found.items() if any(kind in address for kind in machines)}
     assert set(touched.values()) <= {"update"}, touched
     assert set(found.values()) <= {"create", "update", "destroy"}
+    # A head that stands has its volume attached, and uses it when it is replaced.
+    assert {found[f"module.{pool}.aws_volume_attachment.head"] for pool in declared} == {"create"}
     assert {address.partition(".terraform_data.")[2] for address, action in found.items() if action == "destroy"} == {
         'identity["head"]',
         'identity["worker"]',

@@ -73,10 +73,11 @@ def _check_instance(cloud: Cloud, root: Root, instance: dict) -> None:
     options = instance["MetadataOptions"]
     assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
     assert options["InstanceMetadataTags"] == "enabled"
-    [volume] = cloud.volumes(name)
-    assert volume["Encrypted"] and volume["VolumeType"] == "gp3"
+    # Its own, and the one with its jobs.
+    volumes = cloud.volumes(name)
+    assert [(each["Encrypted"], each["VolumeType"]) for each in volumes] == [(True, "gp3")] * 2
     [interface] = cloud.interfaces(name)
-    for carrier in (volume, interface):
+    for carrier in (*volumes, interface):
         assert tags(carrier).items() >= {"team": "ml", "skyinfra:pool": "one"}.items()
     assert cloud.rules("one") == {
         ("in", "-1", "all", "self"),

@@ -66,7 +66,8 @@ class VirtualMachine:
             file.touch()
             os.truncate(file, _VOLUME_BYTES)
             command += ["-drive", f"file={file},if=none,id=volume,format=raw", "-device"]
-            command += [f"virtio-blk-pci,drive=volume,serial={_SERIAL}"]
+            # Behind the disk with the system, which is the first one that the kernel finds.
+            command += [f"virtio-blk-pci,drive=volume,serial={_SERIAL},addr=0x10"]
         command += ["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no"]
         command += ["-device", f"virtio-net-pci,netdev=net,mac={_MAC}", "-device", "virtio-rng-pci", "-no-reboot"]
         command += ["-smbios", f"type=1,manufacturer=Amazon EC2,product=p5.4xlarge,uuid={_UUID},serial={_UUID}"]
