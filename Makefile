@@ -11,7 +11,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint bench update-golden fake-nvml debian torch jax dask clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -54,6 +54,15 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m tools.house
 
+# The module, and a stack that is synthesized from it; what is left out stands in .checkov.yaml, with reasons.
+CHECKOV := build/checkov
+checkov: $(VENV)/.dev
+	@test -x $(CHECKOV)/bin/checkov || { $(PYTHON) -m venv $(CHECKOV) && $(CHECKOV)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check checkov==3.3.30; }
+	cd stacks/aws-mig && PATH="$(BIN):$$PATH" $(BIN)/skyinfra synth
+	$(CHECKOV)/bin/checkov --config-file .checkov.yaml -d modules/aws
+	$(CHECKOV)/bin/checkov --config-file .checkov.yaml -d stacks/aws-mig/cdktf.out/stacks/aws-mig
+
 bench: $(VENV)/.dev
 	PATH="$(BIN):$$PATH" $(BIN)/python -m benchmarks
 
@@ -86,7 +95,7 @@ dask: $(VENV)/.dev
 	  --disable-pip-version-check --target build/dask.new/site-packages distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
 
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/dask-*
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/dask-* $(CHECKOV)
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

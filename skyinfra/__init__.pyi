@@ -32,6 +32,7 @@ from skyinfra.errors import CredentialsRefused as CredentialsRefused
 from skyinfra.errors import DeclarationError as DeclarationError
 from skyinfra.errors import DemandDoesNotFit as DemandDoesNotFit
 from skyinfra.errors import DeployInterrupted as DeployInterrupted
+from skyinfra.errors import DiskTooSmall as DiskTooSmall
 from skyinfra.errors import DriverTooOld as DriverTooOld
 from skyinfra.errors import DuplicatePool as DuplicatePool
 from skyinfra.errors import FleetError as FleetError

@@ -254,6 +254,16 @@ def offers(
 
 
 @app.command()
+def iam(stack: StackName = None) -> None:
+    """Print the IAM policy that planning, deploying and destroying a stack on AWS needs, as JSON. Asks nobody."""
+    from skyinfra.cli.stacks import synthesize
+    from skyinfra.cli.tables import print_json
+    from skyinfra.preflight.permissions import policy
+
+    print_json(policy(synthesize(stack)))
+
+
+@app.command()
 def preflight(stack: StackName = None, as_json: Json = False) -> None:
     """Ask the providers whether they have, and give this account, what a stack asks for. Creates nothing."""
     from skyinfra.cli.stacks import check, synthesize

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.deploy.last_run import recorded
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.reporting import Reporter
@@ -35,7 +36,8 @@ def planned(
     """Plans a deploy of *stack*, or a destroy; the plan file exists as long as the block runs.
 
     replace: addresses of resources to make anew. target: addresses of those that alone are deployed, with what they
-    need; none: all. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`.
+    need; none: all. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`,
+    `DiskTooSmall`.
     """
     with contextlib.ExitStack() as inside:
         stack.keep_private()
@@ -47,6 +49,7 @@ def planned(
             error.hint = hint_for(stack, error, "Nothing was changed.")
             raise
         _check_place(stack, plan)
+        refuse_smaller(stack, plan)
         yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
 
 

@@ -43,7 +43,8 @@ def find_orphans(project: Project, declared: Iterable[SynthesizedStack]) -> tupl
     """Returns the states with resources that none of the *declared* stacks owns, by name.
 
     Looked through are the state files in the project's folder, and the states of what was synthesized before in this
-    checkout, in whichever backend.
+    checkout, in whichever backend. Workspaces of HCP Terraform and keys in S3 that another checkout has used are not
+    found: no declaration says which of them belong to the project.
     """
     declared = list(declared)
     owned = {path for stack in declared for path in _paths(stack)}

@@ -64,6 +64,10 @@ class StateNotSaved(TerraformFailed):
     """Terraform did its work and could not save the state; the message names the file that holds it."""
 
 
+class DiskTooSmall(TerraformError):
+    """A declared disk is smaller than that of nodes that run, and no volume shrinks; nothing was changed."""
+
+
 class RunsElsewhere(TerraformError):
     """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started."""
 

@@ -12,11 +12,18 @@ from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Request
 
 _DATA = Path(__file__).with_name("aws.json")
+_ACTIONS = Path(__file__).with_name("aws_actions.json")
 
 
 def data() -> dict[str, Any]:
     """The whole file."""
     found: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    return found
+
+
+def permissions() -> dict[str, Any]:
+    """The IAM actions of a deploy, by part of modules/aws: those that Terraform calls, and others with a reason."""
+    found: dict[str, Any] = json.loads(_ACTIONS.read_text(encoding="utf-8"))
     return found
 
 

@@ -207,7 +207,12 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], Cloud]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MOTO_EXT_WORLD": str(world)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT / "tests"),
+                "MOTO_EXT_WORLD": str(world),
+                "MOTO_RECORDER_FILEPATH": str(folder / "recording"),
+            },
         )
     assert process.stdout is not None
     port = process.stdout.readline().strip()

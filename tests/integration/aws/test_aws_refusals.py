@@ -149,6 +149,21 @@ def test_refused_at_apply(deployed: Fleet) -> None:
 
 
 @pytest.mark.slow
+def test_a_smaller_disk(deployed: Fleet) -> None:
+    sizes = {volume["Size"] for each in deployed.running() for volume in deployed.cloud.volumes(each)}
+    (standing,) = sizes
+    pool = on_demand(deployed.cloud, deployed.nodes)
+    deployed.project.declare(pool.replace("name=", f"disk_gb={standing - 1}, name="))
+    said = deployed.project.refused("plan")
+    assert f"mig.disk_gb: the volumes of the nodes have {standing} GB, and a volume does not shrink" in said
+    assert f"Declare at least {standing}" in said
+    # Where the head alone is replaced, the others keep their disks.
+    said = deployed.project.refused("deploy", '--replace=module.mig.terraform_data.declared["head"]')
+    assert "a volume does not shrink" in said
+    deployed.declare()
+
+
+@pytest.mark.slow
 def test_a_moment_of_throttling_is_waited_for(deployed: Fleet) -> None:
     before = deployed.running()
     deployed.nodes += 1

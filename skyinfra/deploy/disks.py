@@ -1,0 +1,42 @@
+"""Disks of machines that run: a volume grows in place, and no cloud shrinks one."""
+
+from __future__ import annotations
+
+import re
+
+from skyinfra.errors import DiskTooSmall
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.project import SynthesizedStack
+
+_INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+)\.aws_instance\.(?:head|worker\[.+\])")
+
+
+def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
+    """Raises `DiskTooSmall` where *plan* changes an instance in place whose volume is larger than is declared.
+
+    EC2 would refuse it in the middle of the deploy. An instance that the plan replaces gets a new volume.
+    """
+    changed = {m["pool"] for action, address in plan.changes if action == "update" and (m := _INSTANCE.match(address))}
+    declared = {pool: stack.modules.get(pool, {}).get("disk_gb", 0) for pool in sorted(changed)}
+    for pool, disk_gb in declared.items():
+        standing = _standing(stack, pool) if disk_gb else 0
+        if disk_gb and disk_gb < standing:
+            raise DiskTooSmall(
+                f"the volumes of the nodes have {standing} GB, and a volume does not shrink",
+                field=f"{pool}.disk_gb",
+                given=disk_gb,
+                hint=f"Nothing was changed. Declare at least {standing}; a smaller disk comes with new nodes: "
+                f"`skyinfra deploy {stack.name} --replace 'module.{pool}.terraform_data.declared[\"head\"]'`, "
+                'and in the same way for `["worker"]` where the pool has more than one node.',
+            )
+
+
+def _standing(stack: SynthesizedStack, pool: str) -> int:
+    """The largest root volume of the instances of a *pool*; 0 where they are a group, whose head has another disk."""
+    mine = [each for each in stack.resources() if each.module == pool]
+    if any(each.type == "aws_autoscaling_group" for each in mine):
+        return 0
+    volumes = [
+        v for each in mine if each.type == "aws_instance" for v in each.attributes.get("root_block_device") or ()
+    ]
+    return max((volume.get("volume_size") or 0 for volume in volumes), default=0)
