@@ -370,6 +370,11 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         assert line in unit
     # These would close the GPUs' devices.
     assert not [line for line in unit if line.startswith(("PrivateDevices", "ProtectClock", "DevicePolicy"))]
+    # What reads the provider's notices and layouts needs its metadata service; what serves metrics does not.
+    for name, closed in (("runner", True), ("metrics", True), ("interrupt", False), ("watch", False)):
+        text = found[f"/etc/systemd/system/skyinfra-{name}.service"]
+        assert ("\nIPAddressDeny=169.254.169.254 fd00:ec2::254\n" in text) is closed
+        assert name == "runner" or "\nSystemCallFilter=~@debug " in text
     partition = found["/etc/systemd/system/skyinfra-partition.service"]
     assert "User=" not in partition and "Type=oneshot" in partition
     for path, text in found.items():
