@@ -217,7 +217,9 @@ class Upgrade:
             for name, answer in self._asked(left, request_id).items():
                 if isinstance(answer, NodeError):
                     problem = answer.message
-                    continue
+                    if not problem.startswith(NotSupported.__name__):
+                        continue
+                    answer = {"record": {"request": request_id, "state": "failed", "error": problem}}
                 mine = _record(answer).get("request") == request_id
                 left[name] = "look" if mine else step
                 if mine and ended(answer):
