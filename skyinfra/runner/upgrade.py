@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -34,7 +33,7 @@ from skyinfra.errors import InvalidField, NodeFailed, NotSupported, SkyinfraErro
 from skyinfra.first_boot import engine
 from skyinfra.first_boot.programs import Failed, command, link, output, read, read_json, replace
 from skyinfra.node import code, detach, watchdog
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.folder import NodeDirectory, message
 
 _REQUEST = "upgrade.request"
 _UNIT = Path("/etc/systemd/system/skyinfra-upgrade.path")
@@ -47,7 +46,6 @@ _RUNNER = "skyinfra-runner.service"
 _SERVES = ("ready", "drained")
 _PATIENCE_S = 180.0
 _STARTS = 5
-_LARGEST = 2**20
 
 
 class Upgrades:
@@ -145,7 +143,7 @@ def run(path: str, request_file: str) -> int:
     0: upgrade.json says how that went. 1: the request says nothing that is known.
     """
     with engine.opened(path) as boot:
-        asked = re.match(r"(prepare|switch) ([0-9a-f]{1,64})$", _foreign(request_file).strip())
+        asked = re.match(r"(prepare|switch) ([0-9a-f]{1,64})$", message(Path(request_file)).strip())
         if asked is None:
             print(f"{request_file} asks neither to prepare nor to switch", flush=True)
             return 1
@@ -279,7 +277,7 @@ class _Node:
                 for line in output("systemctl", "show", "-p", "MainPID,NRestarts", _RUNNER).splitlines()
             )
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                status = json.loads(_foreign(self._boot["status"]))
+                status = json.loads(message(Path(self._boot["status"])))
                 if str(status.get("pid")) == found.get("MainPID"):
                     if status.get("state") in _SERVES:
                         return None
@@ -290,15 +288,6 @@ class _Node:
             time.sleep(1)
         lines = output("journalctl", "-q", "-o", "cat", "-n", "3", "-u", _RUNNER)
         return f"the new runner did not come up: {told}: {lines}"[:1000]
-
-
-def _foreign(path: str) -> str:
-    """The text of a file in a folder of another user: no link is followed, and no pipe waited for. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path} is no file")
-        return stream.read(_LARGEST).decode(errors="replace")
 
 
 if __name__ == "__main__":
