@@ -112,8 +112,8 @@ def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running]:
 
     head = [node.name for node in manifest.nodes if node.head]
     with open_questions(manifest, timeout=5) as pool:
-        (runner,) = running(pool, head).values()
-        return pool.look(), pool.running(), runner
+        found = running(pool, head)
+        return pool.look(), pool.running(), found[head[0]] if head else Running(None, "no node is the head")
 
 
 def _plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ def test_everything_that_takes_tags_has_them() -> None:
         "aws_s3_bucket_public_access_block",
         "aws_s3_bucket_server_side_encryption_configuration",
         "aws_s3_object",  # takes ten at most
+        "aws_volume_attachment",
         "terraform_data",
     }
     for kind, name, body in re.findall(r'^resource "(\w+)" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL):

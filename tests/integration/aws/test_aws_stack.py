@@ -40,8 +40,10 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
     document = yaml.safe_load(text)
     files = {file["path"]: file["content"] for file in document["write_files"]}
     assert "/etc/skyinfra/secret" not in files
-    first = json.loads(files["/opt/skyinfra/steps.json"])["steps"][0]
-    assert (first["name"], len(cloud.carried(first["arguments"]["url"], region))) == ("secret", 72)
+    clock, first = json.loads(files["/opt/skyinfra/steps.json"])["steps"][:2]
+    # Over a wrong clock nothing can be fetched.
+    assert (clock["name"], first["name"]) == ("clock", "secret")
+    assert len(cloud.carried(first["arguments"]["url"], region)) == 72
     return NodeConfig.read(json.loads(files["/etc/skyinfra/node.json"]))
 
 
