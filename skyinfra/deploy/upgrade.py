@@ -135,7 +135,8 @@ class Upgrade:
         if failed:
             raise UpgradeFailed(
                 "; ".join(f"{name}: {error}" for name, error in failed.items()),
-                hint="Nothing was changed: the nodes serve with the runner that they had.",
+                hint="Nothing was changed on the nodes: they serve with the runner that they had. Later nodes "
+                "take the new one. Mend the cause and upgrade again.",
             )
 
     @contextlib.contextmanager
@@ -144,7 +145,8 @@ class Upgrade:
         try:
             if self.manifest.provider == "local":
                 for name in self.names:
-                    self._run_here(name, "--drain", str(self.drain_s))
+                    if problem := self._run_here(name, "--drain", str(self.drain_s)):
+                        raise UpgradeFailed(f"{name} cannot be drained: {problem}", hint="Nothing was changed.")
             else:
                 _all(_ask(self.pool, self.names, "drain", seconds=self.drain_s))
             self._wait_for_tasks()

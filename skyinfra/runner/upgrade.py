@@ -225,6 +225,8 @@ class _Node:
     def switch(self) -> dict[str, Any]:
         """Goes over to the prepared runner; back, where that one does not serve."""
         record = self.record()
+        if record.get("state") == "current":
+            return {"state": "current"}
         if record.get("state") != "prepared":
             return {"state": "failed", "error": "no other runner was prepared"}
         before = os.path.realpath(self._venv)

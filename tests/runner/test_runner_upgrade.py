@@ -197,10 +197,10 @@ def test_a_runner_that_does_not_serve_is_left_for_the_one_before(node: Node) -> 
 
 
 def test_the_runner_that_is_there_is_current(node: Node) -> None:
+    assert node.ask("switch aa00") == {"request": "aa00", "state": "failed", "error": "no other runner was prepared"}
     assert node.ask("prepare aa01") == {"request": "aa01", "state": "current"}
-    assert node.ask("switch aa02") == {
-        "request": "aa02", "state": "failed", "error": "no other runner was prepared"
-    }  # fmt: skip
+    # As after an upgrade in which other nodes went back: this one has nothing to go over to, and nothing is wrong.
+    assert node.ask("switch aa02") == {"request": "aa02", "state": "current"}
     assert node.runner == "old serves"
 
 
