@@ -24,6 +24,7 @@ from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
 from skyinfra.compiler import Deployment, compile_pools
 from skyinfra.errors import InvalidField, MissingDependency
 from skyinfra.pool import STACK_NAME, ComputePool
+from skyinfra.providers import TerraformProvider
 from skyinfra.terraform.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.terraform.expressions import folded, from_file, literal
 
@@ -197,8 +198,8 @@ def _sections(
         modules[name] = {"source": source, **inputs[name]}
         if carries_runner(deployment):
             modules[name]["runner_file"] = runner
-        if (provider := deployment.pool.provider.terraform()) is not None:
-            modules[name]["providers"] = {provider.name: f"{provider.name}.{provider.alias}"}
+        if providers := deployment.pool.provider.terraform():
+            modules[name]["providers"] = {each.name: f"{each.name}.{each.alias}" for each in providers}
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
@@ -215,13 +216,18 @@ def _sections(
 
 def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
     """The Terraform providers of the pools, one for each configuration that differs."""
-    needed = [deployment.pool.provider.terraform() for deployment in deployments]
-    configurations: dict[str, list[dict[str, str | int]]] = {}
+    needed = [each for deployment in deployments for each in deployment.pool.provider.terraform()]
+    configurations: dict[str, list[dict[str, Any]]] = {}
     required = {}
-    for provider in dict.fromkeys(each for each in needed if each is not None):
+    for provider in _different(needed):
         configurations.setdefault(provider.name, []).append(provider.configuration())
         required[provider.name] = {"source": provider.source, "version": provider.version}
     return {"provider": dict(sorted(configurations.items())), "terraform.required_providers": required}
+
+
+def _different(needed: Sequence[TerraformProvider]) -> list[TerraformProvider]:
+    """*needed*, each once. Their configurations may hold values that cannot be hashed."""
+    return [each for index, each in enumerate(needed) if each not in needed[:index]]
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
@@ -254,11 +260,10 @@ def describe(deployment: Deployment) -> dict[str, Any]:
     """
     pool, selection = deployment.pool, deployment.selection
     accelerator = selection.accelerator
-    terraform = pool.provider.terraform()
     return {
         "name": pool.name,
         "provider": pool.provider.kind,
-        "region": dict(terraform.config).get("region") if terraform else None,
+        "region": getattr(pool.provider, "region", None),
         "nodes": pool.nodes,
         "machine_types": list(selection.machine_types),
         "accelerator": str(accelerator) if accelerator else None,

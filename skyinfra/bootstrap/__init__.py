@@ -18,14 +18,12 @@ from skyinfra.bootstrap.quoting import quoted
 from skyinfra.bootstrap.steps import carries_runner
 from skyinfra.compiler import Deployment, revision
 from skyinfra.errors import NotSupported
+from skyinfra.providers import Boot
 
-__all__ = ["FORMS", "LIMIT", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
+__all__ = ["FORMS", "Form", "UserData", "carries_runner", "converted", "quoted", "sizes", "user_data"]
 
-# The limit of EC2, before encoding; other providers take more.
-LIMIT = 16_384
 # About what the addresses that Terraform puts in the place of placeholders add.
 _ADDRESS_LENGTH = 100
-_FORMS: dict[str, Form] = {"cloud-init": "cloud-config", "script": "script", "container": "container"}
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,13 @@ def user_data(deployment: Deployment) -> UserData:
 
     Raises `NotSupported` where it is more than the provider takes.
     """
-    boots = deployment.pool.provider.boots
-    if boots == "node.json":
+    boot = deployment.pool.provider.data.boot
+    if boot.form == "node.json":
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
-    form = _FORMS[boots]
     found = [files.files(deployment, config) for config in (deployment.head, deployment.worker)]
-    head, worker = (files.render(each, form) for each in found)
+    head, worker = (files.render(each, boot.form) for each in found)
     for name, text in (("head", head), ("worker", worker)):
-        _check_size(name, text)
+        _check_size(name, text, boot)
     return UserData(head, worker, revision(deployment), steps.versions())
 
 
@@ -69,17 +66,25 @@ def sizes(text: str) -> dict[str, int]:
     return {**{file.path: len(_compressed(file.content)) for file in found}, "total": len(_compressed(text))}
 
 
-def _check_size(name: str, text: str) -> None:
+def _check_size(name: str, text: str, boot: Boot) -> None:
+    if boot.limit is None:
+        return
+    if not boot.gzip:
+        _refuse_larger(name, text, len(text.encode()) + _ADDRESS_LENGTH, boot)
+        return
     # User data that fit when compressed fast, in two parts, fit. The second is the same for the nodes of many pools.
     own, mark, common = text.partition(places.PROGRAM)
     hasty = _hasty_size(own) + _hasty_size(mark + common)
-    if hasty + _ADDRESS_LENGTH <= LIMIT:
-        return
-    size = len(_compressed(text)) + _ADDRESS_LENGTH
-    if size > LIMIT:
+    if hasty + _ADDRESS_LENGTH > boot.limit:
+        _refuse_larger(name, text, len(_compressed(text)) + _ADDRESS_LENGTH, boot)
+
+
+def _refuse_larger(name: str, text: str, size: int, boot: Boot) -> None:
+    if size > (boot.limit or size):
+        packed = " compressed" if boot.gzip else ""
         largest = sorted(sizes(text).items(), key=lambda item: -item[1])[1:4]
         raise NotSupported(
-            f"the user data of the {name} are {size} bytes compressed, of {LIMIT} that are taken",
+            f"the user data of the {name} are {size} bytes{packed}, of {boot.limit} that are taken",
             field="image",
             hint="The most of it: "
             + ", ".join(f"{path} {length} bytes" for path, length in largest)

@@ -23,8 +23,6 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
 _UPGRADE_UNIT = "skyinfra-upgrade.service"
-# The providers that tell a machine that they take it back; see `skyinfra.drain.notices`.
-_GIVES_NOTICE = ("aws", "azure", "gcp")
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",
     "script": "startup.sh.j2",
@@ -45,9 +43,10 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     """Every file of a machine that has systemd."""
     started = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     started.append("skyinfra-upgrade.path")
-    if config.head:
+    traits = deployment.pool.provider.data.traits
+    if config.head and traits.layout_channel == "metadata":
         started.append("skyinfra-watch.service")
-    if config.provider in _GIVES_NOTICE:
+    if traits.preemption_notice is not None:
         started.append("skyinfra-interrupt.service")
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")

@@ -26,9 +26,6 @@ _MADE = 1_767_225_600
 # Not read by client and workers from each other, but what the runner was tested with.
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
-_INSTANCE_STORE = "/dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*"
-# The volume of the head; the machines of Xen have no ids there.
-_VOLUME = ("/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{}", "/dev/xvdf")
 # What of the node's folder outlives a head: its jobs, and the files that they need.
 _STATE = ("jobs", "kept")
 _NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
@@ -107,7 +104,7 @@ def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...
 
 
 def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
-    image, pool, provider = deployment.pool.image, deployment.pool.name, deployment.pool.provider.kind
+    image, pool, traits = deployment.pool.image, deployment.pool.name, deployment.pool.provider.data.traits
     # Over a wrong clock nothing can be fetched.
     yield Step("clock", conditions.Clock(_MADE, 30), _MINUTE)
     # The bucket may be signed for by the authority of the certificate. Without the secret nobody is told of a failure.
@@ -121,8 +118,8 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)
     yield Step("disk", conditions.Space(places.FOLDER), _MINUTE)
-    if provider == "aws":
-        scratch = disks.Scratch(_INSTANCE_STORE, places.SCRATCH, "skyinfra", places.USER)
+    if traits.scratch is not None:
+        scratch = disks.Scratch(traits.scratch, places.SCRATCH, "skyinfra", places.USER)
         yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)
     if image.apt:
         packages = operations.Packages(list(image.apt), places.APT_STAMP)
@@ -136,10 +133,10 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     own = [image.runner] if image.runner is not None else []
     runner = operations.Runner(places.VENV, places.TOOLS, own, places.VERSIONS, BUCKET_PLACEHOLDER)
     yield Step("runner", runner, 10 * _MINUTE, attempts=4)
-    if config.head and provider == "aws":
+    if config.head and traits.head_volume:
         # Terraform attaches it when the machine runs: it may come later than the rest.
         kept = places.STATE, places.FOLDER, list(_STATE), places.USER
-        volume = disks.Volume(VOLUME_PLACEHOLDER, list(_VOLUME), *kept)
+        volume = disks.Volume(VOLUME_PLACEHOLDER, list(traits.head_volume), *kept)
         yield Step("volume of the head", volume, 10 * _MINUTE, attempts=30)
     if units:
         services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER)
@@ -148,7 +145,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 def carries_runner(deployment: Deployment) -> bool:
     """Whether the runner travels with the stack, as a wheel of the code that compiles it."""
-    return deployment.pool.provider.boots != "node.json" and deployment.pool.image.runner is None
+    return deployment.pool.provider.data.boot.form != "node.json" and deployment.pool.image.runner is None
 
 
 def versions() -> dict[str, Any]:

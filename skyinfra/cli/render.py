@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skyinfra.bootstrap import FORMS, LIMIT, Form, converted, sizes
+from skyinfra.bootstrap import FORMS, Form, converted, sizes
 from skyinfra.cli import tables
 from skyinfra.errors import InvalidField, ProjectError
+from skyinfra.providers import read
 from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
 
@@ -42,8 +43,11 @@ def show_render(
         for path, size in (row["parts"] if sizes else {}).items():
             made.add_row("", f"  {path}", "", str(size))
     tables.console().print(made)
-    if any(row["compressed"] for row in rows):
-        tables.console().print(f"AWS takes {LIMIT} bytes of user data, compressed.")
+    for kind in sorted({pool["provider"] for each in chosen for pool in each.pools}):
+        boot = read(kind).boot
+        if boot.limit is not None:
+            packed = ", compressed" if boot.gzip else ""
+            tables.console().print(f"{kind} takes {boot.limit} bytes of user data{packed}.")
 
 
 def _form(name: str | None) -> Form | None:

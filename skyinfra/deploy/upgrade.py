@@ -23,6 +23,7 @@ from skyinfra.errors import FleetError, NodeError, NotSupported, UpgradeFailed
 from skyinfra.node import code
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.providers import kinds, read
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import SynthesizedStack
 
@@ -37,8 +38,6 @@ _PREPARE_S = 1800.0
 _SLACK_S = 60.0
 # Root's patience with a runner that does not serve, twice: for the new one and for the old one.
 _SWITCH_S = 480.0
-# What carries the runner to the nodes, below the pool's module: what is made anew, and what alone is deployed.
-_CARRIED = {"aws": ("aws_s3_object.runner[0]", "terraform_data.versions[0]", "aws_s3_object.versions[0]")}
 
 Answer = dict[str, Any]
 
@@ -106,9 +105,10 @@ class Upgrade:
     def _publish(self) -> None:
         """Puts the runner and its versions where nodes take them from, those too that come later."""
         kind, name = self.manifest.provider, self.manifest.pool
-        if kind not in _CARRIED:
+        carrying = read(kind).terraform.get("runner") if kind in kinds() else None
+        if carrying is None:
             raise NotSupported(f"nodes of {kind} cannot be upgraded", field="provider", given=kind)
-        runner, versions, named = (f"module.{name}.{part}" for part in _CARRIED[kind])
+        runner, versions, named = (f"module.{name}.{part}" for part in carrying)
         carried = PurePosixPath(str(self.stack.modules[name].get("runner_file", ""))).name
         there = {r.attributes.get("key") for r in self.stack.resources() if (r.module, r.name) == (name, "runner")}
         # Made anew under the same key it would be removed again with the old one.

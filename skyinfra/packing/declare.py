@@ -105,7 +105,7 @@ def _declarations() -> dict[str, type[Provider]]:
     """The classes that declare a provider, by its name among the offers. Local is left out: it is this machine."""
     exported = (getattr(providers, name) for name in providers.__all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
-    found = {cls.kind: cls for cls in classes if cls is not Provider}
+    found = {cls.kind: cls for cls in classes if hasattr(cls, "kind")}
     return {kind: cls for kind, cls in found.items() if kind != "local"}
 
 

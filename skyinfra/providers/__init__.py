@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
-from skyinfra.providers.base import Provider, Request, Selection, TerraformProvider, strings
+from skyinfra.providers.base import Provider, Request, Selection
+from skyinfra.providers.cloud import CloudProvider
+from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
 from skyinfra.providers.vastai import VastAI
 
 __all__ = [
     "AWS",
+    "Boot",
     "CapacityBlock",
     "CapacityReservation",
+    "CloudProvider",
+    "Data",
     "Local",
     "Machines",
     "Provider",
     "Request",
     "Selection",
     "TerraformProvider",
+    "Traits",
     "VastAI",
+    "kinds",
     "machines_of",
     "provider_of",
+    "read",
     "strings",
 ]

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from skyinfra.errors import InvalidField
-from skyinfra.providers.base import strings
+from skyinfra.providers.data import Strings
 
-Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 # The metadata service shows the tags of an instance by their keys, so EC2 takes no spaces and slashes there.
 _LABEL = re.compile(r"[A-Za-z0-9+=.,_:@-]{1,128}")
 _TAKEN = re.compile(r"(?i:aws:)|skyinfra:|Name$|\.{1,2}$|_index$")
 _VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
 _LABELS = 40
-
-
-def _networks(given: tuple[str, ...]) -> tuple[str, ...]:
-    for cidr in given:
-        try:
-            network = ipaddress.ip_network(cidr, strict=False)
-        except ValueError:
-            raise InvalidField(
-                "expected a network such as 203.0.113.7/32", field="AWS.allow_cidrs", given=cidr
-            ) from None
-        if "/" not in cidr or ipaddress.ip_interface(cidr).ip != network.network_address:
-            raise InvalidField(
-                "expected the first address of a network, with its length",
-                field="AWS.allow_cidrs",
-                given=cidr,
-                hint=f"For that address alone: {cidr.partition('/')[0]}/{network.max_prefixlen}"
-                + (f"; for its network: {network}" if "/" in cidr else ""),
-            )
-    return given
-
-
-def _key(given: str | None) -> str | None:
-    if given is not None and not re.fullmatch(r"(ssh-ed25519|ssh-rsa) [A-Za-z0-9+/=]+( [^\n]*)?", given.strip()):
-        raise InvalidField(
-            "expected one line that begins with ssh-ed25519 or ssh-rsa, the kinds that EC2 takes",
-            field="AWS.ssh_public_key",
-            given=given.partition(" ")[0][:40],
-            hint="Make one with: ssh-keygen -t ed25519",
-        )
-    return given
 
 
 def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,7 +57,5 @@ def check_labels(labels: Mapping[str, str]) -> None:
         )
 
 
-Networks = Annotated[Strings, AfterValidator(_networks)]
-PublicKey = Annotated[str | None, AfterValidator(_key)]
 Zones = Annotated[Strings, AfterValidator(_zones)]
 MachineTypes = Annotated[Strings, AfterValidator(_types)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,37 +10,7 @@ from typing import ClassVar
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.offers import Price
-
-
-def strings(value: object) -> object:
-    """A list of strings as a tuple; a single string, of which each letter would be one, is refused."""
-    if isinstance(value, str):
-        raise ValueError(f"expected a list of strings: [{value!r}]")
-    return tuple(value) if isinstance(value, list) else value
-
-
-@dataclass(frozen=True)
-class TerraformProvider:
-    """A Terraform provider as a module needs it: its name there, where it comes from, and its configuration.
-
-    Pools whose configurations differ get one each, told apart by `alias`.
-    """
-
-    name: str
-    source: str
-    version: str
-    config: tuple[tuple[str, str], ...]
-    # Settings of every configuration of the provider.
-    settings: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def alias(self) -> str:
-        """Made of the values of the configuration: ``us-east-1``, ``us-east-1_research``."""
-        return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", value) for _, value in self.config)
-
-    def configuration(self) -> dict[str, str | int]:
-        """The arguments of Terraform's provider block."""
-        return {"alias": self.alias, **dict(self.config), **dict(self.settings)}
+from skyinfra.providers.data import Data, TerraformProvider, read
 
 
 @dataclass(frozen=True)
@@ -116,12 +85,15 @@ class Provider(Declaration):
     """The provider of the nodes of a pool. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]
-    # The form of the nodes' configuration: "node.json" is the file itself.
-    boots: ClassVar[str] = "node.json"
 
-    def terraform(self) -> TerraformProvider | None:
-        """The Terraform provider that its module needs; None where it needs none."""
-        return None
+    @property
+    def data(self) -> Data:
+        """What this provider differs in from others."""
+        return read(self.kind)
+
+    def terraform(self) -> tuple[TerraformProvider, ...]:
+        """The Terraform providers that its module needs."""
+        return ()
 
     @abstractmethod
     def select(self, request: Request) -> Selection:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
 from skyinfra.providers.aws import AWS
-from skyinfra.providers.aws_data import plain_price
-from skyinfra.providers.base import TerraformProvider
+from skyinfra.providers.data import TerraformProvider, kinds, read
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
 
@@ -32,7 +31,8 @@ class Machines:
         for offer in offers.load():
             if (offer.provider, offer.machine_type) == (self.provider, self.machine_type):
                 return offer.price(spot=self.spot)
-        return None if self.spot else plain_price(self.machine_type, self.region)
+        known = read(self.provider) if self.provider in kinds() else None
+        return None if self.spot or known is None else known.price(self.machine_type, self.region)
 
     @property
     def elsewhere(self) -> bool:
@@ -78,8 +78,10 @@ def provider_of(address: str) -> TerraformProvider | None:
     The alias of a provider holds its configuration, as `TerraformProvider.alias` has made it.
     """
     found = _ADDRESS.search(address)
-    known = AWS().terraform()
-    if found is None or found["source"] != known.source or not found["alias"]:
+    if found is None or not found["alias"]:
         return None
-    region, _, profile = found["alias"].partition("_")
-    return replace(known, config=(("region", region), *((("profile", profile),) if profile else ())))
+    known = next((d for d in map(read, kinds()) if d.terraform.get("source") == found["source"]), None)
+    if known is None:
+        return None
+    names = known.terraform["config"]
+    return known.terraform_provider(**dict(zip(names, found["alias"].split("_", len(names) - 1), strict=False)))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
-_DATA = Path(__file__).with_name("quotas.json")
+from skyinfra.providers.data import read
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +27,9 @@ class Quota:
 
 
 @cache
-def _data() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
-    return data
-
-
-@cache
 def vcpu_quota(machine_type: str, *, spot: bool = False) -> Quota | None:
     """The quota of vCPUs that *machine_type* counts towards, on-demand or as spot; None where it is not known."""
-    for family, code, name in _data()["spot" if spot else "on-demand"]:
+    for family, code, name in read("aws").quotas["spot" if spot else "on-demand"]:
         if re.match(family, machine_type):
             return Quota("ec2", code, name)
     return None
@@ -46,9 +37,9 @@ def vcpu_quota(machine_type: str, *, spot: bool = False) -> Quota | None:
 
 def vpc_quota() -> Quota:
     """Returns the quota of VPCs in a region."""
-    return Quota(*_data()["vpcs"])
+    return Quota(*read("aws").quotas["vpcs"])
 
 
 def address_quota() -> Quota:
     """Returns the quota of Elastic IPs in a region."""
-    return Quota(*_data()["addresses"])
+    return Quota(*read("aws").quotas["addresses"])

@@ -1,18 +1,14 @@
-"""Known error codes of clouds in Terraform's diagnostics, from cloud_errors.json."""
+"""Known error codes of clouds in Terraform's diagnostics, from the data of the providers."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from skyinfra import errors
 from skyinfra.errors import CloudRefused
-
-_DATA = Path(__file__).with_name("cloud_errors.json")
 
 # (address of the resource or provider, Terraform's summary and detail)
 Diagnostic = tuple[str, str]
@@ -51,6 +47,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    prefix: str
     cause: str
     code: re.Pattern[str] | None
     text: re.Pattern[str] | None
@@ -60,17 +57,27 @@ class _Known:
 
 @cache
 def _known() -> tuple[_Known, ...]:
-    rows = json.loads(_DATA.read_text(encoding="utf-8"))["errors"]
+    from skyinfra.providers import kinds, read  # only where something has failed
+
     return tuple(
         _Known(
+            data.terraform["name"],
             row["cause"],
             _pattern(row["codes"]),
             re.compile("|".join(row["texts"])) if row["texts"] else None,
             row["says"],
             row["hint"],
         )
-        for row in rows
+        for data in map(read, kinds())
+        for row in data.errors
     )
+
+
+def _of(address: str) -> tuple[_Known, ...]:
+    """The rows of the cloud that the resource, or provider, at *address* belongs to; all where that is not known."""
+    parts = re.split(r"[./\[\]\"]", address)
+    named = {part.partition("_")[0] for part in parts}
+    return tuple(known for known in _known() if known.prefix in named) or _known()
 
 
 def _pattern(codes: Sequence[str]) -> re.Pattern[str] | None:
@@ -87,7 +94,7 @@ def refusals(diagnostics: Sequence[Diagnostic]) -> tuple[Refusal, ...]:
 def _read(address: str, text: str) -> Refusal | None:
     if "provisioner error" in text:  # what a program printed, not what a cloud said
         return None
-    for known in _known():
+    for known in _of(address):
         code = known.code.search(text) if known.code else None
         other = known.text.search(text) if known.text and not code else None
         if code is None and other is None:

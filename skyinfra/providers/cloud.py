@@ -1,0 +1,335 @@
+"""Clouds: the part of `select` that is the same for every provider that sells machines by the hour."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from skyinfra import offers
+from skyinfra.accelerators import Accelerator
+from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
+from skyinfra.mig.layout_tag import write_tag
+from skyinfra.offers import Offer, Price
+from skyinfra.providers.base import Provider, Request, Selection
+from skyinfra.providers.data import Data, Strings, kinds, read
+
+SCHEDULER_PORT = 8786
+# A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
+_FALLBACK_PRICE = 2.0
+
+# Field names of the pool for the filters of an offer query.
+_CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The machines of a pool; see `Selection`. offers: of the machine types, in their order; none for CPU nodes."""
+
+    accelerator: Accelerator | None
+    machine_types: tuple[str, ...]
+    offers: tuple[Offer, ...]
+    prices: dict[str, Price]
+    price_note: str
+
+    @property
+    def share(self) -> float:
+        """Of each accelerator that a node has."""
+        return self.offers[0].fraction if self.offers else 1.0
+
+
+class CloudProvider(Provider):
+    """A cloud. A subclass has its data in ``KIND.toml``, adds its fields, and says what its module takes (`inputs`).
+
+    region: where the nodes stand. instance_types: to take, in order of preference; empty takes the cheapest that
+    carries the accelerator. head_instance_type: of the head of a pool that is a machine group, which carries no slots.
+    allow_cidrs: networks that may reach the head; with none, nothing comes in. ssh_public_key: to log in with.
+    """
+
+    # The field that holds an image of one's own, and the kinds of SSH keys that the provider takes.
+    image_field: ClassVar[str] = "image"
+    key_kinds: ClassVar[tuple[str, ...]] = ("ssh-ed25519", "ssh-rsa")
+
+    region: str
+    instance_types: Strings = ()
+    head_instance_type: str | None = None
+    allow_cidrs: Strings = ()
+    ssh_public_key: str | None = None
+
+    @model_validator(mode="after")
+    def _check_common(self) -> CloudProvider:
+        name = type(self).__name__
+        for cidr in self.allow_cidrs:
+            check_network(cidr, field=f"{name}.allow_cidrs")
+        key = self.ssh_public_key
+        if key is not None and not re.fullmatch(
+            rf"({'|'.join(self.key_kinds)}) [A-Za-z0-9+/=]+( [^\n]*)?", key.strip()
+        ):
+            raise InvalidField(
+                f"expected one line that begins with {' or '.join(self.key_kinds)}, the kinds that {self.called} takes",
+                field=f"{name}.ssh_public_key",
+                given=key.partition(" ")[0][:40],
+                hint="Make one with: ssh-keygen -t ed25519",
+            )
+        return self
+
+    # What a subclass says.
+
+    @property
+    def called(self) -> str:
+        """The provider as people name it."""
+        return type(self).__name__
+
+    @abstractmethod
+    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+        """The module inputs that only this provider has; None is left out. head: machine type of a head apart."""
+
+    def check(self, request: Request) -> None:
+        """Raises a `DeclarationError` for what this provider has not, whatever machine is chosen."""
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises a `DeclarationError` for what the chosen machines have not."""
+
+    def in_group(self, request: Request, chosen: Chosen) -> bool:
+        """Whether the nodes are a machine group, with a head apart."""
+        several = len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
+        return self.data.traits.groups and several
+
+    @property
+    def paid_ahead(self) -> str | None:
+        """Why nothing is paid by the hour; None where it is."""
+        return None
+
+    # What all of them do.
+
+    @property
+    def own_image(self) -> str | None:
+        """The image of one's own."""
+        own: str | None = getattr(self, self.image_field, None)
+        return own
+
+    def plain_image(self, machine_types: tuple[str, ...]) -> str:
+        """The image for machines without accelerators."""
+        return self.data.image(machine_types, None, field=f"provider.{self.image_field}")
+
+    def select(self, request: Request) -> Selection:
+        """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
+        self._check_traits(request)
+        self.check(request)
+        chosen = self._accelerated(request) if request.accelerators else self._plain(request)
+        self.check_chosen(chosen)
+        head = (self.head_instance_type or self.data.machines["head"]) if self.in_group(request, chosen) else None
+        accelerator, field = chosen.accelerator, f"provider.{self.image_field}"
+        own = {
+            "head_machine_type": head,
+            "head_image": self.plain_image((head,)) if head else None,
+            "ssh_public_key": self.ssh_public_key,
+            "layout": self._layout(accelerator),
+            **self.inputs(chosen, head),
+        }
+        return Selection(
+            accelerator=accelerator,
+            machine_types=chosen.machine_types,
+            scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
+            # In a folder of root's; the runner's unit hands it over.
+            secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
+            image=self.own_image or self.data.image(chosen.machine_types, accelerator, field=field),
+            inputs={
+                "allow_cidrs": list(self.allow_cidrs),
+                "scheduler_port": SCHEDULER_PORT,
+                **{name: value for name, value in own.items() if value is not None},
+            },
+            prices=chosen.prices,
+            price_note=chosen.price_note,
+            share=chosen.share,
+            head_machine=head,
+            head_price=self.data.price(head, self.region) if head else None,
+        )
+
+    def _layout(self, accelerator: Accelerator | None) -> str | None:
+        """The layout as the machine's metadata hold it; None where they do not."""
+        if accelerator is None or not accelerator.mig_model or self.data.traits.layout_channel != "metadata":
+            return None
+        return write_tag(accelerator.mig)
+
+    def _check_traits(self, request: Request) -> None:
+        traits = self.data.traits
+        if request.spot and traits.spot == "no":
+            having = _having(lambda data: data.traits.spot != "no")
+            raise NotSupported(f"{self.called} has no spot machines", field="spot", given=True, hint=having)
+        wanted = next((a for a in request.accelerators if a.mig), None)
+        if wanted is not None and traits.partitioned_by == "nobody":
+            having = _having(lambda data: data.traits.partitioned_by == "tenant")
+            raise NotSupported(
+                f"nobody may partition a GPU on {self.called}", field="accelerator", given=str(wanted), hint=having
+            )
+
+    def _accelerated(self, request: Request) -> Chosen:
+        found = self._of_types(request) if self.instance_types else self._found(request)
+        first = found[0]
+        accelerator = next(a for a in request.accelerators if offers.carries(first, a))
+        same = [offer for offer in found if offers.carries(offer, accelerator) and offer.chips == first.chips]
+        if not self.instance_types:
+            same = _fallback(same, spot=request.spot and self.data.traits.groups)
+        if first.fraction < 1 and accelerator.mig:
+            raise NotSupported(f"{first.machine_type} has a share of a GPU, which has no layout", field="accelerator")
+        prices = {o.machine_type: price for o in same if (price := o.price(spot=request.spot)) is not None}
+        return self._chosen(
+            accelerator.with_(count=first.chips if accelerator.vendor == "google" else first.count),
+            tuple(offer.machine_type for offer in same),
+            tuple(same),
+            prices,
+            request,
+        )
+
+    def _plain(self, request: Request) -> Chosen:
+        """Nodes without accelerators: the smallest general machine, or the declared types."""
+        types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb),)
+        known = {name: self.data.price(name, self.region) for name in types if not request.spot}
+        prices = {name: price for name, price in known.items() if price is not None}
+        _check_cap(types, prices, request)
+        return self._chosen(None, types, (), prices, request)
+
+    def _chosen(
+        self,
+        accelerator: Accelerator | None,
+        types: tuple[str, ...],
+        found: tuple[Offer, ...],
+        prices: dict[str, Price],
+        request: Request,
+    ) -> Chosen:
+        purchase, price = "spot" if request.spot else "on-demand", prices.get(types[0])
+        if self.paid_ahead is not None:
+            return Chosen(accelerator, types, found, {}, self.paid_ahead)
+        if price is None:
+            return Chosen(accelerator, types, found, prices, f"{purchase} price not known")
+        about = "about, " if price.basis == "estimated" else ""
+        return Chosen(accelerator, types, found, prices, f"{about}{purchase} in {price.region}, {price.date}")
+
+    def _query(self, request: Request, **changes: Any) -> offers.Query:
+        return offers.ask(
+            request.accelerators,
+            provider=self.kind,
+            spot=request.spot,
+            vcpus=request.vcpus,
+            # A machine of 64 GiB is what is meant by 64 GB.
+            ram_gib=request.memory_gb,
+            max_price=request.max_hourly_cost,
+            **{"region": self.region, **changes},
+        )
+
+    def _found(self, request: Request) -> list[Offer]:
+        try:
+            query = self._query(request)
+        except InvalidField as error:
+            if error.field == "region":
+                error.hint = f"{error.hint}\nOr name what {self.called} has there: instance_types=[...]"
+            raise
+        found = query.run(offers.load())
+        if not found:
+            raise offers.not_offered(query, called=_CALLED).at("accelerator")
+        return list(found)
+
+    def _of_types(self, request: Request) -> list[Offer]:
+        """The offers of the declared instance types, in their order. All of them carry the same."""
+        # Wherever they are: the shipped regions are not all there are, and the cloud is asked before anything is made.
+        query = self._query(request, fraction=0.001, region=None)
+        by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}
+        known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.kind}
+        for name in self.instance_types:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"`skyinfra offers --provider {self.kind}` lists them."
+                raise InvalidField(
+                    "no machine with accelerators", field="provider.instance_types", given=name, hint=hint
+                )
+            if name not in by_type:
+                raise NotOffered(
+                    f"{offers.told(known[name], spot=request.spot)} is not what is declared",
+                    field="provider.instance_types",
+                    given=name,
+                    hint=f"Declared: {' or '.join(map(str, request.accelerators))} in {self.region}, with the vCPUs, "
+                    f"memory and price of the pool. It is offered in {', '.join(known[name].regions) or 'no region'}.",
+                )
+        chosen = [by_type[name] for name in self.instance_types]
+        _check_alike(chosen)
+        return chosen
+
+    def _here(self, offer: Offer, request: Request) -> Offer:
+        """*offer* without prices where it is not known to be offered in the region."""
+        if offer.in_region(self.region):
+            return offer
+        if request.max_hourly_cost is not None:
+            raise NotSupported(
+                f"the price of {offer.machine_type} in {self.region} is not known here", field="max_hourly_cost"
+            )
+        return replace(offer, on_demand=None, spot=None)
+
+
+def check_network(cidr: str, *, field: str) -> None:
+    """Raises `InvalidField` where *cidr* is no network, or has host bits."""
+    try:
+        network = ipaddress.ip_network(cidr, strict=False)
+    except ValueError:
+        raise InvalidField("expected a network such as 203.0.113.7/32", field=field, given=cidr) from None
+    if "/" not in cidr or ipaddress.ip_interface(cidr).ip != network.network_address:
+        raise InvalidField(
+            "expected the first address of a network, with its length",
+            field=field,
+            given=cidr,
+            hint=f"For that address alone: {cidr.partition('/')[0]}/{network.max_prefixlen}"
+            + (f"; for its network: {network}" if "/" in cidr else ""),
+        )
+
+
+def _having(has: Any) -> str:
+    """Says which providers have it. has: takes a provider's `Data`."""
+    every: Iterable[Data] = map(read, kinds())
+    return f"Providers that do: {', '.join(data.kind for data in every if has(data)) or 'none'}."
+
+
+def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
+    """Returns the machine types to try: the first, and for spot those at a similar price, cheapest first."""
+    price = found[0].price(spot=spot)
+    if not spot or price is None:
+        return found[:1]
+    limit = price.usd_per_hour * _FALLBACK_PRICE
+    return [offer for offer in found if (p := offer.price(spot=True)) is not None and p.usd_per_hour <= limit]
+
+
+def _check_alike(chosen: list[Offer]) -> None:
+    first = chosen[0]
+    for offer in chosen:
+        if (offer.accelerator, offer.memory_gb, offer.count, offer.fraction) != (
+            first.accelerator,
+            first.memory_gb,
+            first.count,
+            first.fraction,
+        ):
+            raise InvalidField(
+                f"carries {offer.carries}, and {first.machine_type} {first.carries}",
+                field="provider.instance_types",
+                given=offer.machine_type,
+                hint="The nodes of a pool are alike. Declare a pool for each.",
+            )
+
+
+def _check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request: Request) -> None:
+    cap = request.max_hourly_cost
+    if cap is None:
+        return
+    for name in machine_types:
+        if name not in known:
+            purchase = "spot" if request.spot else "on-demand"
+            raise NotSupported(f"the {purchase} price of {name} is not known here", field="max_hourly_cost")
+        if known[name].usd_per_hour > cap:
+            raise NotOffered(
+                f"{name} costs {known[name]}",
+                field="max_hourly_cost",
+                given=cap,
+                hint="Declare fewer vCPUs or less memory, or raise it.",
+            )
