@@ -1,20 +1,6 @@
 # What no single input can be refused for. The rest of the module waits for these.
 
 locals {
-  # Stand-ins of the same length and as hard to compress as the real values, which no plan knows.
-  sample_secret    = "${uuidv5("dns", "skyinfra")}${uuidv5("dns", "skyinfra.fleet")}"
-  sample_scheduler = "198.51.100.247:${var.scheduler_port}"
-  # A bucket's prefix is continued with 26 digits.
-  sample_bucket = "s3://skyinfra-${var.name}-20261122004911123456789012"
-  sample_runner = "${local.sample_bucket}/${basename(var.runner_file)}"
-  sample_sizes = {
-    for which, text in { user_data_head = var.user_data_head, user_data_worker = var.user_data_worker } : which => length(base64gzip(
-      replace(replace(replace(replace(replace(replace(text, "@SKYINFRA_HEAD@", local.sample_scheduler), "@SKYINFRA_BUCKET@", local.sample_bucket), "@SKYINFRA_SECRET@", local.sample_secret), "@SKYINFRA_NODE@", "${var.name}-100"), "@SKYINFRA_RUNNER@", local.sample_runner), "@SKYINFRA_VOLUME@", "vol-0a1b2c3d4e5f60718")
-    )) * 3 / 4
-  }
-  # The real values may compress a little worse.
-  slack         = 48
-  max_user_data = 16384
   reserved      = var.capacity_block_id != null || var.capacity_reservation_id != null
   offered_text  = length(local.offered) == 0 ? "no zone of this region" : join(", ", sort(local.offered))
   machines_text = join(", ", var.machine_types)
@@ -100,16 +86,6 @@ resource "terraform_data" "checks" {
     precondition {
       condition     = local.has_bucket || !can(regex("@SKYINFRA_BUCKET@", "${var.user_data_head}${var.user_data_worker}"))
       error_message = "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none. Give versions and runner_file as `skyinfra render` wrote them, or let the user data hold @SKYINFRA_SECRET@."
-    }
-
-    precondition {
-      condition     = local.sample_sizes.user_data_head + local.slack <= local.max_user_data
-      error_message = "user_data_head: ${local.sample_sizes.user_data_head} bytes after gzip, and EC2 takes ${local.max_user_data} (${local.slack} are kept for the secret). Move packages and files into the image, or fetch them at boot."
-    }
-
-    precondition {
-      condition     = local.sample_sizes.user_data_worker + local.slack <= local.max_user_data
-      error_message = "user_data_worker: ${local.sample_sizes.user_data_worker} bytes after gzip, and EC2 takes ${local.max_user_data} (${local.slack} are kept for the secret). Move packages and files into the image, or fetch them at boot."
     }
   }
 }

@@ -2,7 +2,6 @@ locals {
   # Spot and fallback lists need a group that goes on trying; everything else is plain instances.
   grouped = var.group == null ? length(var.machine_types) > 1 || (var.spot && var.node_count > 1) : var.group || length(var.machine_types) > 1
 
-  names   = [for index in range(var.node_count) : "${var.name}-${index}"]
   head    = local.grouped ? "${var.name}-head" : local.names[0]
   workers = local.grouped ? [] : slice(local.names, 1, length(local.names))
 
@@ -13,16 +12,6 @@ locals {
   prefix = "skyinfra-${var.name}-"
   title  = "${var.stack}/${var.name}"
   tags   = merge(var.labels, { "skyinfra:stack" = var.stack, "skyinfra:pool" = var.name })
-}
-
-# The fleet secret, as in every module: in `triggers_replace`, since terraform_data copies `input` to `output`, which
-# Terraform does not treat as sensitive and prints in the plan of a destroy.
-resource "terraform_data" "secret" {
-  triggers_replace = sensitive("${uuid()}${uuid()}")
-
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
 }
 
 # What the path of an SSM parameter names changes with every release of the image. A node keeps the AMI it was made
@@ -73,11 +62,13 @@ resource "terraform_data" "security_groups" {
 }
 
 locals {
-  scheduler = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
-  secret    = terraform_data.secret.triggers_replace
-
-  user_data_head   = replace(replace(replace(replace(replace(var.user_data_head, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url), "@SKYINFRA_VOLUME@", aws_ebs_volume.head.id)
-  user_data_worker = replace(replace(replace(replace(var.user_data_worker, "@SKYINFRA_HEAD@", local.scheduler), "@SKYINFRA_BUCKET@", local.bucket_url), "@SKYINFRA_SECRET@", local.secret), "@SKYINFRA_RUNNER@", local.runner_url)
+  places = {
+    head   = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
+    bucket = local.bucket_url
+    runner = local.runner_url
+  }
+  volume = aws_ebs_volume.head.id
+  limit  = { bytes = 16384, gzip = true, called = "EC2" }
 }
 
 resource "aws_instance" "head" {

@@ -1,39 +1,4 @@
-# The core inputs, the same at every provider.
-
-variable "name" {
-  description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head. Where the workers are an Auto Scaling group, the head is NAME-head."
-  type        = string
-  nullable    = false
-
-  validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{0,39}$", var.name))
-    error_message = "name: lower-case letters, digits and dashes, beginning with a letter, at most 40 characters."
-  }
-}
-
-variable "stack" {
-  description = "Name of the stack the pool belongs to; recorded in the manifest and in the tag skyinfra:stack."
-  type        = string
-  default     = "default"
-  nullable    = false
-
-  validation {
-    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", var.stack))
-    error_message = "stack: letters, digits, dashes and underscores, at most 64 characters."
-  }
-}
-
-variable "node_count" {
-  description = "Number of nodes that carry slots. The head is one of them, unless the workers are an Auto Scaling group: then the head is a machine besides them."
-  type        = number
-  default     = 1
-  nullable    = false
-
-  validation {
-    condition     = var.node_count >= 1 && floor(var.node_count) == var.node_count
-    error_message = "node_count: a whole number of at least 1."
-  }
-}
+# The core inputs whose values are this provider's; the others stand in core.tf.
 
 variable "machine_types" {
   description = "EC2 instance types in order of preference. More than one, or spot with more than one node, makes the workers an Auto Scaling group."
@@ -79,19 +44,6 @@ variable "spot" {
   description = "Whether the nodes are spot instances. The head of an Auto Scaling group is on-demand all the same."
   type        = bool
   default     = false
-  nullable    = false
-}
-
-variable "user_data_head" {
-  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the s3:// address of the pool's bucket, where `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner, @SKYINFRA_VOLUME@ the id of the volume with the jobs of the head. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may describe instances."
-  type        = string
-  nullable    = false
-}
-
-variable "user_data_worker" {
-  description = "User data of the other nodes, with the same placeholders, but @SKYINFRA_VOLUME@. In an Auto Scaling group @SKYINFRA_NODE@ becomes NAME-asg, since all its nodes share one text."
-  type        = string
-  default     = ""
   nullable    = false
 }
 
@@ -142,19 +94,6 @@ variable "labels" {
     condition     = length(var.labels) <= 40
     error_message = "labels: at most 40; AWS takes 50 tags, and some are the module's own."
   }
-}
-
-variable "slots" {
-  description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, cpu), accelerator, profile, gpu."
-  type = list(object({
-    index       = number
-    kind        = string
-    accelerator = optional(string)
-    profile     = optional(string)
-    gpu         = optional(number)
-  }))
-  default  = []
-  nullable = false
 }
 
 # What AWS adds. The region and the credentials are those of the provider that the caller passes.
@@ -370,41 +309,5 @@ variable "layout" {
   validation {
     condition     = can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", var.layout))
     error_message = "layout: letters, digits, spaces and + - = . _ : / @, at most 256 characters, which is what a tag takes."
-  }
-}
-
-variable "runner_file" {
-  description = "A file that the nodes fetch at their first boot: the runner as a wheel. It is put into a bucket that only they read, and @SKYINFRA_RUNNER@ in the user data becomes its s3:// address. The first one is kept: another changes nothing. Empty where the user data need none."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.runner_file == "" || try(fileexists(var.runner_file), false)
-    error_message = "runner_file: there is no such file; the path counts from where Terraform runs."
-  }
-}
-
-variable "versions" {
-  description = "The versions that the nodes install, for `versions.json` in the bucket: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
-  type        = object({ python = string, requirements = list(string) })
-  default     = null
-}
-
-variable "user_data_revision" {
-  description = "What changes when nodes must be replaced for their user data. Null replaces them for every change of it; a revision computed from what is declared, without the layout, lets a layout change in place."
-  type        = string
-  default     = null
-}
-
-variable "scheduler_port" {
-  description = "The port of the head that the scheduler listens on."
-  type        = number
-  default     = 8786
-  nullable    = false
-
-  validation {
-    condition     = var.scheduler_port >= 1 && var.scheduler_port <= 65535 && floor(var.scheduler_port) == var.scheduler_port
-    error_message = "scheduler_port: a port, 1 to 65535."
   }
 }

@@ -15,6 +15,7 @@ import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.program import Terraform, find_program
+from tools import core
 
 MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
 CORE = {
@@ -32,6 +33,32 @@ CORE = {
 }
 
 
+def variables(module: Path) -> dict[str, str]:
+    """The bodies of the variables of *module*."""
+    text = "".join(path.read_text() for path in sorted(module.glob("*.tf")))
+    return dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
+
+
+def type_of(body: str) -> str:
+    found = re.search(r"^  type +=(.*?)(?=^  \w|\Z)", body, re.MULTILINE | re.DOTALL)
+    return "".join(found[1].split()) if found else ""
+
+
+def test_the_core_of_the_modules_has_one_source() -> None:
+    assert [folder.name for folder in core.folders()] == [m.name for m in MODULES if m.name not in core.APART]
+    source = (ROOT / "modules" / "core.tf").read_text()
+    for folder in core.folders():
+        assert (folder / "core.tf").read_text() == source, f"{folder.name}: run python -m tools.core"
+
+
+def test_the_core_inputs_have_the_same_types_everywhere() -> None:
+    of_aws = variables(ROOT / "modules" / "aws")
+    for module in MODULES:
+        for name, body in variables(module).items():
+            if name in CORE or f'variable "{name}"' in (ROOT / "modules" / "core.tf").read_text():
+                assert type_of(body) == type_of(of_aws[name]) != "", f"{module.name}: {name}"
+
+
 def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*find_program(), *arguments], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300
@@ -43,8 +70,7 @@ def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
         assert (module / name).is_file()
     assert terraform(module, "fmt", "-check", "-diff").stdout == ""
-    text = (module / "variables.tf").read_text()
-    blocks = dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
+    blocks = variables(module)
     assert set(blocks) >= CORE
     for name, body in blocks.items():
         assert re.search(r"^  description = ", body, re.MULTILINE), f"{name} has no description"
