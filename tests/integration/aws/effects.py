@@ -210,4 +210,5 @@ def write_readme(made: str) -> None:
 
 def variables() -> list[str]:
     """The names of the module's inputs."""
-    return re.findall(r'^variable "(\w+)"', (MODULE / "variables.tf").read_text(), re.MULTILINE)
+    text = "".join(path.read_text() for path in (MODULE / "core.tf", MODULE / "variables.tf"))
+    return re.findall(r'^variable "(\w+)"', text, re.MULTILINE)
