@@ -27,12 +27,12 @@ _METADATA_S = 5.0
 
 
 def fetch(url: str, path: Path, sha256: str | None = None) -> None:
-    """Keeps what stands at *url* (https, http, or s3://BUCKET/KEY) at *path*, for root alone. Raises `Failed`.
+    """Keeps what stands at *url* (https, http, file, or s3://BUCKET/KEY) at *path*, for root alone. Raises `Failed`.
 
     It is whole there, whenever the power fails; where *sha256* is given, it has that hash.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("https", "http", "s3"):
-        raise Failed(f"no https://, http:// or s3:// address: {url[:100]!r}")
+    if urllib.parse.urlsplit(url).scheme not in ("https", "http", "file", "s3"):
+        raise Failed(f"no https://, http://, file:// or s3:// address: {url[:100]!r}")
     request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310
     part = path.with_name(path.name + ".part")
     try:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
+from skyinfra.errors import NotSupported
 from skyinfra.offers import Price
 from skyinfra.providers.data import Data, TerraformProvider, read
 
@@ -33,6 +34,23 @@ class Request:
     runner: str | None = None
     apt: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Accelerator | None:
+        """The accelerator of machines that stand already: the first that is declared, one where no count is given."""
+        return self.accelerators[0].with_(count=self.accelerators[0].count or 1) if self.accelerators else None
+
+    def refuse(self, *fields: str, why: str, place: str) -> None:
+        """Raises `NotSupported` where one of *fields*, which *place* cannot give, is asked for."""
+        for name in fields:
+            value = getattr(self, name.removeprefix("image."))
+            if value:
+                raise NotSupported(
+                    why,
+                    field=name,
+                    given=value,
+                    hint=f"Leave {name} out for {place}, or declare a provider of cloud nodes.",
+                )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from skyinfra.errors import NotSupported
 from skyinfra.providers.base import Provider, Request, Selection
 
 
@@ -27,10 +26,9 @@ class Local(Provider):
 
     def select(self, request: Request) -> Selection:
         """Selects this machine. Raises `NotSupported` for fields that only a cloud node supports."""
-        self._refuse(request)
-        accelerator = request.accelerators[0] if request.accelerators else None
-        if accelerator is not None:
-            accelerator = accelerator.with_(count=accelerator.count or 1)
+        fields = ("spot", "vcpus", "memory_gb", "disk_gb", "image.apt", "image.python", "image.runner")
+        request.refuse(*fields, why="a local node is this machine as it is, with this Python", place="sky.Local()")
+        accelerator = request.first
         return Selection(
             accelerator=accelerator,
             machine_types=("local",),
@@ -41,23 +39,3 @@ class Local(Provider):
             price_note="this machine",
             simulated=self.simulate and accelerator is not None,
         )
-
-    @staticmethod
-    def _refuse(request: Request) -> None:
-        asked = {
-            "spot": request.spot,
-            "vcpus": request.vcpus,
-            "memory_gb": request.memory_gb,
-            "disk_gb": request.disk_gb,
-            "image.apt": request.apt,
-            "image.python": request.python,
-            "image.runner": request.runner,
-        }
-        for field, value in asked.items():
-            if value:
-                raise NotSupported(
-                    "a local node is this machine as it is, with this Python",
-                    field=field,
-                    given=value,
-                    hint=f"Leave {field} out for sky.Local(), or declare a provider of cloud nodes.",
-                )

@@ -160,9 +160,9 @@ def test_a_signed_request_is_not_sent_elsewhere(cloud: Cloud, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("@SKYINFRA_BUCKET@/secret", "no https://, http:// or s3:// address"),
-        ("", "no https://, http:// or s3:// address"),
-        ("file:///etc/shadow", "no https://, http:// or s3:// address"),
+        ("@SKYINFRA_BUCKET@/secret", "no https://, http://, file:// or s3:// address"),
+        ("", "no https://, http://, file:// or s3:// address"),
+        ("ftp://example.com/x", "no https://, http://, file:// or s3:// address"),
         ("http://127.0.0.1:9/x.whl", "cannot be fetched"),
         ("{cloud}/none", "HTTP status 404"),
     ],

@@ -27,7 +27,7 @@ def blocks(kind: str, text: str) -> dict[str, str]:
 def test_the_hcl_keeps_the_rules() -> None:
     text = "\n".join(path.read_text() for path in FILES)
     variables = blocks("variable", text)
-    used = re.sub(r'^variable .*?^\}', "", text, flags=re.MULTILINE | re.DOTALL)
+    used = re.sub(r"^variable .*?^\}", "", text, flags=re.MULTILINE | re.DOTALL)
     assert len(variables) > 25
     for name in variables:
         assert re.search(rf"\bvar\.{name}\b", used), f"{name} is not used"
