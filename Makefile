@@ -76,8 +76,8 @@ fake-nvml: debian
 # The fake driver is written in C, units are checked by systemd's own program, and networks are made by ip. Without them
 # their tests fail under CI and are skipped elsewhere.
 debian:
-	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze && command -v ip; } >/dev/null || test "$$(id -u)" != 0 || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2; } >&2 || true
+	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze && command -v ip && command -v nft; } >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2 nftables; } >&2 || true
 
 # PyTorch for the ranks of some tests; nothing is installed. Apt is asked after `debian` has.
 torch: debian

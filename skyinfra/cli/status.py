@@ -167,6 +167,7 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         "state": "draining" if draining else "drained" if leaving and not live else state,
         "failed": asdict(failed) if failed is not None else None,
         "leaving": leaving,
+        "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
     }
@@ -218,6 +219,9 @@ def _print_stack(status: dict[str, Any]) -> None:
                 )
         out.print(made)
         for node in pool["nodes"]:
+            if node["behind"]:
+                text = f"{node['name']}: the head cannot connect to it, and uses the connections that its slots open"
+                out.print(text, soft_wrap=True)
             if node["leaving"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
     if run := status.get("last_run"):

@@ -37,6 +37,7 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine.handshakes import HANDSHAKES
+from skyinfra.engine.parked import Parked
 from skyinfra.engine.waiting import within
 from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
 from skyinfra.protocol import calls
@@ -405,6 +406,8 @@ def _carried(frames: Sequence[memoryview], offset: Any) -> Any:
 # is told at once, since what speaks there may be no fleet at all. Nor does Tornado close the socket then: that would
 # be open until somebody collects garbage.
 
+# What workers have left in this process, where it is the head's.
+PARKED = Parked()
 # The streams that the present call of `_Connector.connect` has made.
 _made: ContextVar[list[Any]] = ContextVar("skyinfra_streams")
 
@@ -423,6 +426,8 @@ class _Connector(TLSConnector):  # type: ignore[misc]
 
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Any:
         self.comm_class = connection_args.pop(_STREAM, TLS)
+        if (left := await PARKED.take(address)) is not None:
+            return self.comm_class(left.stream, left.local_address, f"tls://{address}", deserialize)
         made: list[Any] = []
         _made.set(made)
         try:

@@ -7,10 +7,11 @@ need. One that waits keeps later ones from all that it may have; what it may not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from skyinfra.engine.waiting import Changes
+from skyinfra.errors import NotSupported
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.gang import Candidates, GangState, Phase, Wish
 
@@ -71,12 +72,18 @@ class Leases:
     """The slots of a fleet, as gangs have them.
 
     *slots*: the slots in service, and whether a task runs there. *is_client*: whether a client of that name is
-    connected: a gang ends with the connection of its client.
+    connected: a gang ends with the connection of its client. *behind*: the nodes that cannot be connected to.
     """
 
-    def __init__(self, slots: Callable[[], Mapping[str, bool]], is_client: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        slots: Callable[[], Mapping[str, bool]],
+        is_client: Callable[[str], bool],
+        behind: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._slots = slots
         self._is_client = is_client
+        self._behind = behind
         # In the order in which they asked.
         self._gangs: dict[str, _Gang] = {}
         self.handlers = rpc.handlers(
@@ -90,8 +97,19 @@ class Leases:
     async def ask(self, gang: str, client: str, nodes: int, candidates: Candidates, wait_s: float) -> GangState:
         """Asks for slots, or goes on waiting for them; the state of the *gang* once it has them, or after *wait_s*.
 
-        The place in the queue is that of the first call; *candidates* may be others each time.
+        The place in the queue is that of the first call; *candidates* may be others each time. Raises `NotSupported`
+        where it needs several nodes, and too few of them can be connected to.
         """
+        if nodes > 1:
+            behind = self._behind()
+            candidates = tuple(each for each in candidates if each[0] not in behind)
+            if behind and len(candidates) < nodes:
+                raise NotSupported(
+                    f"the ranks of a gang connect to each other, and nobody can connect to {', '.join(sorted(behind))}",
+                    field="nodes",
+                    given=nodes,
+                    hint="A gang on one node works there. Between nodes, open all ports of the nodes to each other.",
+                )
         if not self._is_client(client):
             return _UNKNOWN
         wish = Wish(gang, client, nodes, candidates)

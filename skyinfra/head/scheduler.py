@@ -11,6 +11,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 
 from skyinfra.engine import dask_private
+from skyinfra.engine.parked import PARK, can_connect
 from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
@@ -24,6 +25,8 @@ from skyinfra.worker import execute
 
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
+# For a connection to a worker that has just registered.
+_REACH_S = 3.0
 
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
@@ -45,16 +48,20 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
+        # The addresses of workers that cannot be connected to.
+        self._behind: set[str] = set()
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
-        self._leases = Leases(self._slots_in_service, self.clients.__contains__)
+        self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
+            services.reach.by(self.reach),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
             services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
+        self.handlers[PARK] = self.keep_parked
 
     async def listen(self, *arguments: Any, **keywords: Any) -> None:
         """Listens as Dask does; what others say runs no code here."""
@@ -65,6 +72,21 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if layout != self._offered:
             self._offered = layout
             self._changes.tell()
+
+    async def reach(self, address: str) -> bool:
+        """Whether the worker at *address* can be connected to; where not, it leaves connections here."""
+        if await can_connect(address, _REACH_S, **self.connection_args):
+            return True
+        self._behind.add(address)
+        self._leases.grant()
+        return False
+
+    async def keep_parked(self, comm: Comm, address: str) -> Status:
+        """Keeps a connection that a worker leaves, if it is one that could not be connected to."""
+        if address not in self._behind:
+            await comm.close()
+            return Status.dont_reply
+        return await dask_private.PARKED.keep(comm, address)
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Notes the names of the slots that *node* is to have; a node with slots does not leave."""
@@ -91,7 +113,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         now = time.monotonic()
         leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
         state = FleetState(
-            fleet.STATE_VERSION, dict(self._promised), self._draining(), dict(self._boot_failures), leaving
+            fleet.STATE_VERSION,
+            dict(self._promised),
+            self._draining(),
+            dict(self._boot_failures),
+            leaving,
+            self._nodes_behind(),
         )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
@@ -105,6 +132,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Forgets a worker, which may have died; the ranks on it are lost."""
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
+        self._behind.discard(address)
+        dask_private.PARKED.forget(address)
         return removed
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
@@ -142,6 +171,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._ending = True
         self._changes.tell()
         await super().close(*arguments, **keywords)
+
+    def _nodes_behind(self) -> tuple[str, ...]:
+        """The nodes with workers that cannot be connected to."""
+        found = {str(self.workers[each].name).rpartition("/")[0] for each in self._behind if each in self.workers}
+        return tuple(sorted(found))
 
     def _slots_in_service(self) -> dict[str, bool]:
         """The slots that take tasks, and whether one runs there or waits to."""

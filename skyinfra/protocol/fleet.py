@@ -70,6 +70,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ``draining``: the slots that go out of service, with the names of the tasks that still run there.
     ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
     ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
+    ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
     """
 
     version: int
@@ -77,3 +78,4 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[str, NodeFailure] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
+    behind: tuple[str, ...] = ()

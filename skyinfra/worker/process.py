@@ -18,7 +18,8 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private, settings
+from skyinfra.engine import dask_private, parked, settings
+from skyinfra.errors import NotSupported
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
@@ -45,6 +46,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
     def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         settings.quiet()
         dask_private.install_connections()
         output.keep_logging()
@@ -73,9 +75,23 @@ class SlotWorker(Worker):  # type: ignore[misc]
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
         """Ends the worker after a running report, which Dask would cut off and log as an error."""
         self.periodic_callbacks["heartbeat"].stop()
+        if self._leaving is not None:
+            self._leaving.cancel()
         if self._heartbeat not in (None, asyncio.current_task()):
             await asyncio.wait({self._heartbeat}, timeout=_REPORT_S)
         return await super().close(*arguments, **keywords)
+
+    async def start_unsafe(self) -> Any:
+        """Registers at the scheduler, and leaves connections there where it cannot open them."""
+        started = await super().start_unsafe()
+        self._leaving = asyncio.create_task(self._leave_connections())
+        return started
+
+    async def _leave_connections(self) -> None:
+        # A head of another version does not know the question.
+        with contextlib.suppress(NotSupported, OSError):
+            if not await services.reach(self.scheduler, address=self.address):
+                await parked.leave(self)
 
     def drain(self, on: bool) -> dict[str, Any]:
         """Takes the worker out of service, or back into it; returns what it has to finish.

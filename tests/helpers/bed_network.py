@@ -81,6 +81,13 @@ class Link:
         """As before."""
         _ip(f"link set {self.namespace} up")
 
+    def close_ports(self, *open: int) -> None:
+        """Nobody outside can connect to the node but at the ports *open*; it can connect to everybody."""
+        accept = f"tcp dport {{ {', '.join(map(str, open))} }} accept; " if open else ""
+        rules = f"iif lo accept; {accept}tcp flags & (syn | ack) == syn drop"
+        table = f"table ip closed {{ chain input {{ type filter hook input priority 0; {rules}; }} }}"
+        _run(["ip", "netns", "exec", self.namespace, "nft", table])
+
     def hand_on(self, tap: str) -> None:
         """What comes for the node's address goes to *tap*, behind which a virtual machine is, and no further."""
         _ip(

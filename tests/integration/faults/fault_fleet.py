@@ -173,10 +173,15 @@ class Node:
 
 
 class Fleet:
-    """Running nodes, of which the first is the head. A test leaves them as it found them, see `settled`."""
+    """Running nodes, of which the first is the head. A test leaves them as it found them, see `settled`.
 
-    def __init__(self, folder: Path, network: Network, *, nodes: int) -> None:
+    closed: nothing can be connected to but the port of the head.
+    """
+
+    def __init__(self, folder: Path, network: Network, *, nodes: int, closed: bool = False) -> None:
         links = [network.link() for _ in range(nodes)]
+        for index, link in enumerate(links if closed else ()):
+            link.close_ports(*([PORT] if index == 0 else []))
         scheduler = f"{links[0].address}:{PORT}"
         self.nodes = [Node(folder, f"n{index}", link, scheduler, head=index == 0) for index, link in enumerate(links)]
         self.manifest = Manifest(
