@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
+from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli import tables
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
 from skyinfra.deploy.endings import endings
@@ -38,6 +39,10 @@ def synthesize(name: str | None) -> SynthesizedStack:
         for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
             text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
             tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
+    if any(inputs.get("runner_file") for inputs in stack.modules.values()) and runner_wheel.hashed() is None:
+        text = "Nodes of a fleet that is made now check no hashes of what the runner needs: known are those of"
+        known = ", ".join(runner_wheel.known_versions())
+        tables.console(to_stderr=True).print(f"[yellow]{text}[/] {known}.", soft_wrap=True)
     return stack
 
 

@@ -14,6 +14,7 @@ import os
 import pwd
 import shutil
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -324,10 +325,25 @@ class Runner:
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
         only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
+        if not self.requirements and (hashed := _hashed(Path(asked[0]))):
+            # All that the wheel needs, and of each no file but those whose hashes it brings.
+            command(*pip, "-q", *only, "--require-hashes", "-r", hashed)
+            only.append("--no-deps")
         command(*pip, "-q", *only, *asked)
         # What the stamp stands for is on the disk before it: after a power cut it is not looked at again.
         os.sync()
         replace(self._stamp, self._asked())
+
+
+def _hashed(wheel: Path) -> str | None:
+    """Puts the requirements with hashes that *wheel* brings into a file beside it; None where it brings none."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".dist-info/requirements.txt"):
+                file = f"{wheel.parent}/requirements.txt"
+                replace(file, archive.read(name).decode())
+                return file
+    return None
 
 
 @dataclass(frozen=True)
