@@ -375,7 +375,7 @@ def test_units_name_the_places_of_a_node() -> None:
     known += [f"{places.VENV}/bin/skyinfra-runner", f"{places.VENV}/bin/python", f"{places.VENV}/bin"]
     known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json"]
     for name, unit in units_of(user_data(aws()).head).items():
-        for path in re.findall(r"(?<![\w.])/[\w./-]+", unit):
+        for path in re.findall(r"(?<![\w.])/[\w./-]+", re.sub("^#.*", "", unit, flags=re.MULTILINE)):
             assert path in known or path.startswith(("/usr/", "/sbin", "/bin")), (name, path)
 
 
@@ -417,6 +417,8 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
         text = found[f"skyinfra-{name}.service"]
         assert ("\nIPAddressDeny=169.254.169.254 fd00:ec2::254\n" in text) is closed
         assert name == "runner" or "\nSystemCallFilter=~@debug " in text
+        # Tasks can neither signal nor read what has another user than they.
+        assert (("\nDynamicUser=yes\n" in text), ("User=skyinfra\n" in text)) == (name != "runner", name == "runner")
     partition = found["skyinfra-partition.service"]
     assert "User=" not in partition and "Type=oneshot" in partition
     for path, text in found.items():
