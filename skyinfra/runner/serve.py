@@ -76,6 +76,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        self._workers.share_threads()
         settings.configure(scratch=self._directory.scratch)
         request.end_upgrade(self._directory)
         applying = asyncio.create_task(self._apply(anew=True))
