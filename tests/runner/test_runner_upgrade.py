@@ -132,9 +132,9 @@ class Node(FirstBoot):
 
     @property
     def runner(self) -> str:
-        """The runner that the link names, with its units in the folder of systemd."""
+        """The runner that the link names; its units stand in the folder of systemd."""
         found = (self.venv / "bin" / "skyinfra-runner").read_text()
-        assert {file.read_text() for file in self.system.iterdir()} == {found}
+        assert {file.read_text() for file in self.system.glob("skyinfra-*")} == {found}
         return found
 
     def calls(self) -> list[str]:
