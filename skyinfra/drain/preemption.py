@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skyinfra.drain import request
@@ -124,10 +124,14 @@ class Follower:
         except InvalidNodeConfig as error:
             logger.error("%s: %s", type(error).__name__, error)
         else:
-            if told.drain is None:
+            drain = told.drain
+            if drain is not None and file.parent != self._directory.path:
+                # Below /run: it is of this boot, for which a service in a container may have another name.
+                drain = replace(drain, boot=request.this_boot())
+            if drain is None:
                 self._withdraw()
-            elif not told.drain.over and told.key != self._followed():
-                self._follow(told.drain)
+            elif not drain.over and told.key != self._followed():
+                self._follow(drain)
                 # A drain that a person undid is not requested again.
                 self._directory.write(self._directory.followed_file, str(told.key))
         self._stamp = seen

@@ -20,6 +20,7 @@ from skyinfra.drain.notices import ENDPOINT, Notice
 from skyinfra.drain.preemption import Follower, PreemptionWatch, Told
 from skyinfra.drain.request import Drain
 from skyinfra.first_boot import fetch
+from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
 
@@ -47,15 +48,15 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataService]:
         yield service
 
 
-def node(folder: Path, provider: str, *, gpus: bool = True) -> Path:
+def node(path: Path, provider: str, *, gpus: bool = True) -> Path:
     what = {"accelerator": h100(*WHOLE)} if gpus else {"cpu_slots": 1}
-    file = folder / "node.json"
+    file = path / "node.json"
     file.write_text(NodeConfig(VERSION, "s", "p", "p-0", provider, True, "10.0.0.1:8786", **what).dumps())
     return file
 
 
-def asked(folder: Path) -> Drain | None:
-    return request.find(NodeDirectory(folder))
+def asked(path: Path) -> Drain | None:
+    return request.find(NodeDirectory(path))
 
 
 def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None:
@@ -257,3 +258,14 @@ def test_a_message_that_cannot_be_read_changes_nothing(
     (tmp_path / "notice.json").write_text(json.dumps(Told(1, "of an earlier boot", drain).to_json()))
     runner.look()
     assert not (tmp_path / "drain.json").exists()
+
+
+def test_a_message_below_run_is_of_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers each service may see another name of the boot."""
+    monkeypatch.setattr(folder, "_RUN", tmp_path / "run")
+    own = tmp_path / "run/skyinfra-interrupt"
+    own.mkdir(parents=True)
+    drain = Drain(request.VERSION, "aws", "taken back", None, boot="of the service")
+    (own / "notice.json").write_text(json.dumps(Told(1, "a key", drain).to_json()))
+    Follower(NodeDirectory(tmp_path, tmp_path / "root")).look()
+    assert asked(tmp_path) == dataclasses.replace(drain, boot=request.this_boot())
