@@ -29,7 +29,7 @@ def carry(three: Fleet, monkeypatch: pytest.MonkeyPatch, **changed: str) -> str:
         files = dict(_sources())
         files.update({f"skyinfra/{name.replace('__', '/')}.py": text.encode() for name, text in changed.items()})
         # Its units are others as well.
-        files[METRICS] += f"# {sorted(changed)}\n".encode()
+        files[METRICS] += f"# {sorted(changed)}\n".encode() if changed else b""
         yield from sorted(files.items())
 
     with monkeypatch.context() as inside:
