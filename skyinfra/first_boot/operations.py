@@ -24,6 +24,7 @@ from .disks import Scratch, Volume
 from .programs import (
     Failed,
     apt_get,
+    changed_units,
     command,
     link,
     numbers,
@@ -348,24 +349,34 @@ def _hashed(wheel: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Units:
-    """The units that stay: enabled, and started. marker: the file that they wait for; running: those that never end."""
+    """The units that stay, as the runner in *venv* brings them: in *folder*, enabled, and started.
+
+    marker: the file that they wait for; running: those that never end.
+    """
 
     units: list[str]
     running: list[str]
     marker: str
+    venv: str
+    folder: str
 
     def _enabled(self) -> bool:
         return output("systemctl", "is-enabled", *self.units).split() == ["enabled"] * len(self.units)
 
     def done(self) -> bool:
         active = output("systemctl", "is-active", *self.running).split() == ["active"] * len(self.running)
-        return Path(self.marker).exists() and active and self._enabled()
+        return not changed_units(self.venv, self.folder) and Path(self.marker).exists() and active and self._enabled()
 
     def do(self) -> None:
-        # Below /run: the next boot has to get as far as this again.
-        replace(self.marker, "")
+        changed = changed_units(self.venv, self.folder)
+        for path, text in changed.items():
+            replace(path, text)
         # Enabling makes systemd read all of its units again, which takes a second.
         begin = ("start",) if self._enabled() else ("enable", "-q", "--now")
+        if changed and begin == ("start",):
+            command("systemctl", "daemon-reload")
+        # Below /run: the next boot has to get as far as this again.
+        replace(self.marker, "")
         # They come after the unit that this is: waiting for them would be for ever.
         command("systemctl", *begin, "--no-block", *self.units)
 

@@ -340,11 +340,33 @@ def test_units_are_enabled_once_and_started_without_waiting(tmp_path: Path, monk
         f"is-active) [ -e {tmp_path}/on ] && echo active;; enable) touch {tmp_path}/on;; esac; true",
     )
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    units = Units(["a.service", "b.path"], ["a.service"], str(tmp_path / "run" / "booted"))
+    venv, folder = tmp_path / "venv", tmp_path / "system"
+    marker = str(tmp_path / "run" / "booted")
+    units = Units(["a.service", "b.path"], ["a.service"], marker, str(venv), str(folder))
+    # A declared runner may be older than the declaration.
+    with pytest.raises(Failed, match="brings no units"):
+        units.do()
+    assert not Path(marker).exists()
+    brought = venv / "lib/python3.11/site-packages/skyinfra/node/units"
+    brought.mkdir(parents=True)
+    for name in ("a.service", "b.path", "c.service"):
+        (brought / name).write_text(f"# {name}\n")
     assert not units.done()
     units.do()
     assert units.done()
     assert calls.read_text().splitlines()[-3] == "enable -q --now --no-block a.service b.path"
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        name: f"# {name}\n" for name in ("a.service", "b.path", "c.service")
+    }
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+    # What a power cut has left empty, and what is of another runner.
+    (folder / "a.service").write_text("")
+    (brought / "b.path").write_text("# another\n")
+    assert not units.done()
+    units.do()
+    assert units.done()
+    assert calls.read_text().splitlines()[-4:-2] == ["daemon-reload", "start --no-block a.service b.path"]
+    assert [(folder / name).read_text() for name in ("a.service", "b.path")] == ["# a.service\n", "# another\n"]
     # After the next start of the machine it is to say again that all is set up.
     Path(units.marker).unlink()
     assert not units.done()
