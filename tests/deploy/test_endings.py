@@ -53,12 +53,8 @@ def test_another_machine_type_stops_nodes_with_what_runs_there(
     head.boot()
     path = tmp_path / "run"
     with head.pool() as pool:
-        deployed(
-            monkeypatch,
-            dataclasses.replace(
-                pool.manifest, nodes=(*pool.manifest.nodes, ManifestNode("n2", "n2", "127.0.0.1", head=False))
-            ),
-        )
+        nodes = tuple(ManifestNode(name, name, "127.0.0.1", head=name == "n1") for name in ("n1", "n2"))
+        deployed(monkeypatch, dataclasses.replace(pool.manifest, nodes=nodes))
         job = pool.submit(wait_for, str(path), detach="training")
         until(lambda: starts(path) and job.state == "running", "it runs")
         said = [str(each) for each in endings(stack(tmp_path, "g6.2xlarge"), plan(tmp_path, HEAD, WORKER))]
