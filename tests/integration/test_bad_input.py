@@ -135,6 +135,8 @@ def test_a_fleet_that_is_not_deployed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "nothing to destroy" in skyinfra(project, "destroy", "--auto-approve").stdout
 
 
+# As tests/integration/test_cost_shown.py sees it, of a real stack.
+@pytest.mark.slow
 def test_nobody_to_ask(tmp_path: Path) -> None:
     result = skyinfra(copy_quickstart(tmp_path), "deploy", check=False)
     assert result.returncode == 2

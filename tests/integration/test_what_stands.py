@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fleet import environment, processes, skyinfra, until
+from synthesized import project_of
 
 PROGRAM = """
 import skyinfra as sky
@@ -22,6 +23,11 @@ app = App()
 sky.FleetStack(app, {name!r}, pools=[sky.ComputePool(name="cpu", provider=sky.Local(){more})])
 """
 
+# A plan of it needs no module, and no program has to be started for it but Terraform.
+POOLS = "[sky.ComputePool(name='cpu', provider=sky.Local())]"
+BARE = (
+    "document = {'//': document['//'], 'terraform': document['terraform'], 'resource': {'terraform_data': {'a': {}}}}"
+)
 SECRET = re.compile(r"([0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}){2}")
 
 
@@ -99,7 +105,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
 
 
 def test_states_of_declared_stacks_are_no_orphans(tmp_path: Path) -> None:
-    here = project(tmp_path, "a")
+    here = project_of(tmp_path, POOLS, change=BARE, name="a")
     for name in ("a", "b"):
         (here / f"terraform.{name}.tfstate").write_text(
             json.dumps({"version": 4, "resources": [{"mode": "managed", "type": "t", "name": "n", "instances": [{}]}]})
@@ -121,7 +127,7 @@ def test_states_of_other_workspaces(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    here = project(tmp_path)
+    here = project_of(tmp_path, POOLS, change=BARE, name="old")
     skyinfra(here, "synth")
     for name in ("cdktf.out/stacks/old", "."):
         (here / name).chmod(0o777)
@@ -130,7 +136,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_others_could_read_is_closed(tmp_path: Path) -> None:
-    here = project(tmp_path)
+    here = project_of(tmp_path, POOLS, change=BARE, name="old")
     files = [here / f"terraform.old.tfstate{suffix}" for suffix in ("", ".backup")] + [here / "log"]
     for file in files:
         file.touch(0o644)
@@ -162,7 +168,7 @@ def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program:
 
 
 def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_program: str) -> None:
-    here = project(tmp_path)
+    here = project_of(tmp_path, POOLS, change=BARE, name="old")
     secret = str(uuid.uuid4()) + str(uuid.uuid4())
     program = tmp_path / "terraform-that-logs"
     program.write_text(f'#!/bin/sh\necho "[DEBUG] triggers_replace = {secret}" >&2\nexec {terraform_program} "$@"\n')
