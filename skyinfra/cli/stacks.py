@@ -196,7 +196,7 @@ def _cost_remarks(cost: Cost) -> list[str]:
 class Approval:
     """Shows a plan, its cost and what ends with it, and asks whether to apply it.
 
-    A deploy that replaces or destroys nodes is asked for by the name of the stack.
+    A deploy that replaces, destroys or stops nodes is asked for by the name of the stack.
     """
 
     stack: SynthesizedStack
@@ -215,14 +215,17 @@ class Approval:
             raise typer.Exit(2)
         if ending and self.verb == "deploy":
             given: str = typer.prompt(
-                f"Nodes of {name} end. Type {name} to go on", default="", show_default=False, err=True
+                f"Nodes of {name} end or are stopped. Type {name} to go on", default="", show_default=False, err=True
             )
             return given == name
         return typer.confirm(f"{self.verb.capitalize()} {name}?", err=True)
 
 
 def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False) -> bool:
-    """Prints the nodes that *plan* replaces or destroys, why, and what runs there; returns whether there are any."""
+    """Prints the nodes that *plan* replaces, destroys, or stops and starts, why, and what runs there.
+
+    Returns whether there are any.
+    """
     found = endings(stack, plan)
     for ending in found:
         tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)
