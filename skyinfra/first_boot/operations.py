@@ -341,9 +341,7 @@ def _hashed(wheel: Path) -> str | None:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.endswith(".dist-info/requirements.txt"):
-                file = f"{wheel.parent}/requirements.txt"
-                replace(file, archive.read(name).decode())
-                return file
+                return archive.extract(name, wheel.parent)
     return None
 
 
