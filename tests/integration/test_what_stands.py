@@ -23,11 +23,6 @@ app = App()
 sky.FleetStack(app, {name!r}, pools=[sky.ComputePool(name="cpu", provider=sky.Local(){more})])
 """
 
-# A plan of it needs no module, and no program has to be started for it but Terraform.
-POOLS = "[sky.ComputePool(name='cpu', provider=sky.Local())]"
-BARE = (
-    "document = {'//': document['//'], 'terraform': document['terraform'], 'resource': {'terraform_data': {'a': {}}}}"
-)
 SECRET = re.compile(r"([0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}){2}")
 
 
@@ -36,6 +31,13 @@ def project(folder: Path, name: str = "old", *, more: str = "", synth: bool = Tr
     (folder / "cdktf.json").write_text(json.dumps({"app": "python main.py"}))
     (folder / "main.py").write_text(PROGRAM.format(name=name, more=more) + ("app.synth()\n" if synth else ""))
     return folder
+
+
+def without_module(folder: Path, name: str = "old") -> Path:
+    """A project whose plan needs nothing but Terraform: no cdktf, and no nodes."""
+    state = f"'terraform': {{'backend': {{'local': {{'path': '../../../terraform.{name}.tfstate'}}}}}}"
+    document = f"{{'//': document['//'], {state}, 'resource': {{'terraform_data': {{'a': {{}}}}}}}}"
+    return project_of(folder, "[sky.ComputePool(provider=sky.Local())]", change=f"document = {document}", name=name)
 
 
 def test_a_program_that_writes_no_stacks_is_refused(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
 
 
 def test_states_of_declared_stacks_are_no_orphans(tmp_path: Path) -> None:
-    here = project_of(tmp_path, POOLS, change=BARE, name="a")
+    here = without_module(tmp_path, "a")
     for name in ("a", "b"):
         (here / f"terraform.{name}.tfstate").write_text(
             json.dumps({"version": 4, "resources": [{"mode": "managed", "type": "t", "name": "n", "instances": [{}]}]})
@@ -127,7 +129,7 @@ def test_states_of_other_workspaces(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    here = project_of(tmp_path, POOLS, change=BARE, name="old")
+    here = without_module(tmp_path)
     skyinfra(here, "synth")
     for name in ("cdktf.out/stacks/old", "."):
         (here / name).chmod(0o777)
@@ -136,7 +138,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_others_could_read_is_closed(tmp_path: Path) -> None:
-    here = project_of(tmp_path, POOLS, change=BARE, name="old")
+    here = without_module(tmp_path)
     files = [here / f"terraform.old.tfstate{suffix}" for suffix in ("", ".backup")] + [here / "log"]
     for file in files:
         file.touch(0o644)
@@ -168,7 +170,7 @@ def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program:
 
 
 def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_program: str) -> None:
-    here = project_of(tmp_path, POOLS, change=BARE, name="old")
+    here = without_module(tmp_path)
     secret = str(uuid.uuid4()) + str(uuid.uuid4())
     program = tmp_path / "terraform-that-logs"
     program.write_text(f'#!/bin/sh\necho "[DEBUG] triggers_replace = {secret}" >&2\nexec {terraform_program} "$@"\n')
