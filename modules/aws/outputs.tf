@@ -1,7 +1,7 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value = {
+  value = merge({
     version   = 1
     stack     = var.stack
     pool      = var.name
@@ -35,7 +35,10 @@ output "fleet" {
     group_nodes = local.grouped ? var.node_count : 0
     slots       = var.slots
     secret      = terraform_data.secret.triggers_replace
-  }
+    }, {
+    # A client that does not reach that address goes through Session Manager.
+    for name, via in { via = { kind = "ssm", target = aws_instance.head.id, region = substr(aws_instance.head.availability_zone, 0, length(aws_instance.head.availability_zone) - 1) } } : name => via if length(var.allow_cidrs) == 0
+  })
 }
 
 locals {

@@ -18,6 +18,7 @@ from skyinfra.client.watching import Watcher
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.worker.execute import ENDED
@@ -47,7 +48,8 @@ class AskedFleet:
     connection: Asker
 
     def __init__(self, manifest: Manifest, limits: Limits) -> None:
-        self.manifest = manifest
+        self._forwarding = forwarding(manifest)
+        self.manifest = self._forwarding.manifest if self._forwarding is not None else manifest
         self.loop = LoopThread()
         self._ended = threading.Event()
         self._dashboards: list[Dashboard] = []
@@ -55,6 +57,7 @@ class AskedFleet:
             self.loop.run(self._open(limits))
         except BaseException:
             self.loop.close()
+            self._stop_forwarding()
             raise
 
     async def _open(self, limits: Limits) -> None:
@@ -131,6 +134,11 @@ class AskedFleet:
                 self.loop.run(self._leave())
             finally:
                 self.loop.close()
+                self._stop_forwarding()
+
+    def _stop_forwarding(self) -> None:
+        if self._forwarding is not None:
+            self._forwarding.close()
 
     async def _leave(self) -> None:
         for dashboard in self._dashboards:

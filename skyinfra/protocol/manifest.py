@@ -66,11 +66,32 @@ class ManifestNode:
 
 
 @dataclass(frozen=True)
+class Via:
+    """The way of a client to a head whose address it cannot reach; see `skyinfra.reach`.
+
+    kind: ``ssh``, by OpenSSH; ``ssm``, by AWS Session Manager; ``iap``, by Google Cloud's Identity-Aware Proxy.
+    target: ``USER@HOST`` as ``ssh`` takes it, or the instance of the head. port: of ``ssh``. region, zone, project: of
+    the instance.
+    """
+
+    kind: Literal["ssh", "ssm", "iap"]
+    target: str
+    port: int | None = None
+    region: str | None = None
+    zone: str | None = None
+    project: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.target} ({self.kind})"
+
+
+@dataclass(frozen=True)
 class Manifest(_schema.Document, error=InvalidManifest, source="manifest", version=VERSION):
     """One fleet. ``slots`` are those of each node, in slot order; ``secret`` is the fleet secret.
 
     ``group_nodes``: how many nodes there are to be besides ``nodes``, in a group of the provider's that replaces them
-    without Terraform: the scheduler knows which. Where there are such, the head is a machine without slots.
+    without Terraform: the scheduler knows which. Where there are such, the head is a machine without slots. ``via``:
+    how clients reach the head where they cannot reach its address.
     """
 
     version: int
@@ -83,6 +104,7 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
     secret: str = field(repr=False)
     simulated: bool = False
     group_nodes: int = 0
+    via: Via | None = None
 
     @property
     def fleet(self) -> str:
