@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from support import ROOT
 import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.providers import Data
 from skyinfra.terraform.program import Terraform, find_program
-from tools import core
+from tools import core, new_provider
 
 MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
 CORE = {
@@ -152,3 +155,19 @@ def test_a_missing_runner_is_named(tmp_path: Path) -> None:
     assert "no-such-runner was not found" in result.stderr and "SKYINFRA_RUNNER" in result.stderr
     assert not (tmp_path / "n").exists()
     assert (SCRIPTS / "skyinfra-runner").exists()
+
+
+def test_the_skeleton_of_a_provider_is_valid(tmp_path: Path) -> None:
+    made = new_provider.make(tmp_path, "somewhere", "Somewhere")
+    module = tmp_path / "modules" / "somewhere"
+    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    assert terraform(module, "init").returncode == 0
+    done = terraform(module, "validate", "-no-color")
+    assert done.returncode == 0, done.stderr
+    tables = tomllib.loads((tmp_path / "skyinfra" / "providers" / "somewhere.toml").read_text())
+    assert Data(kind="somewhere", **tables).boot.form == "cloud-config"
+    (code,) = (path for path in made if path.suffix == ".py")
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--config", ROOT / "pyproject.toml", code], check=True)
+    exec(compile(code.read_text(), code, "exec"), {"__name__": "somewhere"})
+    with pytest.raises(SystemExit, match="is there already"):
+        new_provider.make(tmp_path, "somewhere", "Somewhere")

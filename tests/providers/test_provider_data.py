@@ -17,6 +17,7 @@ from skyinfra.compiler import compile_pool
 from skyinfra.providers import CloudProvider, data
 from skyinfra.stack import module_folder
 from skyinfra.terraform.cloud_errors import refusals
+from tools import providers_page
 
 UNITS = ROOT / "skyinfra" / "node" / "units"
 
@@ -131,3 +132,10 @@ def test_the_error_of_another_cloud_is_not_taken_for_one_of_aws() -> None:
 
 def test_the_path_of_the_data_is_in_the_package() -> None:
     assert {Path(file).suffix for file in (ROOT / "skyinfra" / "providers").iterdir()} >= {".toml", ".py"}
+
+
+def test_the_page_of_the_providers_is_what_the_data_says() -> None:
+    page = providers_page.PAGE.read_text()
+    assert providers_page.written(page) == page, "run python -m tools.providers_page"
+    for kind in providers.kinds():
+        assert f"| `{kind}` |" in page
