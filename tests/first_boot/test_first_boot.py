@@ -48,7 +48,8 @@ def test_strings_are_left_as_they_are() -> None:
 
 
 def test_every_module_travels() -> None:
-    assert [name for name, _ in modules()] == [path.name for path in MODULES]
+    # But what is for those who have the package.
+    assert [name for name, _ in modules()] == [path.name for path in MODULES if path.name != "asking.py"]
 
 
 @pytest.mark.parametrize("python", ["", pytest.param(OLDEST, marks=pytest.mark.skipif(not OLDEST, reason="no 3.8"))])
