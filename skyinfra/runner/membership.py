@@ -119,6 +119,11 @@ class Membership:
             self._follower.check()
 
     @property
+    def alone(self) -> bool:
+        """Whether no node needs this one: it is no head, or no worker is registered with its scheduler."""
+        return self._scheduler is None or not self._scheduler.workers
+
+    @property
     def refused(self) -> SkyinfraError | None:
         """Why the head's layout is not followed."""
         return self._follower.refused if self._follower is not None else None
