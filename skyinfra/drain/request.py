@@ -40,7 +40,7 @@ class Drain(
     """The content of ``drain.json``.
 
     by: `OPERATOR`, `UPGRADE`, `ENDING`, or the name of the provider. why: for people. until: Unix time at which running
-    tasks are ended; None where they may end by themselves. boot: the boot in which it holds; None for every boot. if_others:
+    tasks are ended; None where they may end by themselves. boot: in which it holds; None for every boot. if_others:
     drain only where another node of the fleet has slots in service, because the preemption is not certain.
     """
 
