@@ -161,8 +161,8 @@ class Membership:
             self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
-            if node.config.provider != "local":
-                # A local node has no first boot.
+            if node.config.provider != "local" and not node.config.given:
+                # The others have no first boot.
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
                 self._parts.push_async_callback(reports.close)
                 await reports.start()
