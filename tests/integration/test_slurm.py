@@ -81,7 +81,7 @@ class Job:
         deadline = time.monotonic() + PATIENCE_S
         while not self.manifest_file.exists():
             assert time.monotonic() < deadline, self.slurm.log(self.id)
-            assert self.slurm.state(self.id) in ("PENDING", "RUNNING", "CONFIGURING"), self.slurm.log(self.id)
+            assert self.slurm.state(self.id) not in ("FAILED", "COMPLETED", "CANCELLED"), self.slurm.log(self.id)
             time.sleep(0.3)
         manifest = Manifest.load(self.manifest_file)
         wait_until_ready(manifest, patience=PATIENCE_S, on_change=lambda _: None)
@@ -117,13 +117,21 @@ def where() -> str:
 
 @sky.compute
 def until_told(marks: str) -> str:
-    """Ends by itself a second after it is informed."""
+    """Ends by itself some seconds after it is informed."""
     Path(marks, sky.instance_info().slot.replace("/", "-")).touch()
     while not sky.interrupted():
         time.sleep(0.05)
-    time.sleep(1)
+    time.sleep(5)
     told = sky.interruption()
     return told.why if told is not None else ""
+
+
+@sky.compute
+def until_let(path: str) -> str:
+    Path(f"{path}.runs").touch()
+    while not Path(path).exists():
+        time.sleep(0.1)
+    return "let through"
 
 
 def test_a_task_on_every_slot_and_an_orderly_end(slurm: Slurm, tmp_path: Path) -> None:
@@ -151,3 +159,41 @@ def test_a_task_on_every_slot_and_an_orderly_end(slurm: Slurm, tmp_path: Path) -
         assert time.monotonic() - began < slurm_cluster.KILL_WAIT_S
         assert job.own_folders() == []
         assert not job.folder.exists()
+
+
+@pytest.mark.slow
+def test_the_time_limit_and_a_job_that_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
+    """Before the time limit Slurm tells the script of the job alone; a requeued job goes on with its detached tasks."""
+    with Job(slurm, "--requeue") as job:
+        manifest = job.ready()
+        with sky.connect(job.manifest_file, output=False) as pool:
+            detached = pool.submit(until_let(str(tmp_path / "open")), detach="first")
+            until((tmp_path / "open.runs").exists, "the detached task runs")
+            slurm.run("scontrol", "requeue", job.id)
+        until(lambda: not job.manifest_file.exists(), "the first run has ended", seconds=60)
+        until(lambda: slurm.state(job.id) == "PENDING", "it is requeued")
+        # Slurm lets a requeued job wait for two minutes.
+        slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+        again = job.ready()
+        assert again.secret != manifest.secret
+        (tmp_path / "open").touch()
+        with sky.connect(job.manifest_file, output=False) as pool:
+            assert pool.job(detached.name).result(timeout=60) == "let through"
+            futures = pool.spread(until_told(str(tmp_path)))
+            until(lambda: len(list(tmp_path.glob("mig-*"))) == len(SLOTS), "a task runs on every slot")
+            slurm.run("scancel", "--batch", "--signal=TERM", job.id)
+            assert [future.result(timeout=30) for future in futures] == ["the node is told to end"] * len(SLOTS)
+        assert job.ended() == "COMPLETED"
+        assert job.own_folders() == []
+
+
+@pytest.mark.slow
+def test_the_job_installs_the_runner_and_says_what_it_lacks(slurm: Slurm) -> None:
+    with Job(slurm, SKYINFRA_VENV="", SKYINFRA_PYTHON="no-such-python", PYTHONPATH="") as job:
+        assert job.ended() == "FAILED"
+        assert "there is no no-such-python on " in slurm.log(job.id)
+    with Job(slurm, SKYINFRA_VENV="", SKYINFRA_PYTHON=sys.executable, PYTHONPATH="") as job:
+        job.ready()
+        assert any(str(job.folder / "venv") in " ".join(process.cmdline()) for process in job.processes())
+        with sky.connect(job.manifest_file, output=False) as pool:
+            assert sorted(where() @ pool) == SLOTS
