@@ -1,6 +1,7 @@
-"""Pools as jobs of Slurm and as pods of Kubernetes: what their shells write, their schemas, and what they cannot carry.
+"""Pools as jobs of Slurm and as pods of Kubernetes: what their shells write, and what they cannot carry.
 
-The golden files are compared in test_golden.py; Slurm runs the job in tests/integration/test_slurm.py.
+The golden files are compared in test_golden.py, and the schemas in test_kubernetes_schemas.py; Slurm runs the job in
+tests/integration/test_slurm.py.
 """
 
 from __future__ import annotations
@@ -9,69 +10,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
+from cluster_pools import POOLS, SECRET, WHEEL, certificate, declared, documents, stateful_set
 
 import skyinfra as sky
 from skyinfra import NotSupported
 from skyinfra.bootstrap import clusters
-from skyinfra.bootstrap.clusters import Declared
-from skyinfra.compiler import compile_pool
-from skyinfra.engine.credentials import Credentials
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.nodeconfig import NodeConfig
-from skyinfra.stack import describe, module_inputs
-
-WHEEL = "skyinfra-0.1.0+0123456789ab-py3-none-any.whl"
-SECRET = "0123456789abcdef" * 4
-
-
-def certificate() -> str:
-    """One in PEM."""
-    security = Credentials.derive(SECRET, role="client", name="test").security()
-    return str(security.tls_ca_file)
-
-
-ODD = {"PRICE": "$5 `touch x` $(touch y) \\n \\\\ \"quoted\" 'é'\n", "PLAIN": "1"}
-
-
-def declared(**fields: Any) -> Declared:
-    given: dict[str, Any] = {"name": "mig", "nodes": 2, "provider": sky.AWS(), **fields}
-    deployment = compile_pool(sky.ComputePool(**given), given.pop("stack", "lab"))
-    return clusters.declared(deployment.stack, module_inputs(deployment, "."), describe(deployment), python="3.11")
-
-
-def documents(pool: Declared) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(clusters.render(pool, "kubernetes", wheel=None if pool.runner else WHEEL)[1]))
-
-
-def stateful_set(pool: Declared) -> dict[str, Any]:
-    return next(each for each in documents(pool) if each["kind"] == "StatefulSet")
-
-
-POOLS: dict[str, dict[str, Any]] = {
-    "mixed": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb+me", "vcpus": 4, "memory_gb": 32.5, "disk_gb": 100},
-    "whole": {"accelerator": "L4", "image": sky.Image(runner="skyinfra==0.1.0", env=ODD)},
-    "cpu": {"provider": sky.Local(), "worker": sky.Worker(concurrency=2)},
-    "simulated": {"provider": sky.Local(simulate=True), "accelerator": "H100/3g.40gb"},
-}
-
-
-@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
-@pytest.mark.parametrize("name", POOLS)
-def test_what_is_rendered_fits_the_schemas_of_kubernetes(name: str, version: str) -> None:
-    found = documents(declared(**POOLS[name]))
-    assert [each["kind"] for each in found] == ["Service", "Service", "StatefulSet"]
-    for each in found:
-        kubernetes_validate.validate(each, version, strict=True)
-
-
-def test_the_schemas_refuse_what_is_wrong() -> None:
-    wrong = stateful_set(declared(**POOLS["cpu"]))
-    wrong["spec"]["template"]["spec"]["terminationGraceSeconds"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_the_requests_are_what_the_slots_stand_on() -> None:

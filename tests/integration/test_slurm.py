@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import slurm_cluster
+from fake_nvml.fake_machine import FakeMachine
+from nvml_worlds import Fake
 from running_node import until
 from slurm_cluster import Slurm
 from support import ROOT
@@ -29,6 +31,7 @@ from cdktf import App
 app = App()
 sky.FleetStack(app, "lab", pools=[
     sky.ComputePool(name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator="H100/3g.40gb*2"),
+    sky.ComputePool(name="gpu", nodes=2, provider=sky.Local(), accelerator="H100:1"),
 ])
 app.synth()
 """
@@ -61,10 +64,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 class Job:
     """The job of the fleet, submitted with *variables*, and ended with the block."""
 
-    def __init__(self, slurm: Slurm, *options: str, **variables: str) -> None:
+    def __init__(self, slurm: Slurm, *options: str, pool: str = "mig", **variables: str) -> None:
         self.slurm = slurm
         known = {"SKYINFRA_VENV": sys.prefix, "PYTHONPATH": str(ROOT)}
-        self.id = slurm.run("sbatch", "--parsable", *options, "lab-mig.sbatch", **(known | variables))
+        self.id = slurm.run("sbatch", "--parsable", *options, f"lab-{pool}.sbatch", **(known | variables))
         self.folder = slurm.folder / "jobs" / f"skyinfra-{self.id}"
         self.manifest_file = self.folder / "manifest.json"
 
@@ -197,3 +200,29 @@ def test_the_job_installs_the_runner_and_says_what_it_lacks(slurm: Slurm) -> Non
         assert any(str(job.folder / "venv") in " ".join(process.cmdline()) for process in job.processes())
         with sky.connect(job.manifest_file, output=False) as pool:
             assert sorted(where() @ pool) == SLOTS
+
+
+@sky.compute
+def device() -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.slow
+def test_slots_stand_on_the_gpus_that_the_job_was_given(slurm: Slurm, fake_machine: Callable[..., FakeMachine]) -> None:
+    """Two jobs have one of the two GPUs of each node; the driver shows both to either."""
+    machine = fake_machine("h100_80gb,h100_80gb")
+    driver = {"LD_LIBRARY_PATH": str(machine.library), **machine.variables()}
+    with machine.loaded():
+        uuids = {gpu.uuid for gpu in Fake(machine).nvml().gpus()}
+    with Job(slurm, pool="gpu", **driver) as one, Job(slurm, pool="gpu", **driver) as other:
+        seen = []
+        for job in (one, other):
+            job.ready()
+            with sky.connect(job.manifest_file, output=False) as pool:
+                seen.append(set(device() @ pool))
+        # The nodes are one machine, whose GPUs have the same numbers on both.
+        assert [len(each) for each in seen] == [1, 1]
+        assert seen[0] | seen[1] == uuids
+    with Job(slurm, "--gpus-per-node=2", pool="gpu", **driver) as job:
+        assert job.ended() == "FAILED"
+        assert "declared 1 x H100, and this node was given 2 x H100" in slurm.log(job.id)
