@@ -52,9 +52,9 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "plugins", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
-    "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol"},
-    "terraform": {"declared", "protocol"},
-    "stack": {"compiler", "bootstrap", "pool", "terraform"},
+    "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
+    "terraform": {"declared", "protocol", "providers"},
+    "stack": {"compiler", "bootstrap", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack"},
     # the client
     "sync": {"blobs", "protocol", "tasks", "worker"},

@@ -102,6 +102,14 @@ class TerraformProvider:
         return {"alias": self.alias, **dict(self.config), **dict(self.settings)}
 
 
+class About(Declaration):
+    """For people: what the nodes are, how nodes and clients find the head, and how far this provider was tried."""
+
+    nodes: str
+    head: str
+    tested: str
+
+
 class Data(Declaration):
     """The data file of a provider. images: by vendor ("cpu" for none) and architecture. errors: of its API.
 
@@ -110,6 +118,7 @@ class Data(Declaration):
     """
 
     kind: str
+    about: About
     boot: Boot
     traits: Traits
     terraform: Mapping[str, Any] = Field(default_factory=dict)

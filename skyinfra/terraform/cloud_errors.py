@@ -75,9 +75,10 @@ def _known() -> tuple[_Known, ...]:
 
 def _of(address: str) -> tuple[_Known, ...]:
     """The rows of the cloud that the resource, or provider, at *address* belongs to; all where that is not known."""
-    parts = re.split(r"[./\[\]\"]", address)
-    named = {part.partition("_")[0] for part in parts}
-    return tuple(known for known in _known() if known.prefix in named) or _known()
+    named = {part.partition("_")[0] for part in re.split(r"[./\[\]\"]", address)}
+    found = tuple(known for known in _known() if known.prefix in named)
+    of_another = re.match(r"(module\.[^.]+\.)*(data\.)?(?!terraform_data)[a-z0-9]+_\w+\.|provider\[", address)
+    return found or (() if of_another else _known())
 
 
 def _pattern(codes: Sequence[str]) -> re.Pattern[str] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ from support import ROOT
 import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.providers import Data
 from skyinfra.terraform.program import Terraform, find_program
-from tools import core
+from tools import core, new_provider
 
 MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
 CORE = {
@@ -69,7 +72,7 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
         assert (module / name).is_file()
-    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    assert terraform(module, "fmt", "-check", "-diff", "-recursive").stdout == ""
     blocks = variables(module)
     assert set(blocks) >= CORE
     for name, body in blocks.items():
@@ -81,25 +84,28 @@ def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
     assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("spot = true", "a local node is not bought"),
-        ('image = "ami-1"', "runs on this machine"),
-        ("disk_gb = 10", "this machine's disk"),
-        ('allow_cidrs = ["0.0.0.0/0"]', "loopback"),
-        ('ssh_public_key = "ssh-ed25519 x"', "nothing to log in to"),
-        ("node_count = 0", "at least 1"),
-    ],
-)
-def test_core_inputs_that_make_no_sense_locally_are_refused(line: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "main.tf").write_text(
-        f'module "x" {{\n source = "{ROOT}/modules/local"\n name = "x"\n user_data_head = "{{}}"\n {line}\n}}\n'
-    )
+# Core inputs of other providers, and what is said of them here.
+REFUSED = {
+    "spot = true": "a local node is not bought",
+    'image = "ami-1"': "runs on this machine",
+    "disk_gb = 10": "this machine's disk",
+    'allow_cidrs = ["0.0.0.0/0"]': "loopback",
+    'ssh_public_key = "ssh-ed25519 x"': "nothing to log in to",
+    "node_count = 0": "at least 1",
+}
+
+
+def test_core_inputs_that_make_no_sense_locally_are_refused(tmp_path: Path) -> None:
+    """Each in a module of its own; one plan."""
+    given = f'source = "{ROOT}/modules/local"\n name = "x"\n user_data_head = "{{}}"'
+    modules = [f'module "x{number}" {{\n {given}\n {line}\n}}\n' for number, line in enumerate(REFUSED)]
+    (tmp_path / "main.tf").write_text("".join(modules))
     assert terraform(tmp_path, "init").returncode == 0
     result = terraform(tmp_path, "plan", "-no-color")
     assert result.returncode == 1
-    assert words in " ".join(result.stderr.replace("│", " ").split())
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert said.count("Error: Invalid value for variable") == len(REFUSED)
+    assert not [words for words in REFUSED.values() if words not in said], said
 
 
 def test_the_example_of_its_readme_works_without_python(tmp_path: Path) -> None:
@@ -149,3 +155,19 @@ def test_a_missing_runner_is_named(tmp_path: Path) -> None:
     assert "no-such-runner was not found" in result.stderr and "SKYINFRA_RUNNER" in result.stderr
     assert not (tmp_path / "n").exists()
     assert (SCRIPTS / "skyinfra-runner").exists()
+
+
+def test_the_skeleton_of_a_provider_is_valid(tmp_path: Path) -> None:
+    made = new_provider.make(tmp_path, "somewhere", "Somewhere")
+    module = tmp_path / "modules" / "somewhere"
+    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    assert terraform(module, "init").returncode == 0
+    done = terraform(module, "validate", "-no-color")
+    assert done.returncode == 0, done.stderr
+    tables = tomllib.loads((tmp_path / "skyinfra" / "providers" / "somewhere.toml").read_text())
+    assert Data(kind="somewhere", **tables).boot.form == "cloud-config"
+    (code,) = (path for path in made if path.suffix == ".py")
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--config", ROOT / "pyproject.toml", code], check=True)
+    exec(compile(code.read_text(), code, "exec"), {"__name__": "somewhere"})
+    with pytest.raises(SystemExit, match="is there already"):
+        new_provider.make(tmp_path, "somewhere", "Somewhere")

@@ -11,6 +11,7 @@ from synthesized import document_of, synthesized, write
 import skyinfra as sky
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.next_steps import next_steps
+from skyinfra.providers import read
 from skyinfra.terraform.cloud_errors import explain, refusals
 from skyinfra.terraform.program import Terraform
 from skyinfra.terraform.project import Project
@@ -212,8 +213,7 @@ def test_commands_that_speak_no_json(tmp_path: Path) -> None:
 
 
 def test_every_cause_is_an_exception_and_has_a_next_step() -> None:
-    rows = json.loads((Path(sky.__file__).parent / "terraform" / "cloud_errors.json").read_text())["errors"]
-    for row in rows:
+    for row in read("aws").errors:
         assert issubclass(getattr(sky, row["cause"]), sky.CloudRefused)
         assert row["hint"].endswith((".", "N"))
         for code in row["codes"]:

@@ -1,0 +1,141 @@
+"""What differs between providers is data: it is whole, and says what the code needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+
+import skyinfra as sky
+from skyinfra import providers
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import compile_pool
+from skyinfra.providers import CloudProvider, data
+from skyinfra.stack import module_folder
+from skyinfra.terraform.cloud_errors import refusals
+from tools import providers_page
+
+UNITS = ROOT / "skyinfra" / "node" / "units"
+
+
+@pytest.mark.parametrize("kind", providers.kinds())
+def test_it_is_whole(kind: str) -> None:
+    found = providers.read(kind)
+    for table in (found.boot, found.traits):
+        assert table.source
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", table.date)
+    assert (found.boot.form == "node.json") == (found.boot.delivery == "mount" and found.boot.limit is None)
+    declared = next(
+        cls for cls in vars(providers).values() if isinstance(cls, type) and getattr(cls, "kind", None) == kind
+    )
+    assert declared.__name__ in sky.__all__
+    assert module_folder(kind).is_dir()
+    for row in found.errors:
+        assert getattr(sky, row["cause"]) and row["says"] and row["hint"]
+        assert all(re.compile(text) for text in row["texts"])
+    if issubclass(declared, CloudProvider):
+        assert {"name", "source", "version", "config"} <= set(found.terraform)
+        assert found.machines["head"] in found.prices["usd_per_hour"]
+        sizes = [(vcpus, memory) for _, vcpus, memory in found.machines["general"]]
+        assert sizes == sorted(sizes)
+
+
+def test_what_is_unknown_in_a_data_file_is_refused() -> None:
+    whole: dict[str, Any] = {"form": "script", "delivery": "ssh", "source": "x", "date": "2026-11-23"}
+    data.Boot(**whole)
+    for wrong in ({"forms": "script"}, {"form": "scripts"}, {"limit": "16384"}):
+        with pytest.raises(sky.InvalidField):
+            data.Boot(**{**whole, **wrong})
+
+
+def test_tasks_reach_no_metadata_service_of_a_provider() -> None:
+    for unit in ("skyinfra-runner.service", "skyinfra-metrics.service"):
+        denied = re.findall(r"(?m)^IPAddressDeny=(.*)$", (UNITS / unit).read_text())
+        closed = {address for line in denied for address in line.split()}
+        for kind in providers.kinds():
+            assert closed >= set(providers.read(kind).traits.metadata_hosts), (unit, kind)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``changed(table, **values)``: AWS with other data."""
+
+    def change(table: str, **values: Any) -> None:
+        old = data.read("aws")
+        new = old.model_copy(update={table: getattr(old, table).model_copy(update=values)})
+        real = data.read
+        monkeypatch.setattr(providers.base, "read", lambda kind: new if kind == "aws" else real(kind))
+
+    return change
+
+
+def compiled(**fields: Any) -> Any:
+    return compile_pool(sky.ComputePool(name="p", provider=sky.AWS(), **fields), "s")
+
+
+def test_spot_is_refused_where_there_is_none(changed: Any) -> None:
+    changed("traits", spot="no")
+    with pytest.raises(sky.NotSupported, match=r"AWS has no spot machines(.|\n)*Providers that do: aws") as caught:
+        compiled(accelerator="L4", spot=True)
+    assert caught.value.field == "spot"
+
+
+def test_a_layout_is_refused_where_nobody_may_partition(changed: Any) -> None:
+    changed("traits", partitioned_by="nobody")
+    with pytest.raises(sky.NotSupported, match=r"nobody may partition a GPU on AWS(.|\n)*aws") as caught:
+        compiled(accelerator="H100:8/3g.40gb")
+    assert caught.value.field == "accelerator"
+    assert compiled(accelerator="H100:8").selection.machine_types == ("p5.48xlarge",)
+
+
+def test_without_groups_a_spot_pool_has_one_machine_type_and_its_own_head(changed: Any) -> None:
+    changed("traits", groups=False)
+    chosen = compiled(accelerator="L4", spot=True, nodes=3).selection
+    assert (chosen.machine_types, chosen.separate_head) == (("g6.xlarge",), False)
+
+
+def test_the_limit_of_user_data_is_that_of_the_provider(changed: Any) -> None:
+    changed("boot", gzip=False)
+    with pytest.raises(sky.NotSupported, match=r"bytes, of 16384 that are taken"):
+        user_data(compiled())
+    changed("boot", limit=None)
+    assert user_data(compiled()).head
+
+
+def test_units_and_steps_follow_the_traits(changed: Any) -> None:
+    def started() -> set[str]:
+        (units,) = re.findall(r'\\"units\\":\[(.*?)\]', user_data(compiled()).head)
+        return set(re.findall(r"skyinfra-\w+\.service", units))
+
+    assert {"skyinfra-watch.service", "skyinfra-interrupt.service"} <= started()
+    changed("traits", layout_channel="client", preemption_notice=None, scratch=None, head_volume=())
+    assert not {"skyinfra-watch.service", "skyinfra-interrupt.service"} & started()
+    assert not {"scratch", "volume"} & set(re.findall(r'\\"operation\\":\\"(\w+)', user_data(compiled()).head))
+
+
+def test_a_terraform_provider_takes_json_values() -> None:
+    made = data.TerraformProvider("azurerm", "s", "v", (), (("features", {}),))
+    assert json.loads(json.dumps(made.configuration())) == {"alias": "this", "features": {}}
+
+
+def test_the_error_of_another_cloud_is_not_taken_for_one_of_aws() -> None:
+    text = "Error: creating it: api error AccessDenied: no"
+    assert refusals([("module.p.aws_instance.head", text)])[0].says == "the credentials may not do it"
+    assert refusals([("module.p.google_compute_instance.head", text)]) == ()
+    # Where the resource does not say whose it is.
+    assert refusals([("", text)])
+
+
+def test_the_path_of_the_data_is_in_the_package() -> None:
+    assert {Path(file).suffix for file in (ROOT / "skyinfra" / "providers").iterdir()} >= {".toml", ".py"}
+
+
+def test_the_page_of_the_providers_is_what_the_data_says() -> None:
+    page = providers_page.PAGE.read_text()
+    assert providers_page.written(page) == page, "run python -m tools.providers_page"
+    for kind in providers.kinds():
+        assert f"| `{kind}` |" in page

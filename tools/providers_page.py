@@ -1,0 +1,63 @@
+"""Writes the table of docs/providers.md from the data files of the providers: ``python -m tools.providers_page``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skyinfra.providers import Data, kinds, read
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "providers.md"
+BEGIN, END = "<!-- begin: python -m tools.providers_page -->\n", "<!-- end -->\n"
+_COLUMNS = (
+    "",
+    "nodes",
+    "set up by",
+    "the runner arrives",
+    "MIG by",
+    "spot",
+    "notice",
+    "groups",
+    "the head is found by",
+    "tested",
+)
+_FORMS = {"node.json": "their configuration", "script": "a startup script", "container": "the entry of the container"}
+_BY = {"tenant": "the node's runner", "provider": "the provider", "nobody": "nobody"}
+_DELIVERY = {
+    "bucket": "from a bucket",
+    "metadata": "in the metadata",
+    "ssh": "over SSH",
+    "index": "from an index",
+    "mount": "from this machine",
+}
+
+
+def table() -> str:
+    """The table, a row for each provider."""
+    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *(_row(read(kind)) for kind in kinds())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(data: Data) -> tuple[str, ...]:
+    traits = data.traits
+    return (
+        f"`{data.kind}`",
+        data.about.nodes,
+        _FORMS.get(data.boot.form, data.boot.form),
+        _DELIVERY[data.boot.delivery],
+        _BY[traits.partitioned_by],
+        {"no": "no", "flag": "yes", "bid": "by a bid"}[traits.spot],
+        "yes" if traits.preemption_notice else "no",
+        "yes" if traits.groups else "no",
+        data.about.head,
+        data.about.tested,
+    )
+
+
+def written(page: str) -> str:
+    """*page* with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + table() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
