@@ -106,7 +106,7 @@ def test_pods_start_in_any_order_and_end_in_their_own_time(tmp_path: Path) -> No
     assert not pods.is_ready(1)
     head = pods.start(0)
     with ended(worker, head):
-        until(lambda: pods.is_ready(0) and pods.is_ready(1), "both pods are ready")
+        until(lambda: pods.is_ready(0) and pods.is_ready(1), "both pods are ready", seconds=120)
         marks = tmp_path / "marks"
         marks.mkdir()
         with sky.connect(tmp_path / "0" / "forwarded.json", output=False) as fleet:
