@@ -195,6 +195,7 @@ def test_the_job_installs_the_runner_and_says_what_it_lacks(slurm: Slurm) -> Non
     with Job(slurm, SKYINFRA_VENV="", SKYINFRA_PYTHON="no-such-python", PYTHONPATH="") as job:
         assert job.ended() == "FAILED"
         assert "there is no no-such-python on " in slurm.log(job.id)
+        assert not job.folder.exists()
     with Job(slurm, SKYINFRA_VENV="", SKYINFRA_PYTHON=sys.executable, PYTHONPATH="") as job:
         job.ready()
         assert any(str(job.folder / "venv") in " ".join(process.cmdline()) for process in job.processes())
