@@ -73,11 +73,12 @@ update-golden: $(VENV)/.dev
 fake-nvml: debian
 	@$(PYTHON) tests/fake_nvml/build.py build/fake-nvml
 
-# The fake driver is written in C, units are checked by systemd's own program, and networks are made by ip. Without them
-# their tests fail under CI and are skipped elsewhere.
+# The fake driver is written in C, units are checked by systemd's own program, networks are made by ip, and jobs are run
+# by Slurm. Without them their tests fail under CI and are skipped elsewhere.
 debian:
-	@{ command -v "$${CC:-gcc}" && command -v systemd-analyze && command -v ip && command -v nft; } >/dev/null || test "$$(id -u)" != 0 || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2 nftables; } >&2 || true
+	@(for program in "$${CC:-gcc}" systemd-analyze ip nft sbatch; do command -v "$$program" || exit 1; done) >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2 nftables \
+	  munge slurm-client slurmctld slurmd; } >&2 || true
 
 # PyTorch for the ranks of some tests; nothing is installed. Apt is asked after `debian` has.
 torch: debian

@@ -265,6 +265,8 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "provider": pool.provider.kind,
         "region": getattr(pool.provider, "region", None),
         "nodes": pool.nodes,
+        "vcpus": pool.vcpus,
+        "memory_gb": pool.memory_gb,
         "machine_types": list(selection.machine_types),
         "accelerator": str(accelerator) if accelerator else None,
         "preferences": list(map(str, pool.accelerators)) if len(pool.accelerators) > 1 else None,

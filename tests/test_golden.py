@@ -14,8 +14,9 @@ import pytest
 from support import ROOT, carried, read, synth
 
 import skyinfra as sky
-from skyinfra.bootstrap import runner_wheel, user_data
+from skyinfra.bootstrap import clusters, runner_wheel, user_data
 from skyinfra.compiler import compile_pool
+from skyinfra.stack import describe, module_inputs
 from skyinfra.terraform.expressions import file_of, literal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -68,6 +69,21 @@ POOLS = {
 }
 
 
+CLUSTERS = {
+    "mig": {
+        "provider": sky.AWS(),
+        "nodes": 2,
+        "accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb+me",
+        "vcpus": 96,
+        "memory_gb": 512.5,
+        "disk_gb": 200,
+        "image": sky.Image(python="3.12", pip=["torch"], env={"PRICE": "$5 `a` \\n"}, index="http://index/simple"),
+    },
+    "cpu": {"provider": sky.Local(), "worker": sky.Worker(concurrency=4)},
+    "whole": {"provider": sky.AWS(), "accelerator": "L4", "image": sky.Image(runner="skyinfra==0.1.0")},
+}
+
+
 def compare(path: Path, text: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -113,6 +129,16 @@ def test_user_data_of_aws(name: str) -> None:
     data = user_data(compile_pool(sky.ComputePool(**fields), "golden"))  # type: ignore[arg-type]
     for role, text in (("head", data.head), ("worker", data.worker)):
         compare(GOLDEN / f"{name}.{role}.yaml", without_code(text))
+
+
+@pytest.mark.parametrize("cluster", clusters.CLUSTERS)
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_pools_on_clusters(name: str, cluster: clusters.Cluster) -> None:
+    deployment = compile_pool(sky.ComputePool(name=name, **CLUSTERS[name]), "golden")  # type: ignore[arg-type]
+    pool = clusters.declared("golden", module_inputs(deployment, "."), describe(deployment), python="3.11")
+    wheel = None if pool.runner else "skyinfra-0.1.0+0123456789ab-py3-none-any.whl"
+    file, text = clusters.render(pool, cluster, wheel=wheel)
+    compare(GOLDEN / file, text)
 
 
 def test_the_rendered_example(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ def render(found: Sequence[NodeFile], form: Form) -> str:
     if form == "container":
         found = [_without_units(file) for file in found if not file.path.startswith(places.UNITS)]
     values = {"files": found, "boot_unit": _BOOT_UNIT, "places": places}
-    return _template(_TEMPLATES[form]).render(values)
+    return template(_TEMPLATES[form]).render(values)
 
 
 def read(text: str) -> list[NodeFile]:
@@ -103,6 +104,7 @@ def _environment() -> Environment:
     )
     environment.filters["yaml"] = quoted
     environment.filters["sh"] = shlex.quote
+    environment.filters["heredoc"] = heredoc
     return environment
 
 
@@ -110,9 +112,15 @@ def _environment() -> Environment:
 def _unit(name: str) -> str:
     """Returns the unit without its comments, for which user data have no room."""
     values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
-    text = _template(f"{name}.j2").render(values)
+    text = template(f"{name}.j2").render(values)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 
-def _template(name: str) -> Template:
+def template(name: str) -> Template:
+    """Returns the template *name* of templates/node."""
     return _environment().get_template(name)
+
+
+def heredoc(text: str) -> str:
+    """Returns *text* as it stands in a here-document in which the shell replaces variables."""
+    return re.sub(r"[\\$`]", r"\\\g<0>", text)

@@ -62,6 +62,15 @@ def wheel() -> Wheel:
     return Wheel(f"skyinfra-{version}-py3-none-any.whl", version, content, hashlib.sha256(content).hexdigest())
 
 
+def compressed(made: Wheel) -> bytes:
+    """The content of the wheel *made*, compressed: other bytes where zlib is another, for files that people carry."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(made.content)) as plain, zipfile.ZipFile(stream, "w") as archive:
+        for entry in plain.infolist():
+            archive.writestr(entry, plain.read(entry), zipfile.ZIP_DEFLATED, 9)
+    return stream.getvalue()
+
+
 @cache
 def hashed() -> bytes | None:
     """The requirements of the runner, all of them with the hashes of their files; None where other versions of them

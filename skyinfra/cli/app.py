@@ -156,7 +156,9 @@ def render(
     form: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--format", help="Of the user data: cloud-config, script or container, whatever the provider takes."
+            "--format",
+            help="Of the user data: cloud-config, script or container, whatever the provider takes. sbatch or "
+            "kubernetes: the pools as jobs of Slurm, or as pods.",
         ),
     ] = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""``skyinfra render``: the inputs of a stack's modules, for plain Terraform."""
+"""``skyinfra render``: the inputs of a stack's modules, for plain Terraform; its pools for Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skyinfra.bootstrap import FORMS, Form, converted, sizes
+from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, sizes, steps
 from skyinfra.cli import tables
-from skyinfra.errors import InvalidField, ProjectError
+from skyinfra.errors import InvalidField, NotSupported, ProjectError
 from skyinfra.providers import read
 from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
@@ -23,9 +23,11 @@ def show_render(
 ) -> None:
     """Writes, or lists, the user data and variables of every pool of the project in *folder*.
 
-    form: of the user data, one of `FORMS`; None is what the provider takes.
+    form: of the user data, one of `FORMS`; None is what the provider takes. Or one of `clusters.CLUSTERS`: each pool as
+    a job or as pods.
     """
-    wanted = _form(form)
+    cluster = next((each for each in clusters.CLUSTERS if each == form), None)
+    wanted = None if cluster else _form(form)
     if out is None and not sizes:
         raise InvalidField(
             "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
@@ -33,7 +35,10 @@ def show_render(
     project = Project.find(folder)
     found = project.synth()
     chosen = (project.stack(stack, stacks=found),) if stack else found
-    rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
+    if cluster is not None:
+        rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
+    else:
+        rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
     if as_json:
         tables.print_json({"files": rows})
         return
@@ -43,6 +48,8 @@ def show_render(
         for path, size in (row["parts"] if sizes else {}).items():
             made.add_row("", f"  {path}", "", str(size))
     tables.console().print(made)
+    if cluster is not None:
+        return
     for kind in sorted({pool["provider"] for each in chosen for pool in each.pools}):
         boot = read(kind).boot
         if boot.limit is not None:
@@ -53,7 +60,8 @@ def show_render(
 def _form(name: str | None) -> Form | None:
     found = next((form for form in FORMS if form == name), None)
     if name is not None and found is None:
-        raise InvalidField("no such form", field="--format", given=name, hint=f"One of {', '.join(FORMS)}.")
+        known = ", ".join((*FORMS, *clusters.CLUSTERS))
+        raise InvalidField("no such form", field="--format", given=name, hint=f"One of {known}.")
     return found
 
 
@@ -75,19 +83,40 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | Non
     for name, text in texts.items():
         parts = {} if name.endswith(".json") else sizes(text)
         total = parts.pop("total", None)
-        file = out / name if out is not None else Path(name)
-        if out is not None:
-            _write(file, text.encode())
-        rows.append(
-            {
-                "fleet": f"{stack.name}/{pool}",
-                "file": str(file),
-                "bytes": len(text.encode()),
-                "compressed": total,
-                "parts": parts,
-            }
-        )
+        rows.append(_row(stack, pool, out, name, text.encode()) | {"compressed": total, "parts": parts})
     return rows
+
+
+def _on_cluster(
+    stack: SynthesizedStack, pool: str, out: Path | None, cluster: clusters.Cluster
+) -> list[dict[str, Any]]:
+    """Writes the pool as a job or as pods, and the runner that its nodes install."""
+    inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
+    described = next(each for each in stack.pools if each["name"] == pool)
+    try:
+        found = clusters.declared(stack.name, inputs, described, python=steps.versions()["python"])
+        wheel = None if found.runner else runner_wheel.wheel()
+        name, text = clusters.render(found, cluster, wheel=wheel.name if wheel else None)
+    except NotSupported as error:
+        raise error.at(f"{stack.name}/{pool}") from None
+    rows = [_row(stack, pool, out, name, text.encode())]
+    if wheel is not None:
+        rows.append(_row(stack, pool, out, wheel.name, runner_wheel.compressed(wheel)))
+    return rows
+
+
+def _row(stack: SynthesizedStack, pool: str, out: Path | None, name: str, content: bytes) -> dict[str, Any]:
+    """Writes *content* to the file *name* below *out*, if that is given."""
+    file = (out or Path()) / name
+    if out is not None:
+        _write(file, content)
+    return {
+        "fleet": f"{stack.name}/{pool}",
+        "file": str(file),
+        "bytes": len(content),
+        "compressed": None,
+        "parts": {},
+    }
 
 
 def _declared(stack: SynthesizedStack, value: Any) -> Any:
@@ -107,19 +136,7 @@ def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[s
     """Writes the runner that the module hands to the nodes, where there is one."""
     if not (carried := stack.modules[pool].get("runner_file")):
         return []
-    content = (stack.folder / carried).read_bytes()
-    file = (out or Path()) / Path(carried).name
-    if out is not None:
-        _write(file, content)
-    return [
-        {
-            "fleet": f"{stack.name}/{pool}",
-            "file": str(file),
-            "bytes": len(content),
-            "compressed": None,
-            "parts": {},
-        }
-    ]
+    return [_row(stack, pool, out, Path(carried).name, (stack.folder / carried).read_bytes())]
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -2,8 +2,8 @@
 
 `skyinfra-runner drain` writes it for a person, the runner for a preemption notice (`skyinfra.drain.preemption`);
 `undrain` and a withdrawn notice remove it. A running runner follows within a second; a runner that starts has no slots.
-A person's request holds through reboots; that of a notice ends with the boot in which the notice came, that of an
-upgrade with the runner that is replaced.
+A person's request holds through reboots; that of a notice ends with the boot in which the notice came, those of an
+upgrade and of a runner that was told to end with that runner.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from skyinfra.protocol._schema import Document
 VERSION = 1
 OPERATOR = "operator"
 UPGRADE = "upgrade"
+ENDING = "ending"
 # An upgrade that was abandoned keeps a node out of service for no longer, after its tasks' time.
 _ABANDONED_S = 600.0
 
@@ -38,8 +39,8 @@ class Drain(
 ):
     """The content of ``drain.json``.
 
-    by: `OPERATOR`, `UPGRADE`, or the name of the provider. why: for people. until: Unix time at which running tasks are
-    ended; None where they may end by themselves. boot: the boot in which it holds; None for every boot. if_others:
+    by: `OPERATOR`, `UPGRADE`, `ENDING`, or the name of the provider. why: for people. until: Unix time at which running
+    tasks are ended; None where they may end by themselves. boot: in which it holds; None for every boot. if_others:
     drain only where another node of the fleet has slots in service, because the preemption is not certain.
     """
 
@@ -87,9 +88,9 @@ def find(directory: NodeDirectory) -> Drain | None:
     return None if drain.over else drain
 
 
-def end_upgrade(directory: NodeDirectory) -> None:
-    """Removes the request of an upgrade: the runner that starts is the one that was waited for, or stays."""
+def end_of(directory: NodeDirectory, *by: str) -> None:
+    """Removes the request of one of *by*."""
     with contextlib.suppress(InvalidNodeConfig):
         found = find(directory)
-        if found is not None and found.by == UPGRADE:
+        if found is not None and found.by in by:
             clear(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu import inventory, live, partitioner
+from skyinfra.gpu import given, inventory, live, partitioner
 from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
@@ -47,7 +48,9 @@ class Hardware:
         accelerator = None if config.scheduler_only else config.accelerator
         self._accelerator = accelerator
         self._gpus = accelerator if accelerator is not None and accelerator.vendor == "nvidia" else None
-        self._desired = dict(enumerate(self._gpus.per_gpu)) if self._gpus is not None else {}
+        # What was given to the node is as it should be.
+        self._given = config.given and not config.simulate and self._gpus is not None
+        self._desired = dict(enumerate(self._gpus.per_gpu)) if self._gpus is not None and not self._given else {}
         self._driver: Any = pynvml
         if self._gpus is not None and config.simulate:
             from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -62,6 +65,8 @@ class Hardware:
             return self._amd.devices()
         if self._gpus is not None:
             with self.nvml() as nvml:
+                if self._given:
+                    return given.find(nvml, self._gpus, os.environ)
                 return inventory.nvidia(nvml, self._gpus)
         accelerator = self._accelerator
         if accelerator is None:
@@ -74,7 +79,7 @@ class Hardware:
         """The steps that `partition` would execute; empty where the actual layout is the desired one."""
         if self._amd is not None:
             return self._amd.plan()
-        if self._gpus is None:
+        if self._gpus is None or self._given:
             return []
         with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
@@ -88,7 +93,7 @@ class Hardware:
         """
         if self._amd is not None:
             return self._amd.partition(emit)
-        if self._gpus is None:
+        if self._gpus is None or self._given:
             return ()
         options = ApplyOptions(
             machine=SimulatedMachine(self._driver) if self._simulate else SystemMachine(),
@@ -104,7 +109,7 @@ class Hardware:
         """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
         if self._amd is not None:
             return self._amd.actual()
-        if self._gpus is None:
+        if self._gpus is None or self._given:
             return ()
         with self.nvml() as nvml:
             return partitioner.actual(nvml, self._desired)

@@ -27,11 +27,15 @@ _NEURON_CORES = 2
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator of the node. ``visible`` is the value that confines a process to it."""
+    """One accelerator of the node. ``visible`` is the value that confines a process to it.
+
+    ``profile``: of a MIG device that the node was given; ``index`` is then that of its GPU.
+    """
 
     index: int
     visible: str
     uuid: str | None = None
+    profile: str | None = None
 
 
 def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:

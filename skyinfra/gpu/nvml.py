@@ -122,6 +122,16 @@ class MigDevice:
         self._handle = handle
         self.instance: int | None = asked(api, "nvmlDeviceGetGpuInstanceId", handle)
 
+    @property
+    def uuid(self) -> str:
+        """Its UUID, ``MIG-...``."""
+        return str(self._api.nvmlDeviceGetUUID(self._handle))
+
+    @property
+    def profile(self) -> str:
+        """The name of its profile, with which its own name ends."""
+        return str(self._api.nvmlDeviceGetName(self._handle)).rpartition("MIG ")[2]
+
     def memory(self) -> Any:
         """Its memory, with ``total`` and ``used`` in bytes; None where the driver does not say it."""
         return asked(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
@@ -234,6 +244,15 @@ class Gpu:
                 compute = tuple(self._compute_instances(handle, profile))
                 found.append(GpuInstance(handle, profile, int(placement.start), int(placement.size), compute))
         return sorted(found, key=lambda instance: instance.start)
+
+    def mig_devices(self) -> list[MigDevice]:
+        """The MIG devices that this process may use, whoever made them; none while MIG is off."""
+        found = []
+        for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0):
+            handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=[pynvml.NVML_ERROR_NOT_FOUND])
+            if handle is not None:
+                found.append(MigDevice(self._api, handle))
+        return found
 
     def create(self, profile: ProfileInfo, *, start: int, size: int) -> Any:
         """Creates a GPU instance at this place, without compute instances; returns its handle."""

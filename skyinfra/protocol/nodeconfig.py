@@ -34,6 +34,9 @@ PLACEHOLDERS = (
     VOLUME_PLACEHOLDER,
 )
 
+# Fields that versions before did not know.
+_LATER = ("folder", "given", "grace_seconds")
+
 Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
 
@@ -80,7 +83,9 @@ class NodeConfig(
     ``secret_file`` is relative to the folder of the configuration file. ``folder`` belongs to the runner's user, where
     the configuration and its folder are root's; None: it is the folder of the configuration. ``packages``: where
     ``pip`` gets them from, None where nothing is declared of that. ``preload``: the modules that are imported once for
-    all slots, before their processes are forked.
+    all slots, before their processes are forked. ``given``: a batch system or cluster gave this node its accelerators:
+    the runner takes those, and partitions none. ``grace_seconds``: for how long tasks may go on after the runner was
+    told to end (SIGTERM); 0: it ends at once.
     """
 
     version: int
@@ -102,6 +107,8 @@ class NodeConfig(
     packages: PackageSource | None = None
     preload: tuple[str, ...] = ()
     folder: str | None = None
+    given: bool = False
+    grace_seconds: float = 0.0
 
     @property
     def fleet(self) -> str:
@@ -124,15 +131,17 @@ class NodeConfig(
             refuse(wrong, "AMD GPUs of one node have one partition mode", f"{path}.layouts", modes)
         host, _, port = self.scheduler.rpartition(":")
         refuse(not host or not port.isdigit(), "expected HOST:PORT", f"{source}.scheduler", self.scheduler)
-        seconds = self.drain_seconds
-        refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.drain_seconds", seconds)
+        for name in ("drain_seconds", "grace_seconds"):
+            seconds = getattr(self, name)
+            refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
         wrong = self.folder is not None and not self.folder.startswith("/")
         refuse(wrong, "expected an absolute path", f"{source}.folder", self.folder)
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""
         document = _schema.write(self)
-        if self.folder is None:
-            # Left out: the text of a local node is that of versions before, which changes nothing there.
-            del document["folder"]
+        for name in _LATER:
+            if not document[name]:
+                # Left out: the text of other nodes is that of versions before, which changes nothing there.
+                del document[name]
         return json.dumps(document, separators=(",", ":"), ensure_ascii=True)

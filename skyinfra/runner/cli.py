@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="look once")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--ready", action="store_true", help="exit with 1 unless every slot takes tasks")
     drain_cli.add(commands, _command)
     doctor_cli.add(commands)
     metrics = _command(commands, "metrics", _metrics, "serve what the slots use for Prometheus, or print it once")
@@ -194,7 +195,7 @@ def _status(options: argparse.Namespace) -> int:
         gone = ("NodeFailed", "the runner ended without a word; its log may say why")
         status = replace(status, state="failed", pid=None, error=gone)
     print(status.dumps() if options.json else _text(status), end="" if options.json else "\n")
-    return 0
+    return 1 if options.ready and status.state != "ready" else 0
 
 
 def _stop(options: argparse.Namespace) -> int:
@@ -212,7 +213,7 @@ def _upgrade(options: argparse.Namespace) -> int:
 
     directory = directory_of(options.config)
     if options.cancel:
-        request.end_upgrade(directory)
+        request.end_of(directory, request.UPGRADE)
     elif options.drain is not None:
         upgrade.drain(directory, options.drain)
     else:

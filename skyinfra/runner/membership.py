@@ -119,6 +119,11 @@ class Membership:
             self._follower.check()
 
     @property
+    def alone(self) -> bool:
+        """Whether no node needs this one: it is no head, or no worker is registered with its scheduler."""
+        return self._scheduler is None or not self._scheduler.workers
+
+    @property
     def refused(self) -> SkyinfraError | None:
         """Why the head's layout is not followed."""
         return self._follower.refused if self._follower is not None else None
@@ -156,8 +161,8 @@ class Membership:
             self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
-            if node.config.provider != "local":
-                # A local node has no first boot.
+            if node.config.provider != "local" and not node.config.given:
+                # The others have no first boot.
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
                 self._parts.push_async_callback(reports.close)
                 await reports.start()

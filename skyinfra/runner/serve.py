@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.drain import request
+from skyinfra.drain.request import Drain
 from skyinfra.drain.watch import DrainWatch
 from skyinfra.engine import settings
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
@@ -32,10 +33,13 @@ from skyinfra.runner.prepare import prepare
 from skyinfra.runner.reconcile import Reconciler
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Workers
+from skyinfra.worker.process import OUTLIVES_SIGTERM
 
 logger = logging.getLogger("skyinfra.runner")
 
 _POLL_S = 0.2
+# After the grace: workers end, and their last results reach the head.
+_SLACK_S = 2.0
 # Errors that may pass without another configuration, and the pauses before retries; the last one repeats.
 _MAY_PASS = (PartitionFailed, AcceleratorMissing, StateDirectoryError)
 _RETRY_S = (2.0, 5.0, 15.0, 30.0, 60.0)
@@ -65,20 +69,24 @@ class Service:
         self._published: Status | None = None
         self._unwritten: Status | None = None
         self._was_ready = False
+        self._ending = False
         self._systemd = Notifier()
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT. Raises the error of the first start.
+        """Serves until SIGINT or SIGTERM, after which the tasks of a node with a grace may go on for that long.
+
+        Raises the error of the first start.
 
         Raises `NodeFailed` when the node's directory is removed: nothing could find this runner any more.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         self._workers.share_threads()
         settings.configure(scratch=self._directory.scratch)
-        request.end_upgrade(self._directory)
+        # The runner that starts is the one that was waited for, or stays.
+        request.end_of(self._directory, request.UPGRADE, request.ENDING)
         applying = asyncio.create_task(self._apply(anew=True))
         try:
             while not self._stop.is_set():
@@ -96,6 +104,8 @@ class Service:
                 self._workers.check()
                 self._membership.check()
                 self._publish()
+                if self._ending and self._reconciler.phase == "drained" and self._membership.alone:
+                    break
                 if self._published is not None:
                     # Configuration and secret are read, and the loop runs: from here on systemd watches it.
                     self._systemd.alive(": ".join((self._published.state, *(self._published.error or ()))))
@@ -103,6 +113,24 @@ class Service:
         finally:
             self._systemd.stopping()
             await self._end(applying)
+
+    def _terminate(self) -> None:
+        """Ends the service, after a drain where the node has a grace. Batch systems send the signal several times."""
+        grace_s = self._node.config.grace_seconds if self._node is not None else 0
+        if not grace_s:
+            self._stop.set()
+        elif not self._ending:
+            self._ending = True
+            until = time.time() + grace_s
+            asyncio.get_running_loop().call_later(grace_s + _SLACK_S, self._stop.set)
+            try:
+                request.write(
+                    self._directory,
+                    Drain(request.VERSION, request.ENDING, "the node is told to end", until, request.this_boot()),
+                )
+            except StateDirectoryError as error:
+                logger.warning("%s", error)
+                self._stop.set()
 
     def _watch_layout(self) -> None:
         """On the head: takes over the layout of the provider's tag, and notices another desired one."""
@@ -138,6 +166,8 @@ class Service:
         """Brings the node to the desired state; ends early where that changes. *anew*: whether this is no retry."""
         self._retry_at, self._retries = None, 0 if anew else self._retries + 1
         loaded = await asyncio.to_thread(Node.load, self._path)
+        if loaded.config.grace_seconds:
+            os.environ[OUTLIVES_SIGTERM] = "1"
         if anew:
             self._error = None
         self._membership.obstacle = None

@@ -123,7 +123,9 @@ def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[P
                 size=partition.size,
                 units=units,
             )
-        if not mine:
+        if not mine and device.profile is not None:
+            yield replace(whole, kind="partition", profile=device.profile, memory_gb=_profile_memory_gb(device.profile))
+        elif not mine:
             yield whole
 
 
@@ -139,7 +141,11 @@ def _memory_gb(accelerator: NodeAccelerator, partition: Partition, units: int | 
     if accelerator.vendor == "amd":
         share = partition.size / units if units else 1
         return None if accelerator.memory_gb is None else round(accelerator.memory_gb * share, 1)
-    match = re.search(r"\.(\d+)gb", partition.profile)
+    return _profile_memory_gb(partition.profile)
+
+
+def _profile_memory_gb(profile: str) -> float | None:
+    match = re.search(r"\.(\d+)gb", profile)
     return float(match.group(1)) if match else None
 
 

@@ -77,7 +77,7 @@ class Upgrades:
         elif step == "drain":
             drain(self._directory, seconds)
         elif step == "cancel":
-            request.end_upgrade(self._directory)
+            request.end_of(self._directory, request.UPGRADE)
         elif step != "look":
             raise InvalidField("no step of an upgrade", field="step", given=step)
         status = self._directory.status()

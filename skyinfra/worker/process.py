@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
+# Is set on nodes with a grace: batch systems send SIGTERM to all processes at once, and the runner alone decides here.
+OUTLIVES_SIGTERM = "SKYINFRA_OUTLIVES_SIGTERM"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -56,6 +59,9 @@ class SlotWorker(Worker):  # type: ignore[misc]
         output.keep_logging()
         output.survive_full_disks()
         os.setpgrp()
+        if OUTLIVES_SIGTERM in os.environ:
+            # A handler, which the programs that tasks start do not inherit.
+            signal.signal(signal.SIGTERM, lambda *_: None)
         # Before anything of a task runs. Where the group is gone, the runner divides anew.
         if group is not None:
             with contextlib.suppress(OSError):

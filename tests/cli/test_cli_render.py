@@ -104,3 +104,16 @@ def test_what_makes_no_sense(project: Path, options: tuple[str, ...], message: s
 
 def test_the_readme_of_the_module_names_the_command() -> None:
     assert "skyinfra render" in (ROOT / "modules" / "aws" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("cluster", "suffix"), [("sbatch", "sbatch"), ("kubernetes", "yaml")])
+def test_pools_on_clusters_come_with_the_runner(project: Path, tmp_path: Path, cluster: str, suffix: str) -> None:
+    shown = render(project, "--stack", "s", "--format", cluster, "--out", str(tmp_path))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    wheel = next(name for name in names if name.endswith(".whl"))
+    assert names == sorted([f"s-gpu.{suffix}", f"s-here.{suffix}", wheel])
+    assert wheel in (tmp_path / f"s-gpu.{suffix}").read_text()
+    assert "s/here" in shown
+    assert "user data" not in shown
+    # Config maps have room for 1 MiB.
+    assert (tmp_path / wheel).stat().st_size < 2**20

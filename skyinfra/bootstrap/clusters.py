@@ -1,0 +1,204 @@
+"""The nodes of a fleet as the tasks of a Slurm job, or as pods of Kubernetes, whose machines stand already.
+
+The pool is read from what its stack hands to Terraform, so that any declaration serves whose fields they can carry.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from skyinfra.bootstrap import files, places
+from skyinfra.errors import NotSupported
+from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, NodeConfig
+
+Cluster = Literal["sbatch", "kubernetes"]
+CLUSTERS: tuple[Cluster, ...] = get_args(Cluster)
+
+_TEMPLATES: dict[Cluster, str] = {"sbatch": "sbatch.sh.j2", "kubernetes": "kubernetes.yaml.j2"}
+_SUFFIXES: dict[Cluster, str] = {"sbatch": "sbatch", "kubernetes": "yaml"}
+_PROVIDERS: dict[Cluster, str] = {"sbatch": "slurm", "kubernetes": "kubernetes"}
+_SCHEDULERS: dict[Cluster, str] = {"sbatch": "0.0.0.0:0", "kubernetes": "0.0.0.0:8786"}
+_SECRETS: dict[Cluster, str] = {"sbatch": "secret", "kubernetes": "/etc/skyinfra/secret"}
+_PORT = 8786
+# Of pods, whose deletion waits for that and a little more.
+_GRACE_S = 45
+# In place of what the script of a job finds out.
+_UNKNOWN_S = 9_999.0
+_FOLDER = "/var/lib/skyinfra"
+# Names of pods are a label of them, with a hash.
+_LONGEST_NAME = 50
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A pool, as far as a cluster can carry it.
+
+    node: the configuration of its workers. python: the minor version of Python, such as ``3.11``. runner: what the
+    declaration installs as runner; None is the wheel of this skyinfra. vcpus, memory_gb, disk_gb: minima of one node.
+    """
+
+    stack: str
+    pool: str
+    nodes: int
+    node: NodeConfig
+    slots: tuple[ManifestSlot, ...]
+    python: str
+    runner: str | None = None
+    vcpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the fleet in files and clusters."""
+        return f"{self.stack}-{self.pool}"
+
+
+def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any], *, python: str) -> Declared:
+    """The pool with these *inputs* of its module, *described* in its stack. Raises `NotSupported`.
+
+    *python*: where none is declared.
+    """
+    text = str(inputs["user_data_worker"])
+    steps: list[dict[str, Any]] = []
+    if text.startswith("#cloud-config"):
+        found = {file.path: file.content for file in files.read(text)}
+        text, steps = found[places.CONFIG], json.loads(found[places.STEPS])["steps"]
+    arguments = {step["operation"]: step["arguments"] for step in steps}
+    node = NodeConfig.read(json.loads(text.replace(HEAD_PLACEHOLDER, _SCHEDULERS["kubernetes"])))
+    _refuse(node, arguments)
+    own = arguments.get("runner", {}).get("requirements") or [None]
+    slots = tuple(ManifestSlot(**slot) for slot in inputs["slots"])
+    return Declared(
+        stack=stack,
+        pool=node.pool,
+        nodes=inputs["node_count"],
+        node=node,
+        slots=slots,
+        python=arguments.get("python", {}).get("version") or python,
+        runner=own[0],
+        vcpus=described.get("vcpus"),
+        memory_gb=described.get("memory_gb"),
+        disk_gb=inputs["disk_gb"] or None,
+    )
+
+
+def render(pool: Declared, cluster: Cluster, *, wheel: str | None) -> tuple[str, str]:
+    """The name of the file, and its text. *wheel*: the name of the runner's file beside it. Raises `NotSupported`."""
+    file = f"{pool.name}.{_SUFFIXES[cluster]}"
+    node = pool.node
+    accelerated = node.accelerator is not None and not node.simulate
+    values = {
+        "fleet": f"{pool.stack}/{pool.pool}",
+        "stack": pool.stack,
+        "pool": pool.pool,
+        "name": pool.name,
+        "file": file,
+        "nodes": pool.nodes,
+        "python": pool.python,
+        "wheel": wheel,
+        "requirement": pool.runner,
+        "sources": node.packages.environment(bundle="") if node.packages else {},
+        "disk_gb": pool.disk_gb,
+        "memory_gb": math.ceil(pool.memory_gb) if pool.memory_gb else None,
+        "cpus": max(pool.vcpus or 0, node.cpu_slots) or None,
+        "gpus": len(pool.slots) if accelerated else None,
+        "simulated": json.dumps(node.simulate),
+        "slots": json.dumps([{k: v for k, v in vars(slot).items() if v is not None} for slot in pool.slots]),
+        "head": _node(pool, cluster, head=True),
+        "worker": _node(pool, cluster, head=False),
+    }
+    if cluster == "kubernetes":
+        values |= _of_kubernetes(pool, wheel, values)
+    return file, files.template(_TEMPLATES[cluster]).render(values)
+
+
+def _refuse(node: NodeConfig, arguments: Mapping[str, Any]) -> None:
+    """Raises `NotSupported` for what needs root, or what neither Slurm nor Kubernetes has a request for."""
+    if "packages" in arguments:
+        raise NotSupported(
+            "packages of the system are installed by root, which a job and a pod are not",
+            field="image.apt",
+            given=", ".join(arguments["packages"]["apt"]),
+            hint="Leave image.apt out, and have them on the nodes of the cluster, or in an image of your own.",
+        )
+    if node.packages is not None and node.packages.ca_certificate is not None:
+        raise NotSupported(
+            "certificates are not carried to the nodes of a cluster",
+            field="image.ca_certificate",
+            hint="Leave it out, and set PIP_CERT on the cluster.",
+        )
+    accelerator = node.accelerator
+    if accelerator is not None and accelerator.vendor != "nvidia" and not node.simulate:
+        raise NotSupported(
+            "NVIDIA's GPUs alone are asked for from Slurm and Kubernetes",
+            field="accelerator",
+            given=accelerator.name,
+            hint="Declare an NVIDIA GPU, or a pool of CPU nodes.",
+        )
+
+
+def _node(pool: Declared, cluster: Cluster, *, head: bool) -> str:
+    """The node configuration, for a here-document with the variables ``name``, ``head`` and ``grace``."""
+    config = replace(
+        pool.node,
+        node=NODE_PLACEHOLDER,
+        provider=_PROVIDERS[cluster],
+        head=head,
+        scheduler=_SCHEDULERS[cluster] if head else HEAD_PLACEHOLDER,
+        secret_file=_SECRETS[cluster],
+        folder=None,
+        given=True,
+        grace_seconds=_UNKNOWN_S if cluster == "sbatch" else _GRACE_S,
+    )
+    text = files.heredoc(config.dumps())
+    text = text.replace(NODE_PLACEHOLDER, "$name").replace(HEAD_PLACEHOLDER, "$head")
+    return text.replace(f'"grace_seconds":{_UNKNOWN_S}', '"grace_seconds":$grace')
+
+
+def _of_kubernetes(pool: Declared, wheel: str | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    name = pool.name.lower().replace("_", "-")
+    if len(name) > _LONGEST_NAME:
+        raise NotSupported(
+            f"names of pods are made of the names of stack and pool, {_LONGEST_NAME} characters at most",
+            field="name",
+            given=pool.name,
+            hint="Choose a shorter name of the stack or the pool.",
+        )
+    members = [
+        {
+            "name": f"{pool.pool}-{number}",
+            "id": f"{name}-{number}",
+            "address": f"{name}-{number}.{name}-nodes",
+            "head": number == 0,
+        }
+        for number in range(pool.nodes)
+    ]
+    requests = {
+        "cpu": str(values["cpus"]) if values["cpus"] else None,
+        "memory": f"{values['memory_gb']}Gi" if values["memory_gb"] else None,
+        "ephemeral-storage": f"{pool.disk_gb}Gi" if pool.disk_gb else None,
+    }
+    return {
+        "name": name,
+        "folder": _FOLDER,
+        "port": _PORT,
+        "grace": _GRACE_S,
+        "image": f"python:{pool.python}-slim",
+        "members": json.dumps(members),
+        "source": pool.runner or f"/opt/skyinfra/{wheel}",
+        "requests": {resource: amount for resource, amount in requests.items() if amount},
+        "gpus": _resources(pool.slots) if values["gpus"] else None,
+    }
+
+
+def _resources(slots: tuple[ManifestSlot, ...]) -> dict[str, int]:
+    """The requests of a pod for what its slots stand on, by the names of NVIDIA's device plugin (strategy "mixed")."""
+    names = (f"nvidia.com/mig-{slot.profile.replace('+', '.')}" if slot.profile else "nvidia.com/gpu" for slot in slots)
+    return dict(Counter(names))

@@ -1,0 +1,116 @@
+"""Pools as jobs of Slurm and as pods of Kubernetes: what their shells write, and what they cannot carry.
+
+The golden files are compared in test_golden.py, and the schemas in test_kubernetes_schemas.py; Slurm runs the job in
+tests/integration/test_slurm.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_pools import POOLS, SECRET, WHEEL, certificate, declared, documents, stateful_set
+
+import skyinfra as sky
+from skyinfra import NotSupported
+from skyinfra.bootstrap import clusters
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+
+def test_the_requests_are_what_the_slots_stand_on() -> None:
+    def resources(name: str) -> Any:
+        return stateful_set(declared(**POOLS[name]))["spec"]["template"]["spec"]["containers"][0].get("resources")
+
+    assert resources("mixed") == {
+        "requests": {"cpu": "4", "memory": "33Gi", "ephemeral-storage": "100Gi"},
+        "limits": {"nvidia.com/mig-3g.40gb": 8, "nvidia.com/mig-2g.20gb": 8, "nvidia.com/mig-1g.10gb.me": 8},
+    }
+    assert resources("whole") == {"limits": {"nvidia.com/gpu": 1}}
+    assert resources("cpu") == {"requests": {"cpu": "2"}}
+    assert resources("simulated") is None
+
+
+def options(**fields: Any) -> list[str]:
+    text = clusters.render(declared(**fields), "sbatch", wheel=WHEEL)[1]
+    return [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_the_options_of_the_job_are_what_is_declared() -> None:
+    common = ["output=skyinfra-%j.log", "open-mode=append", "signal=B:TERM@60"]
+    of_job = ["job-name=lab-mig", "nodes=2", "ntasks-per-node=1"]
+    mixed = ["cpus-per-task=4", "mem=33G", "tmp=100G", "gpus-per-node=24"]
+    assert options(**POOLS["mixed"]) == [*of_job, *mixed, *common]
+    assert options(**POOLS["cpu"]) == [*of_job, "cpus-per-task=2", *common]
+    assert options(**POOLS["simulated"]) == [*of_job, *common]
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
+    """The shell of the pods runs here, with folders of the test."""
+    pool = declared(**POOLS[name])
+    script = stateful_set(pool)["spec"]["template"]["spec"]["initContainers"][0]["args"][0]
+    (tmp_path / "secret").write_text(SECRET)
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        runner = folder / "venv/bin/skyinfra-runner"
+        runner.parent.mkdir(parents=True)
+        runner.touch(mode=0o700)
+        own = script.replace("/var/lib/skyinfra", str(folder)).replace("/etc/skyinfra", str(tmp_path))
+        environment = {"POD": f"lab-mig-{number}", "NAMESPACE": "ml", "PATH": "/usr/bin:/bin"}
+        subprocess.run(["sh", "-euc", own], env=environment, check=True)
+        config = NodeConfig.load(folder / "node.json")
+        assert (config.node, config.head, config.given, config.grace_seconds) == (f"mig-{number}", not number, True, 45)
+        assert config.scheduler == ("lab-mig-0.lab-mig-nodes:8786" if number else "0.0.0.0:8786")
+        assert (config.env, config.accelerator) == (pool.node.env, pool.node.accelerator)
+        assert sorted(path.name for path in folder.iterdir()) == (
+            ["node.json", "venv"] if number else ["forwarded.json", "manifest.json", "node.json", "venv"]
+        )
+    inside, outside = (Manifest.load(tmp_path / "0" / file) for file in ("manifest.json", "forwarded.json"))
+    assert (inside.head.address, outside.head.address, inside.head.port) == ("lab-mig.ml.svc", "127.0.0.1", 8786)
+    assert (inside.secret, inside.slots, inside.fleet) == (SECRET, pool.slots, "lab/mig")
+    assert [(node.name, node.id, node.head) for node in inside.nodes] == [
+        ("mig-0", "lab-mig-0", True),
+        ("mig-1", "lab-mig-1", False),
+    ]
+    assert (tmp_path / "0" / "manifest.json").stat().st_mode & 0o077 == 0
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "packages of the system": (
+        {"image": sky.Image(apt=["git", "curl"])},
+        r"image\.apt: .*root.*\(given: 'git, curl'\)",
+    ),
+    "another vendor": ({"accelerator": "Trainium1:16"}, r"accelerator: NVIDIA's GPUs alone.*\(given: 'Trainium1'\)"),
+    "a certificate": (
+        {"image": sky.Image(ca_certificate=certificate())},
+        r"image\.ca_certificate: certificates are not carried",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_cluster_cannot_carry_is_refused(name: str) -> None:
+    fields, message = REFUSED[name]
+    with pytest.raises(NotSupported, match=message):
+        declared(**fields)
+
+
+def test_names_of_pods_are_short() -> None:
+    pool = declared(stack="A_" + "x" * 50, **POOLS["cpu"])
+    with pytest.raises(NotSupported, match="50 characters at most"):
+        documents(pool)
+    assert documents(declared(stack="Lab_1", **POOLS["cpu"]))[0]["metadata"]["name"] == "lab-1-mig"
+
+
+def test_the_script_of_the_job_is_one_for_bash(tmp_path: Path) -> None:
+    for name, fields in POOLS.items():
+        text = clusters.render(declared(**fields), "sbatch", wheel=WHEEL)[1]
+        file = tmp_path / name
+        file.write_text(text)
+        subprocess.run(["bash", "-n", str(file)], check=True)
+        # The program of the nodes stands in it as text.
+        (tmp_path / "node").write_text(text.partition("<<'NODE'\n")[2].partition("\nNODE\n")[0])
+        subprocess.run(["bash", "-n", str(tmp_path / "node")], check=True)

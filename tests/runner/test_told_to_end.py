@@ -1,0 +1,93 @@
+"""A runner with a grace is told to end, as by a batch system: its tasks end by themselves, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from running_node import RunningNode, until
+
+import skyinfra as sky
+from skyinfra import InvalidNodeConfig
+from skyinfra.client.snapshot import Target
+from skyinfra.drain import request
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.tasks import Task
+
+MakeNode = Callable[..., RunningNode]
+
+
+def interrupted(path: str) -> str:
+    """Runs until it is informed, and half a second longer."""
+    Path(path).touch()
+    while not sky.interrupted():
+        time.sleep(0.02)
+    time.sleep(0.5)
+    told = sky.interruption()
+    return told.why if told is not None else ""
+
+
+def for_ever(path: str) -> None:
+    Path(path).touch()
+    while True:
+        time.sleep(0.1)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def test_every_process_gets_the_signal_and_the_task_ends_by_itself(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node("n1", cpu_slots=2, grace_seconds=30.0)
+    status = node.boot()
+    assert status.pid is not None
+    with node.pool() as pool:
+        future = pool.send(Task(interrupted, (str(tmp_path / "runs"),)), Target(), windowed=False)
+        until((tmp_path / "runs").exists, "the task runs")
+        processes = family(status.pid)
+        began = time.monotonic()
+        # As Slurm does, which knows nothing of who started whom; a second time, as it does as well.
+        for _ in range(2):
+            for process in processes:
+                os.kill(process.pid, signal.SIGTERM)
+        assert future.result(timeout=20) == "the node is told to end"
+    until(lambda: node.directory.holder() is None, "the runner has ended")
+    assert 0.5 < time.monotonic() - began < 20
+    until(lambda: not [each for each in processes if each.is_running()], "all processes have ended")
+    assert node.status().state == "stopped"
+    # A container that starts again serves again.
+    assert node.boot().state == "ready"
+    assert request.find(node.directory) is None
+
+
+def test_a_task_that_does_not_end_has_the_grace_and_no_longer(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node("n1", cpu_slots=1, grace_seconds=2.0)
+    status = node.boot()
+    assert status.pid is not None
+    with node.pool() as pool:
+        pool.send(Task(for_ever, (str(tmp_path / "runs"),)), Target(), windowed=False)
+        until((tmp_path / "runs").exists, "the task runs")
+        began = time.monotonic()
+        os.kill(status.pid, signal.SIGTERM)
+        until(lambda: node.directory.holder() is None, "the runner has ended")
+        assert 2.0 <= time.monotonic() - began < 12
+
+
+def test_ready_is_an_exit_code(make_node: MakeNode) -> None:
+    node = make_node("n1", cpu_slots=1)
+    assert node.run("status", "--ready", check=False).returncode == 1
+    node.boot()
+    assert node.run("status", "--ready").returncode == 0
+    node.run("stop")
+    assert node.run("status", "--ready", check=False).returncode == 1
+
+
+def test_a_grace_below_zero_is_refused() -> None:
+    document = NodeConfig(1, "s", "p", "n", "local", True, "127.0.0.1:0", cpu_slots=1).to_json()
+    with pytest.raises(InvalidNodeConfig, match=r"node\.json\.grace_seconds: must be at least 0"):
+        NodeConfig.read({**document, "grace_seconds": -1.0})
