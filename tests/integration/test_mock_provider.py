@@ -79,7 +79,7 @@ NODES = {f"digitalocean_droplet.node[{index}]" for index in (0, 1)}
 
 
 def test_a_fleet_from_its_plan_to_its_end(bed: Bed) -> None:
-    bed.world.answer(data_digitalocean_image={"id": 4711})
+    bed.world.answer("data.digitalocean_image", {"id": 4711}, where={"slug": "gpu-h100x8-base"})
     assert set(bed.changes().values()) == {"create"}
     bed.apply()
     outputs = json.loads(bed.run("output", "-json"))
@@ -197,7 +197,7 @@ def test_a_framework_provider_with_nested_attributes(verda: Bed) -> None:
     bed = verda
     bed.write(FRAMEWORK)
     bed.run("init", "-no-color")
-    bed.world.answer(verda_instance={"ip": "203.0.113.{n}"})
+    bed.world.answer("verda_instance", {"ip": "203.0.113.{n}"})
     bed.apply()
     assert json.loads(bed.run("output", "-json", "ip")) == "203.0.113.1"
     assert bed.changes() == {}

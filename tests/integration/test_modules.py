@@ -42,7 +42,7 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
     for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
         assert (module / name).is_file()
-    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    assert terraform(module, "fmt", "-check", "-diff", "-recursive").stdout == ""
     text = (module / "variables.tf").read_text()
     blocks = dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
     assert set(blocks) >= CORE

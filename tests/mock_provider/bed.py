@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from support import ROOT, mirror_configuration, python_path
 
@@ -72,6 +73,16 @@ class Bed:
         events = [json.loads(line) for line in self.printed[-1].splitlines() if line.startswith("{")]
         found = [each["change"] for each in events if each["type"] == "planned_change"]
         return {each["resource"]["addr"]: each["action"] for each in found if each["action"] not in ("noop", "read")}
+
+    def output(self, name: str) -> Any:
+        """The value of an output, a sensitive one too."""
+        printed = self.printed
+        self.printed = []
+        try:
+            self.run("output", "-json", name)
+            return json.loads(self.printed[0])
+        finally:
+            self.printed = printed
 
     def apply(self, *arguments: str, code: int = 0) -> str:
         return self.run("apply", "-no-color", "-input=false", "-auto-approve", *arguments, code=code)

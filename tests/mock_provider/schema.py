@@ -21,7 +21,7 @@ class Field:
 
     ``type`` is that of a plain attribute. ``block`` holds the fields of a nested block, ``attributes`` those of a
     nested attribute; both have a ``nesting``. What Terraform is not told: ``replaces`` (a change forces replacement;
-    "set": that it comes or goes), ``default``, ``kept`` (known before an update of the rest), ``hashed`` (the state
+    "set": that it comes or goes), ``default``, ``kept`` (whether it is known before an update), ``hashed`` (the state
     has its SHA-1 alone), ``values`` (the provider refuses others), ``accepted`` and ``max_bytes`` (the cloud refuses
     others, at create), ``gives`` (what the cloud answers; ``{n}`` counts).
     """
@@ -39,7 +39,7 @@ class Field:
     sensitive: bool = False
     write_only: bool = False
     replaces: bool | str = False
-    kept: bool = False
+    kept: bool | None = None
     hashed: bool = False
     default: Any = None
     values: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from mock_provider.values import (
     refused,
     refused_by_cloud,
     replacing,
-    unknown_again,
+    updated,
 )
 from mock_provider.world import World, number
 
@@ -68,7 +68,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         failure = self.world.failure("read", f"data.{kind}", config)
         if failure:
             return pb.ReadDataSource.Response(diagnostics=[error(failure.says)])
-        schema, answers = self.schema.data[kind], self.world.answers(f"data_{kind}")
+        schema, answers = self.schema.data[kind], self.world.answers(f"data.{kind}", config)
         state = filled(schema, planned(schema, config), number(kind, config), answers)
         return pb.ReadDataSource.Response(state=encoded(state))
 
@@ -89,8 +89,8 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
                 planned_state=encoded(None), planned_private=request.prior_private, legacy_type_system=legacy
             )
         plan = planned(schema, proposed)
-        if prior is not None and plan != prior and self.schema.framework:
-            plan = unknown_again(schema, decoded(request.config), plan)
+        if prior is not None and plan != prior:
+            plan = updated(schema, decoded(request.config), prior, plan, legacy)
         paths = list(replacing(schema, prior, plan)) if prior is not None else []
         return pb.PlanResourceChange.Response(
             planned_state=encoded(plan),
@@ -121,7 +121,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         if said and (failure is None or failure.leaves == "nothing"):
             return None, b"", said
         n = self.world.make(kind)
-        state = filled(schema, plan, n, self.world.answers(kind))
+        state = filled(schema, plan, n, self.world.answers(kind, config))
         self.world.put(kind, n, state, config)
         if failure and failure.leaves == "outside":
             return None, b"", said
@@ -131,7 +131,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         self, kind: str, prior: dict[str, Any], plan: dict[str, Any], config: dict[str, Any], private: bytes
     ) -> tuple[Any, bytes, str | None]:
         n = self._number(kind, private, prior)
-        state = filled(self.schema.resources[kind], plan, n, self.world.answers(kind))
+        state = filled(self.schema.resources[kind], plan, n, self.world.answers(kind, config))
         failure = self.world.failure("update", kind, plan)
         if failure:
             # The older SDK keeps what was planned, unless the provider says otherwise; the next refresh finds out.

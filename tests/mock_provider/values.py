@@ -88,12 +88,21 @@ def _planned(field: Field, value: Value) -> Value:
     return changed(field, value, planned) if field.nested else value
 
 
-def unknown_again(schema: Fields, config: dict[str, Value], plan: dict[str, Value]) -> dict[str, Value]:
-    """The plan of an update by a framework provider: what is computed may be another afterwards."""
-    return {
-        name: UNKNOWN if schema[name].computed and not schema[name].kept and config[name] is None else value
-        for name, value in plan.items()
-    }
+def updated(
+    schema: Fields, config: dict[str, Value], prior: dict[str, Value], plan: dict[str, Value], legacy: bool
+) -> dict[str, Value]:
+    """The plan of an update: the older SDK keeps what is computed, and a computed collection even where another is
+    declared that is not known yet; of the framework it is unknown, unless the provider says that it is kept."""
+    found = {}
+    for name, value in plan.items():
+        field, before = schema[name], prior[name]
+        known = legacy if field.kept is None else field.kept
+        if legacy and field.computed and isinstance(field.type, list) and value is UNKNOWN and before:
+            value = before
+        elif field.computed and not known and config[name] is None:
+            value = UNKNOWN
+        found[name] = value
+    return found
 
 
 def replacing(schema: Fields, prior: dict[str, Value], plan: dict[str, Value], path: Path = ()) -> Iterator[Path]:

@@ -35,10 +35,10 @@ class Failure:
 class World:
     folder: Path
 
-    def answer(self, **kinds: dict[str, Any]) -> None:
-        """What the cloud says of types: ``digitalocean_droplet={"ipv4_address": "203.0.113.{n}"}``. Of a data
-        source, by its name with ``data_`` before it."""
-        self._write("answers.json", kinds)
+    def answer(self, kind: str, gives: dict[str, Any], where: dict[str, Any] | None = None) -> None:
+        """What the cloud says of a type, or of a data source (``data.TYPE``), ``where`` that was declared."""
+        given = self._read("answers.json", [])
+        self._write("answers.json", [*given, {"kind": kind, "where": where or {}, "gives": gives}])
 
     def fail(self, *failures: Failure) -> None:
         """From now on these, and only these."""
@@ -46,14 +46,18 @@ class World:
             each.unlink()
         self._write("failures.json", [asdict(each) for each in failures])
 
-    def answers(self, kind: str) -> dict[str, Any]:
-        return dict(self._read("answers.json", {}).get(kind, {}))
+    def answers(self, kind: str, value: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for each in self._read("answers.json", []):
+            if each["kind"] == kind and _like(value, each["where"]):
+                found |= each["gives"]
+        return found
 
     def failure(self, on: str, kind: str, value: dict[str, Any]) -> Failure | None:
         """What refuses this now; counted."""
         for number, each in enumerate(self._read("failures.json", [])):
             found = Failure(**each)
-            if (found.on, found.resource) != (on, kind) or any(value.get(k) != v for k, v in found.where.items()):
+            if (found.on, found.resource) != (on, kind) or not _like(value, found.where):
                 continue
             if any(self._taken(f"failed.{number}.{count}") for count in range(min(found.times, 1000))):
                 return found
@@ -105,6 +109,10 @@ class World:
         new = self.folder / f"new.{name}.{os.getpid()}.{id(content)}"
         new.write_text(json.dumps(content, indent=1))
         new.replace(self.folder / name)
+
+
+def _like(value: dict[str, Any], where: dict[str, Any]) -> bool:
+    return all(value.get(name) == each for name, each in where.items())
 
 
 def number(kind: str, config: dict[str, Any]) -> int:
