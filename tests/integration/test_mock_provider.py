@@ -201,9 +201,10 @@ def test_a_framework_provider_with_nested_attributes(verda: Bed) -> None:
     bed.apply()
     assert json.loads(bed.run("output", "-json", "ip")) == "203.0.113.1"
     assert bed.changes() == {}
-    # The flaw of the real one: another kind of purchase is planned in place.
+    # The flaw of the real one: another kind of purchase is planned in place, which it cannot do.
     bed.write(FRAMEWORK.replace("is_spot           = false", "is_spot           = true"))
     assert bed.changes() == {"verda_instance.head": "update"}
+    assert "Instances cannot be updated" in bed.apply(code=1)
     bed.write(FRAMEWORK.replace("size = 50", "size = 60"))
     assert bed.changes() == {"verda_instance.head": "replace"}
     bed.destroy()

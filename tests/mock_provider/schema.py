@@ -10,6 +10,8 @@ from typing import Any
 
 from tf.gen import tfplugin_pb2 as pb
 
+from mock_provider.world import Failure
+
 SCHEMAS = Path(__file__).parent / "schemas"
 # tfplugin6.Schema.Attribute.write_only (11), younger than the protocol of the package tf.
 WRITE_ONLY = b"\x58\x01"
@@ -69,7 +71,7 @@ class Schema:
     """A provider: ``resources`` are by the name of their type, ``data`` are data sources.
 
     A ``framework`` provider is held to more by Terraform than one that is made with the older SDK, and does not know
-    its computed attributes while something else changes.
+    its computed attributes while something else changes. ``failures`` are what it always refuses.
     """
 
     source: str
@@ -78,6 +80,7 @@ class Schema:
     provider: Fields
     resources: dict[str, Fields]
     data: dict[str, Fields]
+    failures: tuple[Failure, ...] = ()
 
     @classmethod
     def read(cls, name: str) -> Schema:
@@ -87,7 +90,8 @@ class Schema:
         data = {kind.removeprefix("data."): each for kind, each in kinds.items() if kind.startswith("data.")}
         resources = {kind: each for kind, each in kinds.items() if not kind.startswith("data.")}
         framework = document.get("framework", False)
-        return cls(document["source"], document["version"], framework, provider, resources, data)
+        failures = tuple(Failure(**each) for each in document.get("failures", ()))
+        return cls(document["source"], document["version"], framework, provider, resources, data, failures)
 
     def told(self) -> pb.GetProviderSchema.Response:
         """What Terraform asks a provider for first."""

@@ -20,7 +20,7 @@ from mock_provider.values import (
     replacing,
     updated,
 )
-from mock_provider.world import World, number
+from mock_provider.world import Failure, World, number
 
 
 def error(summary: str, path: tuple[Any, ...] = ()) -> pb.Diagnostic:
@@ -65,7 +65,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:  # noqa: N802
         kind, config = request.type_name, decoded(request.config)
-        failure = self.world.failure("read", f"data.{kind}", config)
+        failure = self._failure("read", f"data.{kind}", config)
         if failure:
             return pb.ReadDataSource.Response(diagnostics=[error(failure.says)])
         schema, answers = self.schema.data[kind], self.world.answers(f"data.{kind}", config)
@@ -74,7 +74,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ReadResource(self, request: Any, context: Any) -> Any:  # noqa: N802
         kind, state = request.type_name, decoded(request.current_state)
-        failure = self.world.failure("read", kind, state)
+        failure = self._failure("read", kind, state)
         if failure:
             return pb.ReadResource.Response(diagnostics=[error(failure.says)])
         found = self.world.get(kind, self._number(kind, request.private, state))
@@ -116,7 +116,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
 
     def _create(self, kind: str, plan: dict[str, Any], config: dict[str, Any]) -> tuple[Any, bytes, str | None]:
         schema = self.schema.resources[kind]
-        failure = self.world.failure("create", kind, plan)
+        failure = self._failure("create", kind, plan)
         said = failure.says if failure else refused_by_cloud(schema, config)
         if said and (failure is None or failure.leaves == "nothing"):
             return None, b"", said
@@ -132,7 +132,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
     ) -> tuple[Any, bytes, str | None]:
         n = self._number(kind, private, prior)
         state = filled(self.schema.resources[kind], plan, n, self.world.answers(kind, config))
-        failure = self.world.failure("update", kind, plan)
+        failure = self._failure("update", kind, plan)
         if failure:
             # The older SDK keeps what was planned, unless the provider says otherwise; the next refresh finds out.
             return (prior if self.schema.framework else state), private, failure.says
@@ -140,11 +140,15 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         return state, private, None
 
     def _delete(self, kind: str, prior: dict[str, Any], private: bytes) -> tuple[Any, bytes, str | None]:
-        failure = self.world.failure("delete", kind, prior)
+        failure = self._failure("delete", kind, prior)
         if failure:
             return prior, private, failure.says
         self.world.remove(kind, self._number(kind, private, prior))
         return None, b"", None
+
+    def _failure(self, on: str, kind: str, value: dict[str, Any]) -> Failure | None:
+        always = [each for each in self.schema.failures if (each.on, each.resource) == (on, kind)]
+        return always[0] if always else self.world.failure(on, kind, value)
 
     def _number(self, kind: str, private: bytes, state: dict[str, Any]) -> int:
         """Which resource of its type it is. Terraform keeps that beside the state, but for the end of a tainted one."""
