@@ -23,6 +23,9 @@ def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
         there = installed / "skyinfra" / "_bundled" / kind
         assert {path.relative_to(there) for path in there.rglob("*") if path.is_file()} == wanted
     assert not {path.parts[0] for path in (p.relative_to(installed) for p in installed.iterdir())} & {"tests", "stacks"}
+    # A runner that is declared by requirement brings its units as the one of the bucket does.
+    units = {path.name for path in (ROOT / "skyinfra" / "node" / "units").iterdir()}
+    assert {path.name for path in (installed / "skyinfra" / "node" / "units").iterdir()} == units
     project = tmp_path / "project"
     environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     init = [sys.executable, "-m", "skyinfra.cli", "init", str(project)]

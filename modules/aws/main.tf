@@ -62,6 +62,10 @@ resource "terraform_data" "declared" {
     terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
     # A group gives the rest to the nodes it launches from then on.
     local.grouped ? "" : jsonencode([var.efa_interfaces, var.spot, var.spot_max_price, var.capacity_block_id, var.capacity_reservation_id]),
+    # EC2 stops and starts an instance for another machine type, and stops no one-time spot instance.
+    !local.grouped && var.spot ? var.machine_types[0] : "",
+    # It stands in what a node was made from: where the head listens, and where the others look for it.
+    var.scheduler_port,
   ]
 }
 

@@ -117,6 +117,14 @@ variable "allow_cidrs" {
     condition     = alltrue([for cidr in var.allow_cidrs : can(cidrhost(cidr, 0))])
     error_message = "allow_cidrs: networks in CIDR notation, such as 203.0.113.7/32."
   }
+
+  validation {
+    # Compared as addresses: an IPv6 network can be written in several ways.
+    condition = alltrue([
+      for cidr in var.allow_cidrs : try(cidrhost(cidr, 0) == cidrhost("${split("/", cidr)[0]}/${can(regex(":", cidr)) ? 128 : 32}", 0), true)
+    ])
+    error_message = "allow_cidrs: the first address of a network, with its length: 203.0.113.7/32 for one address, 203.0.113.0/24 for its network."
+  }
 }
 
 variable "labels" {
@@ -398,7 +406,7 @@ variable "user_data_revision" {
 }
 
 variable "scheduler_port" {
-  description = "The port of the head that the scheduler listens on."
+  description = "The port of the head that the scheduler listens on, as user_data_head says. Another one replaces all nodes: it stands in what they were made from."
   type        = number
   default     = 8786
   nullable    = false

@@ -22,7 +22,6 @@ Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
-_UPGRADE_UNIT = "skyinfra-upgrade.service"
 # The providers that tell a machine that they take it back; see `skyinfra.drain.notices`.
 _GIVES_NOTICE = ("aws", "azure", "gcp")
 _TEMPLATES: dict[Form, str] = {
@@ -42,7 +41,10 @@ class NodeFile:
 
 
 def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
-    """Every file of a machine that has systemd."""
+    """Every file of a machine that has systemd.
+
+    Of the units only those that there have to be before the runner is; it brings the others (`skyinfra/node/units`).
+    """
     started = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     started.append("skyinfra-upgrade.path")
     if config.head:
@@ -52,12 +54,11 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")
     composed = steps.compose(deployment, config, units=tuple(started))
-    units = [_BOOT_UNIT, _REPORT_UNIT, _UPGRADE_UNIT, *started]
     return [
         NodeFile(places.CONFIG, "0644", replace(config, folder=places.FOLDER).dumps() + "\n"),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules()),
-        *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in units),
+        *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in (_BOOT_UNIT, _REPORT_UNIT)),
     ]
 
 

@@ -2,8 +2,9 @@
 
 The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
 that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle
-for each other. The same code gives the same
-bytes on every machine, because nothing in the archive is compressed: zlib's versions differ in what they make.
+for each other. Where their files' hashes are known, nodes install
+nothing else. The same code gives the same bytes on every machine, because nothing in the archive is compressed: zlib's
+versions differ in what they make.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
 import zipfile
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 import skyinfra
 from skyinfra.errors import MissingDependency
 from skyinfra.node import code
 
 # The imports of the rooms that travel besides the standard library, and those with the same version on both sides.
-_NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
+NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
 _SAME = ("cloudpickle", "dask", "distributed", "msgpack")
 _PYTHON = ">=3.11"
+# Beside this file, and beside the metadata of the wheel.
+REQUIREMENTS = "requirements.txt"
 _TIME = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644 << 16
 
@@ -42,16 +47,38 @@ class Wheel:
 def wheel() -> Wheel:
     """The runner of this installation of skyinfra. Raises `MissingDependency` where the versions are not known."""
     files = dict(code.sources())
-    needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *_NEEDS)})
-    digest = code.digest(iter([*files.items(), ("needs", "\n".join(needs).encode())]))
+    needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *NEEDS)})
+    known = hashed() or b""
+    digest = code.digest(iter([*files.items(), ("needs", "\n".join(needs).encode() + known)]))
     version = f"{skyinfra.__version__}+{digest[:12]}"
     info = f"skyinfra-{version}.dist-info"
     files[f"{info}/METADATA"] = _metadata(version, needs)
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skyinfra\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    if known:
+        files[f"{info}/{REQUIREMENTS}"] = known
     files[f"{info}/entry_points.txt"] = b"[console_scripts]\nskyinfra-runner = skyinfra.runner.__main__:main\n"
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
     content = _archive(files)
     return Wheel(f"skyinfra-{version}-py3-none-any.whl", version, content, hashlib.sha256(content).hexdigest())
+
+
+@cache
+def hashed() -> bytes | None:
+    """The requirements of the runner, all of them with the hashes of their files; None where other versions of them
+    are installed here than those whose hashes are known."""
+    here = {f"{name}=={version_of(name)}" for name in (*_SAME, *NEEDS)}
+    return _hashes().encode() if here == set(known_versions()) else None
+
+
+def known_versions() -> tuple[str, ...]:
+    """The requirements whose hashes are known, and theirs: ``cloudpickle==3.1.2``, ..."""
+    wanted = "|".join(sorted({*_SAME, *NEEDS}))
+    return tuple(re.findall(rf"(?m)^(?:{wanted})==[^\s;]+", _hashes()))
+
+
+@cache
+def _hashes() -> str:
+    return Path(__file__).with_name(REQUIREMENTS).read_text(encoding="utf-8")
 
 
 def pins() -> tuple[str, ...]:

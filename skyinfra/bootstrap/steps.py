@@ -142,7 +142,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         volume = disks.Volume(VOLUME_PLACEHOLDER, list(_VOLUME), *kept)
         yield Step("volume of the head", volume, 10 * _MINUTE, attempts=30)
     if units:
-        services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER)
+        services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER, places.VENV, places.UNITS)
         yield Step("services", services, _MINUTE, attempts=2)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
+from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli import tables
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
 from skyinfra.deploy.endings import endings
@@ -38,6 +39,10 @@ def synthesize(name: str | None) -> SynthesizedStack:
         for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
             text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
             tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
+    if any(inputs.get("runner_file") for inputs in stack.modules.values()) and runner_wheel.hashed() is None:
+        text = "Nodes of a fleet that is made now check no hashes of what the runner needs: known are those of"
+        known = ", ".join(runner_wheel.known_versions())
+        tables.console(to_stderr=True).print(f"[yellow]{text}[/] {known}.", soft_wrap=True)
     return stack
 
 
@@ -191,7 +196,7 @@ def _cost_remarks(cost: Cost) -> list[str]:
 class Approval:
     """Shows a plan, its cost and what ends with it, and asks whether to apply it.
 
-    A deploy that replaces or destroys nodes is asked for by the name of the stack.
+    A deploy that replaces, destroys or stops nodes is asked for by the name of the stack.
     """
 
     stack: SynthesizedStack
@@ -210,14 +215,17 @@ class Approval:
             raise typer.Exit(2)
         if ending and self.verb == "deploy":
             given: str = typer.prompt(
-                f"Nodes of {name} end. Type {name} to go on", default="", show_default=False, err=True
+                f"Nodes of {name} end or are stopped. Type {name} to go on", default="", show_default=False, err=True
             )
             return given == name
         return typer.confirm(f"{self.verb.capitalize()} {name}?", err=True)
 
 
 def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False) -> bool:
-    """Prints the nodes that *plan* replaces or destroys, why, and what runs there; returns whether there are any."""
+    """Prints the nodes that *plan* replaces, destroys, or stops and starts, why, and what runs there.
+
+    Returns whether there are any.
+    """
     found = endings(stack, plan)
     for ending in found:
         tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)

@@ -35,7 +35,7 @@ from skyinfra.errors import (
     SkyinfraError,
     VersionMismatch,
 )
-from skyinfra.first_boot import report
+from skyinfra.first_boot import asking
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
@@ -111,9 +111,9 @@ class Asker:
             await self._line.close_rpc()
             raise
 
-    async def _unless_refused(self, asking: Coroutine[Any, Any, None]) -> None:
-        """Awaits *asking*, for which Dask tries to connect until the timeout, unless the head's port is closed."""
-        task = asyncio.ensure_future(asking)
+    async def _unless_refused(self, question: Coroutine[Any, Any, None]) -> None:
+        """Awaits *question*, for which Dask tries to connect until the timeout, unless the head's port is closed."""
+        task = asyncio.ensure_future(question)
         try:
             while not self._waits and not (await asyncio.wait((task,), timeout=_REFUSED_S))[0]:
                 try:
@@ -165,7 +165,7 @@ class Asker:
     async def _no_fleet(self, why: str) -> FleetUnreachable:
         """Why no fleet answers there: a head whose first boot failed says so, to whoever has the fleet secret."""
         head = self.manifest.head
-        failure = await asyncio.to_thread(report.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S)
+        failure = await asyncio.to_thread(asking.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S)
         if failure is not None:
             return boot_failed(NodeFailure.of(failure), node=str(failure.get("node")), fleet=self.manifest.fleet)
         return FleetUnreachable(

@@ -9,13 +9,17 @@ from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import SynthesizedStack
 
 _INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+)\.aws_instance\.(?:head|worker\[.+\])")
+_JOBS = re.compile(r"module\.[^.\[]+\.aws_ebs_volume\.head")
+# The default of modules/aws.
+_JOBS_GB = 20
 
 
 def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
-    """Raises `DiskTooSmall` where *plan* changes an instance in place whose volume is larger than is declared.
+    """Raises `DiskTooSmall` where *plan* shrinks a volume in place: of an instance, or that of the jobs of a head.
 
-    EC2 would refuse it in the middle of the deploy. An instance that the plan replaces gets a new volume.
+    EC2 would refuse it in the middle of the deploy. What the plan replaces gets a new volume.
     """
+    _refuse_smaller_of_jobs(stack, plan)
     changed = {m["pool"] for action, address in plan.changes if action == "update" and (m := _INSTANCE.match(address))}
     declared = {pool: stack.modules.get(pool, {}).get("disk_gb", 0) for pool in sorted(changed)}
     for pool, disk_gb in declared.items():
@@ -28,6 +32,21 @@ def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
                 hint=f"Nothing was changed. Declare at least {standing}; a smaller disk comes with new nodes: "
                 f"`skyinfra deploy {stack.name} --replace 'module.{pool}.terraform_data.declared[\"head\"]'`, "
                 'and in the same way for `["worker"]` where the pool has more than one node.',
+            )
+
+
+def _refuse_smaller_of_jobs(stack: SynthesizedStack, plan: Plan) -> None:
+    changed = {address for action, address in plan.changes if action == "update" and _JOBS.fullmatch(address)}
+    for volume in stack.resources() if changed else ():
+        declared = stack.modules.get(volume.module, {}).get("head_volume_gb") or _JOBS_GB
+        standing = volume.attributes.get("size") or 0
+        if volume.address in changed and declared < standing:
+            raise DiskTooSmall(
+                f"the volume with the jobs of the head has {standing} GB, and a volume does not shrink",
+                field=f"{volume.module}.head_volume_gb",
+                given=declared,
+                hint=f"Nothing was changed. Declare at least {standing}; a smaller volume comes with a new head, and "
+                f"ends its jobs: `skyinfra deploy {stack.name} --replace '{volume.address}'`.",
             )
 
 

@@ -1,4 +1,4 @@
-"""The nodes that a plan replaces or destroys: why, and what ends with them."""
+"""The nodes that a plan replaces, destroys, or stops and starts: why, and what ends with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import SynthesizedStack
 
 _ADDRESS = re.compile(r'module\.(?P<pool>[^.\[]+)\.(?P<type>\w+)\.(?P<name>\w+)(?:\["(?P<key>[^"]+)"\]|\[\d+\])?')
+# Instances that get another machine type in place: their provider stops and starts them for it.
+_RESTARTED = "aws_instance"
 # What keeps the jobs of a head, of each provider.
 _STATES = ("terraform_data.state", "aws_ebs_volume.head")
 # Reasons of a planned change, as `terraform plan -json` names them.
@@ -32,7 +34,7 @@ _Running = tuple[dict[str, list[str]], int]
 
 @dataclass(frozen=True)
 class Ending:
-    """A node, or the group of a pool (*node* is None), that a plan replaces or destroys.
+    """A node, or the group of a pool (*node* is None), that a plan replaces, destroys, or stops and starts (update).
 
     tasks: the names of those that run there; None where the head did not answer. jobs: how many the head keeps that
     have not ended, where it is the head that ends. fate: what becomes of them.
@@ -49,7 +51,7 @@ class Ending:
     def __str__(self) -> str:
         """One sentence, for a person."""
         what = f"the nodes of {self.pool} are" if self.node is None else f"{self.node} is"
-        verb = "replaced" if self.action == "replace" else "destroyed"
+        verb = {"replace": "replaced", "update": "stopped and started"}.get(self.action, "destroyed")
         if self.tasks is None:
             runs = "what runs there could not be asked"
         else:
@@ -59,11 +61,17 @@ class Ending:
 
 
 def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
-    """Returns the nodes that *plan* replaces or destroys. Asks the heads of their fleets what runs there."""
+    """Returns the nodes that *plan* replaces, destroys, or stops and starts.
+
+    Asks the heads of their fleets what runs there.
+    """
+    restarted = _restarted(stack, plan)
     found = [
         (match, address, action)
         for action, address in plan.changes
-        if action in ("replace", "delete") and (match := _ADDRESS.fullmatch(address)) and _is_node(match)
+        if (action in ("replace", "delete") or address in restarted)
+        and (match := _ADDRESS.fullmatch(address))
+        and _is_node(match)
     ]
     fleets = stack.fleets() if found else {}
     asked = {pool: _running(fleets[pool]) for pool in {match["pool"] for match, _, _ in found} & set(fleets)}
@@ -74,13 +82,34 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
             fleets[match["pool"]],
             match,
             action,
-            plan.reasons.get(address, ""),
+            restarted.get(address) or _REASONS.get(plan.reasons.get(address, ""), ""),
             asked[match["pool"]],
             jobs_go=any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
         )
         for match, address, action in found
         if match["pool"] in fleets
     )
+
+
+def _restarted(stack: SynthesizedStack, plan: Plan) -> dict[str, str]:
+    """The reasons of the instances that *plan* gives another machine type in place, by their addresses."""
+    updated = {
+        address: match
+        for action, address in plan.changes
+        if action == "update" and (match := _ADDRESS.fullmatch(address)) and match["type"] == _RESTARTED
+    }
+    standing = {each.address: machines_of(each.type, each.attributes) for each in stack.resources()} if updated else {}
+    reasons = {}
+    for address, match in updated.items():
+        pool = next((each for each in stack.pools if each["name"] == match["pool"]), None)
+        machines = standing.get(address)
+        if pool is None or machines is None:
+            continue
+        # A head besides the nodes has a machine type of its own.
+        declared = (pool.get("head") if match["name"] == "head" else None) or pool["machine_types"][0]
+        if machines.machine_type != declared:
+            reasons[address] = f"another machine type: {machines.machine_type} becomes {declared}"
+    return reasons
 
 
 def _is_node(match: re.Match[str]) -> bool:
@@ -105,8 +134,11 @@ def _ending(
     jobs = running[1] if running is not None and node == head else 0
     # A cloud node of 0.1.0 does not use the volume that is attached to it.
     fate = "go on with the next head" + ("" if manifest.provider == "local" else ", unless 0.1.0 made this one")
-    fate = "end with its head" if jobs_go else fate
-    return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs, fate)
+    if action == "update":
+        fate = "go on when it has started"
+    elif jobs_go:
+        fate = "end with its head"
+    return Ending(manifest.pool, node, action, reason, tasks, jobs, fate)
 
 
 def _running(manifest: Manifest) -> _Running | None:

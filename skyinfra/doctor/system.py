@@ -12,6 +12,7 @@ from pathlib import Path
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.gpu.hardware import Hardware
+from skyinfra.node import shares
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -34,6 +35,7 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -
     # A fleet on this machine alone has one clock, whoever keeps it.
     if node is None or node.provider != "local":
         yield _clock()
+    yield from _threads(directory, root)
     yield from _nccl({**os.environ, **(node.env if node is not None else {})}, root)
 
 
@@ -75,6 +77,19 @@ def _disk(what: str, path: Path) -> Finding:
         return Finding(what, "wrong", f"{found}, but no more files", wanted, "Remove files that nobody needs.")
     todo = "Free some space, or give the node a larger disk (disk_gb)."
     return judged(what, usage.free >= _FREE_GB * _GB, found, wanted, todo)
+
+
+def _threads(directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
+    """Whether each slot has a share of the node's threads."""
+    holder = directory.holder() if directory is not None else None
+    if holder is None:
+        return
+    try:
+        most = shares.divided(holder, root)
+        found = f"{len(most)} slots, at most {min(most.values(), default=0)} each"
+    except OSError as error:
+        found = f"not divided among the slots: {error.strerror}"
+    yield Finding("threads", "ok", found, "a share for each slot, where systemd allows it")
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:

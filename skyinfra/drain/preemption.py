@@ -1,25 +1,41 @@
 """Watches for preemption notices of a provider and requests a drain of the node in time.
 
-It is a process of its own, because tasks, and the runner with them, cannot reach the metadata service. The runner
-follows ``drain.json``, see `skyinfra.drain.request`.
+What asks the provider (`PreemptionWatch`) is a process of its own, with a user of its own on cloud nodes, because
+tasks, and the runner with them, cannot reach the metadata service. It leaves the notice in ``notice.json``; the runner
+makes a request to drain the node of it (`Follower`), see `skyinfra.drain.request`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skyinfra.drain import request
 from skyinfra.drain.notices import Notice, notices
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidNodeConfig, NodeFailed
-from skyinfra.node.folder import writing
+from skyinfra.node.folder import NodeDirectory, message, stamp, writing
 from skyinfra.node.node import directory_of
+from skyinfra.protocol._schema import Document
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 logger = logging.getLogger("skyinfra.runner")
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Told(Document, error=InvalidNodeConfig, source="notice.json", version=_VERSION):
+    """The content of ``notice.json``. key: equal for the same notice. Both are None where there is no notice."""
+
+    version: int
+    key: str | None = None
+    drain: Drain | None = None
 
 
 class PreemptionWatch:
@@ -31,16 +47,15 @@ class PreemptionWatch:
         self._notices = notices(config)
         self._directory = directory_of(path)
         self.pause_s = self._notices.pause_s
-        # The last notice that was followed: a drain that a person undid is not requested again.
-        self._followed: str | None = None
         self._acknowledged: str | None = None
-        # What was told last. The file may be that of an earlier boot.
+        # What was told last. The files may be those of an earlier boot.
         self._told: str | None = ""
+        self._left: str | None = ""
 
     def look(self) -> Notice | None:
-        """Looks once: a notice drains the node, a withdrawn notice lets it serve again.
+        """Looks once, and leaves the notice, or that there is none, for the runner.
 
-        Raises `NodeFailed` where the metadata service does not answer, `StateDirectoryError` where the request cannot
+        Raises `NodeFailed` where the metadata service does not answer, `StateDirectoryError` where the message cannot
         be written.
         """
         try:
@@ -49,26 +64,22 @@ class PreemptionWatch:
             self._tell(f"{error.message} ({error.field})")
             raise
         self._tell(None)
-        if notice is None:
-            self._withdraw()
-        elif notice.key != self._followed:
-            self._follow(notice)
+        key = None if notice is None else notice.key
+        if key != self._left:
+            self._leave(notice)
+            self._left = key
         if notice is not None:
             self._acknowledge(notice)
         return notice
 
-    def _follow(self, notice: Notice) -> None:
-        why, until, boot = notice.why, notice.until, request.this_boot()
-        drain = Drain(request.VERSION, self._provider, why, until, boot, if_others=not notice.certain)
-        present = self._request()
-        # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
-        ends = math.inf if drain.if_others or drain.until is None else drain.until
-        if present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf):
-            logger.info("%s; the node is drained by hand already", notice.why)
-        else:
-            request.write(self._directory, drain)
-            logger.info("%s; the node is to be drained", notice.why)
-        self._followed = notice.key
+    def _leave(self, notice: Notice | None) -> None:
+        told = Told(_VERSION)
+        if notice is not None:
+            why, until, boot = notice.why, notice.until, request.this_boot()
+            drain = Drain(request.VERSION, self._provider, why, until, boot, if_others=not notice.certain)
+            told = Told(_VERSION, notice.key, drain)
+            logger.info("%s", why)
+        self._directory.write(self._directory.notice_file, json.dumps(told.to_json()) + "\n")
 
     def _tell(self, unwarned: str | None) -> None:
         """Tells the runner and `doctor` why no notice can be read, until one can."""
@@ -81,19 +92,6 @@ class PreemptionWatch:
                     file.unlink(missing_ok=True)
             self._told = unwarned
 
-    def _withdraw(self) -> None:
-        """Removes the request where its notice is gone, after a hibernation for instance."""
-        present = self._request()
-        if present is not None and present.by == self._provider:
-            logger.info("the notice is withdrawn: %s", present.why)
-            request.clear(self._directory)
-        self._followed = None
-
-    def _request(self) -> Drain | None:
-        with contextlib.suppress(InvalidNodeConfig):
-            return request.find(self._directory)
-        return None
-
     def _acknowledge(self, notice: Notice) -> None:
         """Acknowledges *notice* once nothing runs here any more, so that the provider need not wait."""
         status = self._directory.status()
@@ -102,3 +100,67 @@ class PreemptionWatch:
             notice.acknowledge()
             self._acknowledged = notice.key
             logger.info("acknowledged: nothing runs here any more")
+
+
+class Follower:
+    """Follows what ``notice.json`` says of the node in *directory*."""
+
+    def __init__(self, directory: NodeDirectory) -> None:
+        self._directory = directory
+        self._stamp: tuple[int, int, int] | None = None
+
+    def look(self) -> None:
+        """A new notice requests a drain of the node; one that is withdrawn lets it serve again.
+
+        Raises `StateDirectoryError` where the request cannot be written.
+        """
+        file = self._directory.notice_file
+        seen = stamp(file)
+        # Without the file the service has not asked yet, or starts again: that withdraws nothing.
+        if seen is None or seen == self._stamp:
+            return
+        try:
+            told = Told.load(file, text_of=message)
+        except InvalidNodeConfig as error:
+            logger.error("%s: %s", type(error).__name__, error)
+        else:
+            drain = told.drain
+            if drain is not None and file.parent != self._directory.path:
+                # Below /run: it is of this boot, for which a service in a container may have another name.
+                drain = replace(drain, boot=request.this_boot())
+            if drain is None:
+                self._withdraw()
+            elif not drain.over and told.key != self._followed():
+                self._follow(drain)
+                # A drain that a person undid is not requested again.
+                self._directory.write(self._directory.followed_file, str(told.key))
+        self._stamp = seen
+
+    def _follow(self, drain: Drain) -> None:
+        present = self._request()
+        # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
+        ends = math.inf if drain.if_others or drain.until is None else drain.until
+        if present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf):
+            logger.info("%s; the node is drained by hand already", drain.why)
+        else:
+            request.write(self._directory, drain)
+            logger.info("%s; the node is to be drained", drain.why)
+
+    def _followed(self) -> str | None:
+        with contextlib.suppress(OSError, ValueError):
+            return message(self._directory.followed_file)
+        return None
+
+    def _withdraw(self) -> None:
+        """Removes the request where its notice is gone, after a hibernation for instance."""
+        present = self._request()
+        if present is not None and present.by not in (request.OPERATOR, request.UPGRADE):
+            logger.info("the notice is withdrawn: %s", present.why)
+            request.clear(self._directory)
+        with writing(self._directory.followed_file):
+            self._directory.followed_file.unlink(missing_ok=True)
+
+    def _request(self) -> Drain | None:
+        with contextlib.suppress(InvalidNodeConfig):
+            return request.find(self._directory)
+        return None

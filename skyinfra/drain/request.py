@@ -1,9 +1,9 @@
 """The request to drain a node: ``drain.json`` in its folder.
 
-`skyinfra-runner drain` writes it for a person, `skyinfra-runner interrupt` for a preemption notice; `undrain` and a
-withdrawn notice remove it. A running runner follows within a second; a runner that starts has no slots. A person's
-request holds through reboots; that of a notice ends with the boot in which the notice came, that of an upgrade with
-the runner that is replaced.
+`skyinfra-runner drain` writes it for a person, the runner for a preemption notice (`skyinfra.drain.preemption`);
+`undrain` and a withdrawn notice remove it. A running runner follows within a second; a runner that starts has no slots.
+A person's request holds through reboots; that of a notice ends with the boot in which the notice came, that of an
+upgrade with the runner that is replaced.
 """
 
 from __future__ import annotations

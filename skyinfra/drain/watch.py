@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skyinfra.drain import request
+from skyinfra.drain.preemption import Follower
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidNodeConfig, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory, stamp
@@ -22,7 +23,7 @@ _ASK_AGAIN_S = 15.0
 
 @dataclass(eq=False)
 class DrainWatch:
-    """Watches ``drain.json`` of *directory*; sets *changed* when the request changes.
+    """Watches ``drain.json`` of *directory*, and the notices that become one; sets *changed* when the request changes.
 
     may_drain: whether the fleet can do without a node. drain: the request that holds now; None while the node serves.
     """
@@ -35,9 +36,15 @@ class DrainWatch:
     # The request with `if_others` that the head has granted.
     _granted: Drain | None = None
     _asking: asyncio.Task[None] | None = None
+    _follower: Follower = field(init=False)
+    _unfollowed: str = ""
+
+    def __post_init__(self) -> None:
+        self._follower = Follower(self.directory)
 
     def watch(self) -> None:
         """Notices a changed request and informs tasks at once, even while the runner is busy."""
+        self._follow()
         if stamp(self.directory.drain_file) != self._stamp:
             drain = self._read()
             if drain is None or not drain.if_others:
@@ -51,6 +58,7 @@ class DrainWatch:
     async def wanted(self, node: Node) -> Drain | None:
         """Returns the request that *node* has to follow now."""
         self.close()
+        self._follow()
         drain = self._read()
         undecided = drain is not None and drain.if_others and drain not in (self.drain, self._granted)
         if drain is not None and undecided and not await self.may_drain(node, drain.why):
@@ -76,6 +84,15 @@ class DrainWatch:
             granted = await self.may_drain(node, drain.why)
         self._granted = drain
         self.changed.set()
+
+    def _follow(self) -> None:
+        try:
+            self._follower.look()
+            self._unfollowed = ""
+        except StateDirectoryError as error:
+            if str(error) != self._unfollowed:
+                logger.error("a preemption notice cannot be followed: %s", error)
+            self._unfollowed = str(error)
 
     def _read(self) -> Drain | None:
         self._stamp = stamp(self.directory.drain_file)

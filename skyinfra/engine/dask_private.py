@@ -329,12 +329,14 @@ class _Answers(TLS):  # type: ignore[misc]
             raise
 
     async def _frames(self) -> list[memoryview]:
-        if self.stream is None:
+        # Whoever closes the connection between two of the reads takes it from this object.
+        stream = self.stream
+        if stream is None:
             raise CommClosedError
         try:
-            (size,) = struct.unpack("Q", await self.stream.read_bytes(struct.calcsize("Q")))
-            frames, sizes = unpack_frames(await read_bytes_rw(self.stream, size), partial=True)
-            return [*frames, *[await read_bytes_rw(self.stream, size) for size in sizes]]
+            (size,) = struct.unpack("Q", await stream.read_bytes(struct.calcsize("Q")))
+            frames, sizes = unpack_frames(await read_bytes_rw(stream, size), partial=True)
+            return [*frames, *[await read_bytes_rw(stream, size) for size in sizes]]
         except (StreamClosedError, SSLError) as error:
             self.stream = None
             self._closed = True

@@ -14,6 +14,7 @@ import os
 import pwd
 import shutil
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +24,7 @@ from .disks import Scratch, Volume
 from .programs import (
     Failed,
     apt_get,
+    changed_units,
     command,
     link,
     numbers,
@@ -324,32 +326,55 @@ class Runner:
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]
         only = ["--no-index"] if os.environ.get("PIP_NO_INDEX") else []
+        if not self.requirements and (hashed := _hashed(Path(asked[0]))):
+            # All that the wheel needs, and of each no file but those whose hashes it brings.
+            command(*pip, "-q", *only, "--require-hashes", "-r", hashed)
+            only.append("--no-deps")
         command(*pip, "-q", *only, *asked)
         # What the stamp stands for is on the disk before it: after a power cut it is not looked at again.
         os.sync()
         replace(self._stamp, self._asked())
 
 
+def _hashed(wheel: Path) -> str | None:
+    """Puts the requirements with hashes that *wheel* brings into a file beside it; None where it brings none."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".dist-info/requirements.txt"):
+                return archive.extract(name, wheel.parent)
+    return None
+
+
 @dataclass(frozen=True)
 class Units:
-    """The units that stay: enabled, and started. marker: the file that they wait for; running: those that never end."""
+    """The units that stay, as the runner in *venv* brings them: in *folder*, enabled, and started.
+
+    marker: the file that they wait for; running: those that never end.
+    """
 
     units: list[str]
     running: list[str]
     marker: str
+    venv: str
+    folder: str
 
     def _enabled(self) -> bool:
         return output("systemctl", "is-enabled", *self.units).split() == ["enabled"] * len(self.units)
 
     def done(self) -> bool:
         active = output("systemctl", "is-active", *self.running).split() == ["active"] * len(self.running)
-        return Path(self.marker).exists() and active and self._enabled()
+        return not changed_units(self.venv, self.folder) and Path(self.marker).exists() and active and self._enabled()
 
     def do(self) -> None:
-        # Below /run: the next boot has to get as far as this again.
-        replace(self.marker, "")
+        changed = changed_units(self.venv, self.folder)
+        for path, text in changed.items():
+            replace(path, text)
         # Enabling makes systemd read all of its units again, which takes a second.
         begin = ("start",) if self._enabled() else ("enable", "-q", "--now")
+        if changed and begin == ("start",):
+            command("systemctl", "daemon-reload")
+        # Below /run: the next boot has to get as far as this again.
+        replace(self.marker, "")
         # They come after the unit that this is: waiting for them would be for ever.
         command("systemctl", *begin, "--no-block", *self.units)
 

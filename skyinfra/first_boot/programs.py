@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -83,6 +84,18 @@ def no_space(folder: str, said: str = "") -> str | None:
     needed = "more" if free >= NEEDED else f"{NEEDED} MB"
     todo = "remove files, or give the node a larger disk (disk_gb)"
     return f"no space left on {folder}: {free} MB free, {needed} needed: {todo}"
+
+
+def changed_units(venv: str, folder: str) -> dict[str, str]:
+    """Path and text of each unit that the runner in *venv* brings and that is another one in *folder*.
+
+    Raises `Failed` where it brings none.
+    """
+    found = glob.glob(f"{venv}/lib/python*/site-packages/skyinfra/node/units/*.*")  # noqa: PTH207
+    if not found:
+        raise Failed("the runner is older than what set this node up: it brings no units; `skyinfra upgrade` helps")
+    wanted = {os.path.join(folder, os.path.basename(each)): read(each) for each in found}  # noqa: PTH118, PTH119
+    return {path: text for path, text in wanted.items() if not os.path.exists(path) or read(path) != text}  # noqa: PTH110
 
 
 def on_volumes(column: str, volumes: list[str]) -> list[str]:

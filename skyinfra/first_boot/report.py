@@ -54,36 +54,14 @@ def greeting() -> tuple[str, str]:
     return nonce, f"{_GREETING}{nonce}\n"
 
 
-def told(line: str, nonce: str, signing: bytes) -> dict[str, Any] | None:
-    """The failure that a telling *line* is signed for; None where it is not."""
-    verb, _, rest = line.strip().partition(" ")
-    mac, _, text = rest.partition(" ")
-    if verb != "tell" or not hmac.compare_digest(mac.encode(), sign(signing, "tell", nonce, text).encode()):
-        return None
-    return _failure(text)
-
-
-def ask(address: str, port: int, secret: str, *, timeout: float = _ANSWER_S) -> dict[str, Any] | None:
-    """Returns the failure that the listener at *address* reports; None without a listener that knows the secret."""
-    signing, own = key(secret), secrets.token_hex(16)
-    with contextlib.suppress(OSError, ValueError), _connected(address, port, timeout) as stream:
-        nonce = _greeted(stream)
-        stream.write(f"ask {own} {sign(signing, 'ask', nonce, own)}\n".encode())
-        stream.flush()
-        mac, _, text = _line(stream).partition(" ")
-        if hmac.compare_digest(mac.encode(), sign(signing, "told", nonce, own, text).encode()):
-            return _failure(text)
-    return None
-
-
 def tell(address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S) -> bool:
     """Tells the listener at *address* of a *failure*; whether it took it."""
-    with contextlib.suppress(OSError, ValueError), _connected(address, port, timeout) as stream:
+    with contextlib.suppress(OSError, ValueError), connected(address, port, timeout) as stream:
         text = json.dumps(failure)
-        mac = sign(key(secret), "tell", _greeted(stream), text)
+        mac = sign(key(secret), "tell", greeted(stream), text)
         stream.write(f"tell {mac} {text}\n".encode())
         stream.flush()
-        return _line(stream) == "ok"
+        return read_line(stream) == "ok"
     return False
 
 
@@ -164,14 +142,14 @@ def _converse(stream: Any, signing: bytes, failure: dict[str, Any]) -> None:
     nonce, line = greeting()
     stream.write(line.encode())
     stream.flush()
-    verb, own, mac = _line(stream).split(" ")
+    verb, own, mac = read_line(stream).split(" ")
     if verb == "ask" and hmac.compare_digest(mac.encode(), sign(signing, "ask", nonce, own).encode()):
         text = json.dumps(failure)
         stream.write(f"{sign(signing, 'told', nonce, own, text)} {text}\n".encode())
         stream.flush()
 
 
-class _connected:  # noqa: N801 - a context manager
+class connected:  # noqa: N801 - a context manager
     """A stream to a listener."""
 
     def __init__(self, address: str, port: int, timeout: float) -> None:
@@ -188,21 +166,16 @@ class _connected:  # noqa: N801 - a context manager
         self._connection.close()
 
 
-def _greeted(stream: Any) -> str:
-    line = _line(stream)
+def greeted(stream: Any) -> str:
+    line = read_line(stream)
     if not line.startswith(_GREETING):
         raise ValueError("not a node that tells of its first boot")
     return line[len(_GREETING) :]
 
 
-def _line(stream: Any) -> str:
+def read_line(stream: Any) -> str:
     data: bytes = stream.readline(LARGEST)
     return data.decode().rstrip("\n")
-
-
-def _failure(text: str) -> dict[str, Any] | None:
-    failure = json.loads(text)
-    return failure if isinstance(failure, dict) and failure.get("version") == 1 else None
 
 
 def _secret(boot: dict[str, Any]) -> str:

@@ -28,7 +28,8 @@ ROOMS = (
 )
 _PACKAGE = Path(skyinfra.__file__).parent
 _FILES = ("__init__.py", "py.typed")
-_SUFFIXES = (".py", ".json")
+# The units of systemd among them, in skyinfra/node/units.
+_SUFFIXES = (".py", ".json", ".service", ".path")
 
 
 def sources() -> Iterator[tuple[str, bytes]]:

@@ -40,6 +40,8 @@ _LARGEST = 2**20
 _SENTENCE = 500
 # `holder` takes the lock for an instant; a starting runner waits that long for it.
 _LOCK_PATIENCE_S = 1.0
+# Where the services of a cloud node that have users of their own leave messages, each in a folder of its own.
+_RUN = Path("/run")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class NodeDirectory:
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
         self.path = path
+        self._has_services = root is not None
         root = root or path
         # The state of the node (`Status`), replaced atomically.
         self.status_file = path / "status.json"
@@ -144,8 +147,8 @@ class NodeDirectory:
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
-        # Why no preemption notice of the provider can be read; it is there for as long as none can.
-        self.unwarned_file = path / "unwarned"
+        # The preemption notice that was followed last.
+        self.followed_file = path / "followed"
         # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"
@@ -155,6 +158,29 @@ class NodeDirectory:
     def write(self, file: Path, text: str) -> None:
         """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
         replace_file(file, text)
+
+    def said_by(self, service: str) -> Path:
+        """The folder in which ``skyinfra-SERVICE`` leaves messages for the runner.
+
+        It is the service's own where that has a user of its own, as on cloud nodes, and this directory elsewhere.
+        """
+        own = _RUN / f"skyinfra-{service}"
+        return own if self._has_services and own.is_dir() else self.path
+
+    @property
+    def notice_file(self) -> Path:
+        """The preemption notice of the provider, see `skyinfra.drain.preemption`."""
+        return self.said_by("interrupt") / "notice.json"
+
+    @property
+    def unwarned_file(self) -> Path:
+        """Why no preemption notice can be read; it is there for as long as none can."""
+        return self.said_by("interrupt") / "unwarned"
+
+    @property
+    def tag_file(self) -> Path:
+        """On the head: the layout that the provider's tag says, see `skyinfra.runner.watch`."""
+        return self.said_by("watch") / "layout.tag"
 
     def status(self) -> Status | None:
         """Reads ``status.json``; returns None where no runner, or only one of another version, has served here."""
@@ -205,6 +231,12 @@ class NodeDirectory:
         try:
             stream = self.lock_file.open("r")
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError:
+            # For a service with a user of its own.
+            with contextlib.suppress(StateDirectoryError):
+                pid = self.process_in(self.pid_file)
+                return pid if pid is not None and processes.owner(pid) is not None else None
             return None
         with stream:
             if locked(stream, fcntl.LOCK_SH):

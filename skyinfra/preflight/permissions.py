@@ -7,6 +7,7 @@ from typing import Any
 
 from skyinfra.errors import NotSupported
 from skyinfra.preflight.aws import ACTIONS
+from skyinfra.preflight.pool_inputs import is_group
 from skyinfra.providers.aws_data import partition, permissions
 from skyinfra.terraform.project import SynthesizedStack
 
@@ -33,7 +34,7 @@ def _provider(stack: SynthesizedStack, pool: str) -> str | None:
 def parts(inputs: Mapping[str, Any]) -> Iterator[str]:
     """The parts of modules/aws that a pool with these *inputs* has; the module decides in the same way."""
     types, several = inputs["machine_types"], inputs["node_count"] > 1
-    grouped = len(types) > 1 or bool(inputs.get("group")) or (inputs["spot"] and several)
+    grouped = is_group(inputs)
     own_network = not inputs.get("subnet_ids")
     yield "every"
     yield "network" if own_network else "subnets"

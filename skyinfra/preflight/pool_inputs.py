@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ class PoolInputs:
 
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
-    max_hourly_cost: the declared cap, USD per node and hour.
+    grouped: whether the nodes are an Auto Scaling group. max_hourly_cost: the declared cap, USD per node and hour.
     """
 
     stack: str
@@ -23,6 +24,7 @@ class PoolInputs:
     profile: str | None
     nodes: int
     machine_types: tuple[str, ...]
+    grouped: bool
     spot: bool
     spot_max_price: float | None
     max_hourly_cost: float | None
@@ -40,11 +42,6 @@ class PoolInputs:
     interfaces: dict[str, int]
     placement_group: bool
     head_machine_type: str | None
-
-    @property
-    def grouped(self) -> bool:
-        """Whether the nodes are an Auto Scaling group; the module decides in the same way."""
-        return len(self.machine_types) > 1 or (self.spot and self.nodes > 1)
 
     @property
     def one_zone(self) -> bool:
@@ -66,19 +63,27 @@ class PoolInputs:
         return self.interfaces.get(machine_type, 1)
 
 
+def is_group(inputs: Mapping[str, Any]) -> bool:
+    """Whether the nodes of a pool with these *inputs* are an Auto Scaling group; the module decides in the same way."""
+    several = len(inputs["machine_types"]) > 1
+    if inputs.get("group") is not None:
+        return several or bool(inputs["group"])
+    return several or (inputs["spot"] and inputs["node_count"] > 1)
+
+
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
     """Reads the inputs of *pool*, one of `stack.pools`."""
     name = pool["name"]
     module, configuration = stack.modules[name], stack.configuration(name)
-    types = tuple(module["machine_types"])
-    grouped = len(types) > 1 or (module["spot"] and module["node_count"] > 1)
+    grouped = is_group(module)
     return PoolInputs(
         stack=stack.name,
         pool=name,
         region=configuration["region"],
         profile=configuration.get("profile"),
         nodes=module["node_count"],
-        machine_types=types,
+        machine_types=tuple(module["machine_types"]),
+        grouped=grouped,
         spot=module["spot"],
         spot_max_price=module.get("spot_max_price"),
         max_hourly_cost=pool.get("max_hourly_cost"),

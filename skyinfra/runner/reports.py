@@ -17,7 +17,7 @@ from typing import Any
 from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
-from skyinfra.first_boot import report
+from skyinfra.first_boot import asking, report
 from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
@@ -63,7 +63,7 @@ class BootReports:
         nonce, line = report.greeting()
         writer.write(line.encode())
         await writer.drain()
-        told = report.told((await reader.readline()).decode(), nonce, self._key)
+        told = asking.told((await reader.readline()).decode(), nonce, self._key)
         if told is not None:
             self._on_failure(str(told.get("node")), NodeFailure.of(told))
             writer.write(b"ok\n")

@@ -24,6 +24,7 @@ from skyinfra.gpu.desired import Desired
 from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
+from skyinfra.runner import watch
 from skyinfra.runner.answers import Answers
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.notify import Notifier
@@ -55,6 +56,8 @@ class Service:
         self._membership = Membership(directory, self._workers, self._reload, Answers(path, self._workers.kill_task))
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
+        self._tag = watch.Follower(path, directory)
+        self._refused_tag = ""
         self._error: SkyinfraError | None = None
         self._retries = 0
         self._retry_at: float | None = None
@@ -73,6 +76,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        self._workers.share_threads()
         settings.configure(scratch=self._directory.scratch)
         request.end_upgrade(self._directory)
         applying = asyncio.create_task(self._apply(anew=True))
@@ -80,10 +84,8 @@ class Service:
             while not self._stop.is_set():
                 if self._directory.lost:
                     raise NodeFailed("the node's directory was removed", field=str(self._directory.path))
-                seen = stamp(self._directory.desired_file)
-                if self._node is not None and self._node.config.head and seen != self._stamp:
-                    self._stamp = seen
-                    self._reload.set()
+                if self._node is not None and self._node.config.head:
+                    self._watch_layout()
                 self._drain.watch()
                 if applying.done():
                     self._take_result(applying)
@@ -101,6 +103,20 @@ class Service:
         finally:
             self._systemd.stopping()
             await self._end(applying)
+
+    def _watch_layout(self) -> None:
+        """On the head: takes over the layout of the provider's tag, and notices another desired one."""
+        try:
+            self._tag.look()
+            self._refused_tag = ""
+        except SkyinfraError as error:
+            if str(error) != self._refused_tag:
+                logger.error("%s: %s", type(error).__name__, error)
+            self._refused_tag = str(error)
+        seen = stamp(self._directory.desired_file)
+        if seen != self._stamp:
+            self._stamp = seen
+            self._reload.set()
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
         """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""

@@ -7,7 +7,8 @@ On a cloud node root does it: it installs the runner that the fleet's bucket nam
 does not serve. The runner's user asks for it with two words in a file: ``prepare`` installs the other runner beside the
 one that runs, ``switch`` goes over to it, and the second names the request. Root takes nothing else from that user:
 what is installed is what the bucket holds, which only who deploys the fleet may write. The environment is a link to one
-of its own for each runner; until the new one has served, the old one stays.
+of its own for each runner; until the new one has served, the old one stays. The units are those of the runner that
+serves.
 
 ``python -m skyinfra.runner.upgrade upgrade FILE REQUEST`` is root's part: FILE lists the steps of the first boot,
 REQUEST is what is asked for. ``settle FILE`` ends at a boot what was cut off.
@@ -31,7 +32,7 @@ from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidField, NodeFailed, NotSupported, SkyinfraError
 from skyinfra.first_boot import engine
-from skyinfra.first_boot.programs import Failed, command, link, output, read, read_json, replace
+from skyinfra.first_boot.programs import Failed, changed_units, command, link, output, read, read_json, replace
 from skyinfra.node import code, detach, watchdog
 from skyinfra.node.folder import NodeDirectory, message
 
@@ -232,11 +233,11 @@ class _Node:
         before = os.path.realpath(self._venv)
         record = {"state": "switching", "venv": record["venv"], "before": before}
         self.note(record)
-        units = [unit for unit in self._steps["units"]["arguments"]["units"] if unit.endswith(".service")]
+        services = [unit for unit in self._steps["units"]["arguments"]["units"] if unit.endswith(".service")]
         try:
-            command("systemctl", "stop", *units)
+            command("systemctl", "stop", *services)
             self._go(record)
-            command("systemctl", "start", "--no-block", *units)
+            command("systemctl", "start", "--no-block", *services)
             problem = self._problem()
         except (Failed, OSError) as error:
             problem = str(error)
@@ -245,15 +246,28 @@ class _Node:
             self.note({"state": "done"})
             self._remove(record["before"])
             return {"state": "done"}
-        output("systemctl", "stop", *units)
+        output("systemctl", "stop", *services)
         self.back(record)
-        output("systemctl", "start", "--no-block", *units)
+        output("systemctl", "start", "--no-block", *services)
         return {"state": "back", "error": problem}
 
     def _go(self, record: dict[str, Any]) -> None:
         replace(f"{self._versions}.before", read(self._versions))
         link(record["venv"], self._venv)
         replace(self._versions, read(f"{self._versions}.new"))
+        self._take_units()
+
+    def _take_units(self) -> None:
+        """Gives systemd the units of the runner that the link names. Raises `Failed`."""
+        changed = changed_units(self._venv, self._steps["units"]["arguments"].get("folder", str(_UNIT.parent)))
+        for path, text in changed.items():
+            replace(path, text)
+        if changed:
+            command("systemctl", "daemon-reload")
+        # Services are stopped meanwhile; what waits for requests is not.
+        paths = [Path(path).name for path in changed if path.endswith(".path")]
+        if paths:
+            command("systemctl", "restart", *paths)
 
     def back(self, record: dict[str, Any]) -> None:
         """Undoes `_go`, also where it was done in part."""
@@ -261,6 +275,9 @@ class _Node:
         if kept.exists():
             replace(self._versions, read(str(kept)))
         link(record["before"], self._venv)
+        # One that brings none has left those that there were.
+        with contextlib.suppress(Failed):
+            self._take_units()
         self._remove(record["venv"])
 
     def _remove(self, venv: str) -> None:

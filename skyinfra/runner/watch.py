@@ -1,6 +1,8 @@
 """Watches the desired layout of a head on AWS: a tag of the instance, see `skyinfra.mig.layout_tag`.
 
-It is read through the instance's metadata service (version 2, with tags allowed).
+It is read through the instance's metadata service (version 2, with tags allowed), which is closed to tasks and to the
+runner: `Watch` is a process of its own, with a user of its own, and leaves the tag for the runner, which takes the
+layout over (`Follower`).
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from skyinfra.drain.notices import ec2_metadata
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, StateDirectoryError
 from skyinfra.gpu import desired
-from skyinfra.mig import layout_tag
+from skyinfra.mig import Layout, layout_tag
+from skyinfra.node.folder import NodeDirectory, message, stamp
 from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -27,14 +30,15 @@ class Watch:
     path: Path
     endpoint: str | None = None
     pause_s: ClassVar[float] = 10.0
+    _left: str | None = None
 
     def __post_init__(self) -> None:
         config = NodeConfig.load(self.path)
         if not config.head or config.provider != "aws":
             raise InvalidField("only the head of a fleet on AWS has something to watch", field=str(self.path))
 
-    def look(self) -> bool:
-        """Makes the layout of the tag the desired one; returns whether it changed.
+    def look(self) -> None:
+        """Leaves the layout of the tag for the runner.
 
         Raises `NodeFailed` where the metadata service does not answer, and what `layout_tag.read_tag` raises.
         """
@@ -42,13 +46,51 @@ class Watch:
         path, base = f"tags/instance/{layout_tag.NAME}", self.endpoint
         text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
         config = NodeConfig.load(self.path)
-        if text is None or config.accelerator is None:
-            return False
-        layouts = layout_tag.read_tag(text.strip(), config.accelerator.mig_model, config.accelerator.count)
+        if text is None or text == self._left or _layouts(text, config) is None:
+            return
         directory = directory_of(self.path)
-        now = desired.find(config, file_sha256(self.path), directory)
-        if now.refused is None and now.layout.layouts == layouts:
+        directory.write(directory.tag_file, text)
+        self._left = text
+
+
+class Follower:
+    """Takes over what the tag of the head with the configuration file *path* says, in the node's *directory*."""
+
+    def __init__(self, path: Path, directory: NodeDirectory) -> None:
+        self._path = path
+        self._directory = directory
+        self._seen: object = None
+
+    def look(self) -> bool:
+        """Makes the layout of the tag the desired one, where either has changed; returns whether it did.
+
+        Raises what `layout_tag.read_tag` raises, `InvalidNodeConfig`, `StateDirectoryError`.
+        """
+        file = self._directory.tag_file
+        seen = stamp(file), stamp(self._directory.desired_file)
+        if seen[0] is None or seen == self._seen:
             return False
-        desired.write_desired(directory.path, layouts)
+        self._seen = seen
+        try:
+            text = message(file)
+        except (OSError, ValueError) as error:
+            raise InvalidField(f"cannot be read: {error}", field=str(file)) from None
+        config = NodeConfig.load(self._path)
+        layouts = _layouts(text, config)
+        now = desired.find(config, file_sha256(self._path), self._directory)
+        if layouts is None or (now.refused is None and now.layout.layouts == layouts):
+            return False
+        try:
+            desired.write_desired(self._directory.path, layouts)
+        except StateDirectoryError:
+            self._seen = None  # once there is space
+            raise
         logger.info("the tag %s says another layout: %s", layout_tag.NAME, text.strip())
         return True
+
+
+def _layouts(tag: str, config: NodeConfig) -> tuple[Layout, ...] | None:
+    """The layouts of the text *tag*; None for a node without accelerators. Raises what `layout_tag.read_tag` raises."""
+    if config.accelerator is None:
+        return None
+    return layout_tag.read_tag(tag.strip(), config.accelerator.mig_model, config.accelerator.count)

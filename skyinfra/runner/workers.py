@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distributed import Nanny
 
 from skyinfra.engine.credentials import Credentials
 from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.shares import Shares, claim
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.nodeconfig import Vendor
@@ -44,6 +46,7 @@ class Workers:
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
         self._running: dict[Wanted, SlotSupervisor] = {}
+        self._shares = Shares()
 
     def __iter__(self) -> Iterator[Wanted]:
         return iter(tuple(self._running))
@@ -78,6 +81,25 @@ class Workers:
         for supervisor in self._running.values():
             supervisor.check()
 
+    def share_threads(self) -> None:
+        """Gives each slot a share of the node's threads from now on, where this process may (`skyinfra.node.shares`).
+
+        Is called before anything is started.
+        """
+        try:
+            self._shares = claim()
+        except OSError as error:
+            logger.info("the slots have the node's threads between them: %s", error.strerror)
+
+    def _group(self, slot: InstanceInfo) -> Path | None:
+        """Divides the threads anew for a worker of *slot* too; its group, where they are divided."""
+        try:
+            self._shares.divide({slot.worker, *(key.slot.worker for key in self._running)})
+        except OSError as error:
+            logger.warning("slot %s: no share of the node's threads: %s", slot.slot, error)
+            return None
+        return self._shares.of(slot.worker)
+
     def start(self, wanted: Wanted, *, threads: int) -> None:
         """Starts the worker of one slot. *threads*: the number of CPU threads of numerical libraries in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
@@ -88,6 +110,7 @@ class Workers:
         )
         shared = {name: env[name] for name in (*process.THREAD_VARIABLES, *variables) if name not in confine}
         preload.announce(wanted.preload, packages=packages, env=shared)
+        group = self._group(wanted.slot)
 
         def make() -> Nanny:
             return process.nanny(
@@ -98,6 +121,7 @@ class Workers:
                 env=env,
                 packages=packages,
                 scratch=self._directory.scratch,
+                group=group,
             )
 
         self._running[wanted] = SlotSupervisor(wanted.slot, make)

@@ -27,7 +27,7 @@ class Resource:
 
     module: the module it was made by, which is named like its pool; "" for one of the stack itself. provider: the
     configuration of its Terraform provider, as the state names it. attributes: may hold secrets. tainted: whether its
-    creation has failed.
+    creation has failed. key: of `for_each` or `count`.
     """
 
     module: str
@@ -36,6 +36,13 @@ class Resource:
     provider: str
     attributes: Mapping[str, Any]
     tainted: bool = False
+    key: str | int | None = None
+
+    @property
+    def address(self) -> str:
+        """The name of the resource in a plan."""
+        module = f"module.{self.module}." if self.module else ""
+        return f"{module}{self.type}.{self.name}{'' if self.key is None else f'[{json.dumps(self.key)}]'}"
 
 
 def read_state(text: str, *, source: object) -> tuple[Resource, ...]:
@@ -66,6 +73,7 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> Iterable[Resource]:
                 provider=entry.get("provider", ""),
                 attributes=instance.get("attributes") or {},
                 tainted=instance.get("status") == "tainted",
+                key=instance.get("index_key"),
             )
 
 

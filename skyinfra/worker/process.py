@@ -19,6 +19,7 @@ from distributed.core import Status
 from distributed.security import Security
 
 from skyinfra.engine import dask_private, settings
+from skyinfra.node import shares
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
@@ -39,10 +40,13 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     ``scheduler_info(n_workers=-1)["workers"][ADDRESS]["skyinfra"]`` of any client is the slot's `InstanceInfo`.
     *packages*: the folder with the node's packages for tasks, the first one on the import path. The process leads a
-    process group, so that the processes that its tasks start can be killed with it.
+    process group, so that the processes that its tasks start can be killed with it. *group*: that of
+    its slot, see `skyinfra.node.shares`.
     """
 
-    def __init__(self, *arguments: Any, slot: InstanceInfo, packages: Path, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, slot: InstanceInfo, packages: Path, group: Path | None = None, **keywords: Any
+    ) -> None:
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
         settings.quiet()
@@ -50,6 +54,10 @@ class SlotWorker(Worker):  # type: ignore[misc]
         output.keep_logging()
         output.survive_full_disks()
         os.setpgrp()
+        # Before anything of a task runs. Where the group is gone, the runner divides anew.
+        if group is not None:
+            with contextlib.suppress(OSError):
+                shares.enter(group)
         # Where memory runs out, the kernel kills this process and its tasks' processes before the runner.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
@@ -162,8 +170,12 @@ def nanny(
     env: dict[str, str],
     packages: Path,
     scratch: Path,
+    group: Path | None = None,
 ) -> Nanny:
-    """Returns a Nanny for *slot*, not started. *scheduler*: ``tls://HOST:PORT``. *host*: this node's address."""
+    """Returns a Nanny for *slot*, not started. *scheduler*: ``tls://HOST:PORT``. *host*: this node's address.
+
+    *group*: see `SlotWorker`.
+    """
     return Nanny(
         scheduler,
         name=slot.slot,
@@ -181,4 +193,5 @@ def nanny(
         env=env,
         slot=slot,
         packages=packages,
+        group=group,
     )

@@ -21,9 +21,21 @@ from hypothesis import strategies as st
 from support import missing
 
 import skyinfra as sky
-from skyinfra.bootstrap import FORMS, LIMIT, Form, carries_runner, converted, quoted, runner_wheel, sizes, user_data
+from skyinfra.bootstrap import (
+    FORMS,
+    LIMIT,
+    Form,
+    carries_runner,
+    converted,
+    places,
+    quoted,
+    runner_wheel,
+    sizes,
+    user_data,
+)
 from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.engine.credentials import Credentials
+from skyinfra.node import code
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -73,8 +85,9 @@ def test_user_data_carries_every_value_unchanged(env: dict[str, str]) -> None:
 def test_user_data_fits() -> None:
     made = aws(nodes=2, image=sky.Image(pip=["torch", "transformers"], apt=["git"], env={"HF_HOME": "/data"}))
     data = user_data(made)
-    assert max(len(gzip.compress(text.encode(), 9)) for text in (data.head, data.worker)) < 15_000
-    assert sizes(data.head)["total"] < 15_000
+    assert max(len(gzip.compress(text.encode(), 9)) for text in (data.head, data.worker)) < 14_100
+    assert sizes(data.head)["total"] < 14_100
+    assert sizes(user_data(aws()).head)["total"] < 14_000
 
 
 def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
@@ -153,8 +166,8 @@ def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
     assert "name of the node" not in steps(data.head)
     # No GPU on that head.
     assert "driver" in steps(data.worker) and "driver" not in steps(data.head)
-    assert "/etc/systemd/system/skyinfra-watch.service" in files(data.head)
-    assert "/etc/systemd/system/skyinfra-watch.service" not in files(data.worker)
+    started = [steps(text)["services"]["arguments"]["units"] for text in (data.head, data.worker)]
+    assert ["skyinfra-watch.service" in units for units in started] == [True, False]
 
 
 def steps(text: str) -> dict[str, dict[str, Any]]:
@@ -336,13 +349,44 @@ def test_the_forms_where_there_is_no_cloud_init(tmp_path: Path) -> None:
         converted("{}", "script")
 
 
+def units_of(text: str) -> dict[str, str]:
+    """The units of a node by name: those of its user data, and those that its runner brings."""
+    folder = f"{places.UNITS}/"
+    given = {path.removeprefix(folder): unit for path, unit in files(text).items() if path.startswith(folder)}
+    inside = "skyinfra/node/units/"
+    brought = {name.removeprefix(inside): data.decode() for name, data in code.sources() if name.startswith(inside)}
+    assert set(given) == {"skyinfra-boot.service", "skyinfra-report.service"}
+    assert not set(given) & set(brought)
+    return {**given, **brought}
+
+
+def test_the_runner_brings_every_unit_that_is_started() -> None:
+    data = user_data(aws(nodes=2, spot=True))
+    for text in (data.head, data.worker):
+        arguments = steps(text)["services"]["arguments"]
+        assert set(arguments["units"]) <= set(units_of(text))
+        assert (arguments["venv"], arguments["folder"]) == (places.VENV, places.UNITS)
+
+
+def test_units_name_the_places_of_a_node() -> None:
+    """Those that travel with the runner are plain text, which nothing fills."""
+    known = [value for value in vars(places).values() if isinstance(value, str) and value.startswith("/")]
+    known += [f"{places.FOLDER}/{name}" for name in ("partition.request", "upgrade.request", "pycache")]
+    known += [f"{places.VENV}/bin/skyinfra-runner", f"{places.VENV}/bin/python", f"{places.VENV}/bin"]
+    known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json"]
+    for name, unit in units_of(user_data(aws()).head).items():
+        for path in re.findall(r"(?<![\w.])/[\w./-]+", re.sub("^#.*", "", unit, flags=re.MULTILINE)):
+            assert path in known or path.startswith(
+                ("/usr/", "/sbin", "/bin", "/sys/fs/cgroup/system.slice/skyinfra-runner.service")
+            ), (name, path)
+
+
 def test_units_are_good(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         missing("systemd-analyze")
-    for path, content in files(user_data(aws()).head).items():
-        if path.startswith("/etc/systemd/system/"):
-            # What they start is not on this machine.
-            (tmp_path / Path(path).name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
+    for name, content in units_of(user_data(aws()).head).items():
+        # What they start is not on this machine.
+        (tmp_path / name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
     units = sorted(str(path) for path in tmp_path.iterdir())
     assert len(units) == 10
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
@@ -353,8 +397,8 @@ def test_units_are_good(tmp_path: Path) -> None:
 
 
 def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
-    found = files(user_data(aws()).head)
-    unit = found["/etc/systemd/system/skyinfra-runner.service"].splitlines()
+    found = units_of(user_data(aws()).head)
+    unit = found["skyinfra-runner.service"].splitlines()
     for line in (
         "Type=notify",
         "User=skyinfra",
@@ -372,17 +416,19 @@ def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
     assert not [line for line in unit if line.startswith(("PrivateDevices", "ProtectClock", "DevicePolicy"))]
     # What reads the provider's notices and layouts needs its metadata service; what serves metrics does not.
     for name, closed in (("runner", True), ("metrics", True), ("interrupt", False), ("watch", False)):
-        text = found[f"/etc/systemd/system/skyinfra-{name}.service"]
+        text = found[f"skyinfra-{name}.service"]
         assert ("\nIPAddressDeny=169.254.169.254 fd00:ec2::254\n" in text) is closed
         assert name == "runner" or "\nSystemCallFilter=~@debug " in text
-    partition = found["/etc/systemd/system/skyinfra-partition.service"]
+        # Tasks can neither signal nor read what has another user than they.
+        assert (("\nDynamicUser=yes\n" in text), ("User=skyinfra\n" in text)) == (name != "runner", name == "runner")
+    partition = found["skyinfra-partition.service"]
     assert "User=" not in partition and "Type=oneshot" in partition
     for path, text in found.items():
         if path.endswith(".service"):
             assert "\nTasksMax=" in text
             # What these make is for the runner's user as well: folders of the first boot, device files of the driver.
-            of_root = path.endswith(tuple(f"/skyinfra-{name}.service" for name in ("boot", "partition", "upgrade")))
+            of_root = path.endswith(tuple(f"skyinfra-{name}.service" for name in ("boot", "partition", "upgrade")))
             assert ("\nUMask=0077\n" in text) is not of_root
     # Nothing runs before all of the first boot is done.
     for name in ("partition", "runner", "upgrade", "watch"):
-        assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"/etc/systemd/system/skyinfra-{name}.service"]
+        assert "ConditionPathExists=/run/skyinfra/booted\n" in found[f"skyinfra-{name}.service"]

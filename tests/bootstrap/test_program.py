@@ -18,7 +18,10 @@ def f(a: int, *b: "str", c: dict[str, int] | None = None, **d: object) -> list[s
 """
 
     def g(x: int = 1) -> "int": return x  # behind code
-    return [text, str(a), g(2)]
+    more: list[str] = []  # noqa: X1 - for checkers
+    class D:
+        field: int = 1
+    return [text, str(a), g(2), *more]
 
 class C:
     x: int = 3
@@ -40,6 +43,7 @@ class _Bare(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
+        node.body = [_plain(each) for each in node.body]
         for each in ast.walk(node.args):
             if isinstance(each, ast.arg):
                 each.annotation = None
@@ -47,6 +51,16 @@ class _Bare(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+
+def _plain(node: ast.stmt) -> ast.stmt:
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+        for block in ("body", "orelse", "finalbody", "handlers"):
+            if isinstance(found := getattr(node, block, None), list):
+                setattr(node, block, [_plain(each) for each in found])
+    return node
 
 
 def bare(source: str) -> str:
@@ -63,3 +77,4 @@ def test_it_is_shorter() -> None:
     assert "Says" not in text and "# A comment" not in text
     assert "def f(a, *b, c = None, **d):" in text
     assert '        several  # lines\n"""' in text
+    assert "more = []\n" in text and "field: int = 1\n" in text

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.node import code
+from tools import runner_requirements
+
+# A requirement with its hashes.
+NEED = r"(?m)^([a-z0-9-]+==[^\s;]+)((?:.*\\\n)+.*)$"
 
 
 def install(wheel: runner_wheel.Wheel, folder: Path) -> Path:
@@ -84,3 +91,32 @@ def test_nothing_in_it_is_compressed(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / wheel.name) as archive:
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
         assert archive.testzip() is None
+
+
+def test_it_brings_the_hashes_of_all_that_it_needs() -> None:
+    made = runner_wheel.wheel()
+    with zipfile.ZipFile(io.BytesIO(made.content)) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith(".dist-info/requirements.txt")]
+        text = archive.read(name).decode()
+    found = {need: re.findall(r"sha256:([0-9a-f]{64})", rest) for need, rest in re.findall(NEED, text)}
+    installed = {f"{name}=={metadata.version(name)}" for name in runner_requirements.closure()}
+    assert set(found) == installed, "run python -m tools.runner_requirements"
+    assert all(found.values())
+
+
+def test_with_other_versions_it_brings_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_hashes = runner_wheel.wheel()
+    others = {"cloudpickle": "3.1.1"}
+    ours = runner_wheel.version_of
+    monkeypatch.setattr(runner_wheel, "version_of", lambda name: others.get(name) or ours(name))
+    for made in (runner_wheel.hashed, runner_wheel.wheel):
+        made.cache_clear()
+    try:
+        assert runner_wheel.hashed() is None
+        with zipfile.ZipFile(io.BytesIO(runner_wheel.wheel().content)) as archive:
+            assert not any(each.endswith("requirements.txt") for each in archive.namelist())
+        assert runner_wheel.wheel().version != with_hashes.version
+    finally:
+        monkeypatch.undo()
+        for made in (runner_wheel.hashed, runner_wheel.wheel):
+            made.cache_clear()

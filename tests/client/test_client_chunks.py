@@ -147,8 +147,9 @@ def test_each_has_output_of_its_own(fleet, sent, wait_until):
     lines: list[tuple[str, str]] = []
     with open_pool(fleet.manifest, output=lambda *line: lines.append(line)) as pool:
         slots = list(pool.map(speak, range(MANY)))
-        wait_until(lambda: len(lines) == 2 * len(range(0, MANY, 3)))
-    expected = [(slots[x], text) for x in range(0, MANY, 3) for text in (f"line of {x}", "and one of native code")]
+        expected = [(slots[x], text) for x in range(0, MANY, 3) for text in (f"line of {x}", "and one of native code")]
+        with contextlib.suppress(AssertionError):  # the next one says which are missing
+            wait_until(lambda: len(lines) >= len(expected))
     assert sorted(lines) == sorted(expected)
     kept = [file.read_text() for node in ("n0", "n1") for file in (fleet.root / node / "tasks").glob("speak-*.log")]
     for x in range(0, MANY, 3):

@@ -16,14 +16,29 @@ from running_node import h100
 from skyinfra import NodeFailed, NotSupported
 from skyinfra.doctor import examine
 from skyinfra.drain import request
-from skyinfra.drain.notices import ENDPOINT
-from skyinfra.drain.preemption import PreemptionWatch
+from skyinfra.drain.notices import ENDPOINT, Notice
+from skyinfra.drain.preemption import Follower, PreemptionWatch, Told
 from skyinfra.drain.request import Drain
 from skyinfra.first_boot import fetch
+from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
 
 WHOLE = ((), ())
+
+
+class Both:
+    """What asks the provider about the node with that configuration, and what its runner makes of it."""
+
+    def __init__(self, config: Path) -> None:
+        self.watch = PreemptionWatch(config)
+        self.runner = Follower(NodeDirectory(config.parent))
+
+    def look(self) -> Notice | None:
+        try:
+            return self.watch.look()
+        finally:
+            self.runner.look()
 
 
 @pytest.fixture
@@ -33,19 +48,19 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataService]:
         yield service
 
 
-def node(folder: Path, provider: str, *, gpus: bool = True) -> Path:
+def node(path: Path, provider: str, *, gpus: bool = True) -> Path:
     what = {"accelerator": h100(*WHOLE)} if gpus else {"cpu_slots": 1}
-    file = folder / "node.json"
+    file = path / "node.json"
     file.write_text(NodeConfig(VERSION, "s", "p", "p-0", provider, True, "10.0.0.1:8786", **what).dumps())
     return file
 
 
-def asked(folder: Path) -> Drain | None:
-    return request.find(NodeDirectory(folder))
+def asked(path: Path) -> Drain | None:
+    return request.find(NodeDirectory(path))
 
 
 def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None:
-    watcher = PreemptionWatch(node(tmp_path, "aws"))
+    watcher = Both(node(tmp_path, "aws"))
     assert watcher.look() is None
     assert asked(tmp_path) is None
     end = time.time() // 1 + 120
@@ -67,7 +82,7 @@ def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None
 
 
 def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_path: Path) -> None:
-    watcher = PreemptionWatch(node(tmp_path, "aws"))
+    watcher = Both(node(tmp_path, "aws"))
     metadata.rebalance()
     watcher.look()
     found = asked(tmp_path)
@@ -75,6 +90,10 @@ def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_p
     assert (found.if_others, found.until, found.why) == (True, None, "AWS recommends to leave the spot instance")
     # What a person undid stays undone, until something else is said.
     request.clear(NodeDirectory(tmp_path))
+    watcher.look()
+    assert asked(tmp_path) is None
+    # Also where the runner, or what asks the provider, has started again meanwhile.
+    watcher = Both(tmp_path / "node.json")
     watcher.look()
     assert asked(tmp_path) is None
     metadata.spot("stop", time.time() + 120)
@@ -85,7 +104,7 @@ def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_p
 def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
     metadata: MetadataService, tmp_path: Path
 ) -> None:
-    watcher = PreemptionWatch(node(tmp_path, "aws"))
+    watcher = Both(node(tmp_path, "aws"))
     mine = Drain(request.VERSION, request.OPERATOR, "maintenance", time.time() + 600)
     request.write(NodeDirectory(tmp_path), mine)
     watcher.look()
@@ -100,11 +119,11 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
 @pytest.mark.parametrize(("gpus", "ahead"), [(True, 3590), (False, 50)])
 def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, gpus: bool, ahead: float) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
-    watcher = PreemptionWatch(node(tmp_path, "gcp", gpus=gpus))
+    watcher = Both(node(tmp_path, "gcp", gpus=gpus))
     assert watcher.look() is None
     metadata.values[f"{GCP}maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     now = time.time()
-    notice = PreemptionWatch(tmp_path / "node.json").look()
+    notice = Both(tmp_path / "node.json").look()
     assert notice is not None
     assert notice.until == pytest.approx(now + ahead, abs=5)
     assert (asked(tmp_path) or request.Drain(0, "", "")).by == "gcp"
@@ -112,7 +131,7 @@ def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, 
 
 def test_preemption_of_google_cloud_is_waited_for(metadata: MetadataService, tmp_path: Path) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
-    watcher = PreemptionWatch(node(tmp_path, "gcp"))
+    watcher = Both(node(tmp_path, "gcp"))
     watcher.look()
     metadata.values[f"{GCP}preempted"] = "TRUE"
     began = time.time()
@@ -129,7 +148,7 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
     config = node(tmp_path, "azure")
     metadata.values[AZURE_NAME] = "vm-7"
     metadata.event("Preempt", "another-vm")
-    watcher = PreemptionWatch(config)
+    watcher = Both(config)
     assert watcher.look() is None
     metadata.event("Freeze", "vm-7")
     assert watcher.look() is None
@@ -158,7 +177,7 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
 def test_an_answer_that_is_none(metadata: MetadataService, tmp_path: Path, text: str) -> None:
     metadata.values["/latest/meta-data/spot/instance-action"] = text
     with pytest.raises(NodeFailed, match="does not answer with a JSON object"):
-        PreemptionWatch(node(tmp_path, "aws")).look()
+        Both(node(tmp_path, "aws")).look()
     assert asked(tmp_path) is None
 
 
@@ -168,7 +187,7 @@ def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     mine = Drain(request.VERSION, "aws", "taken back", None, boot=request.this_boot())
     request.write(NodeDirectory(tmp_path), mine)
     with pytest.raises(NodeFailed, match="does not say whether the machine is taken back"):
-        PreemptionWatch(file).look()
+        Both(file).look()
     assert asked(tmp_path) == mine
 
 
@@ -176,7 +195,7 @@ def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_notices_that_cannot_be_read_are_told_until_they_can(
     metadata: MetadataService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
 ) -> None:
-    watcher = PreemptionWatch(node(tmp_path, "aws"))
+    watcher = Both(node(tmp_path, "aws"))
     directory = NodeDirectory(tmp_path)
     assert watcher.look() is None and directory.unwarned() is None
     metadata.refuses = refused
@@ -197,7 +216,7 @@ def test_notices_that_cannot_be_read_are_told_until_they_can(
     assert directory.unwarned() is None and list(examine._notices(directory)) == []
     # Of an earlier boot.
     directory.write(directory.unwarned_file, "it was so")
-    PreemptionWatch(tmp_path / "node.json").look()
+    Both(tmp_path / "node.json").look()
     assert directory.unwarned() is None
 
 
@@ -212,3 +231,41 @@ def test_a_notice_of_an_earlier_boot_is_over(tmp_path: Path) -> None:
     assert request.find(directory) is None
     request.write(directory, Drain(request.VERSION, request.OPERATOR, "by hand", None))
     assert request.find(directory) is not None
+
+
+def test_a_message_that_is_gone_withdraws_nothing(metadata: MetadataService, tmp_path: Path) -> None:
+    """The folder of a service goes when it ends, and comes back with it."""
+    watcher = Both(node(tmp_path, "aws"))
+    metadata.spot("terminate", time.time() + 120)
+    watcher.look()
+    found = asked(tmp_path)
+    (tmp_path / "notice.json").unlink()
+    watcher.runner.look()
+    assert found is not None and asked(tmp_path) == found
+
+
+def test_a_message_that_cannot_be_read_changes_nothing(
+    metadata: MetadataService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = Follower(NodeDirectory(tmp_path))
+    for text in ("", "[]", '{"version": 2}', '{"version": 1, "drain": 3}'):
+        (tmp_path / "notice.json").write_text(text)
+        runner.look()
+        assert asked(tmp_path) is None
+        assert "notice.json" in caplog.text
+        caplog.clear()
+    drain = Drain(request.VERSION, "aws", "taken back", None, boot="another")
+    (tmp_path / "notice.json").write_text(json.dumps(Told(1, "of an earlier boot", drain).to_json()))
+    runner.look()
+    assert not (tmp_path / "drain.json").exists()
+
+
+def test_a_message_below_run_is_of_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers each service may see another name of the boot."""
+    monkeypatch.setattr(folder, "_RUN", tmp_path / "run")
+    own = tmp_path / "run/skyinfra-interrupt"
+    own.mkdir(parents=True)
+    drain = Drain(request.VERSION, "aws", "taken back", None, boot="of the service")
+    (own / "notice.json").write_text(json.dumps(Told(1, "a key", drain).to_json()))
+    Follower(NodeDirectory(tmp_path, tmp_path / "root")).look()
+    assert asked(tmp_path) == dataclasses.replace(drain, boot=request.this_boot())

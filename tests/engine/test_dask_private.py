@@ -6,13 +6,14 @@ import ast
 import asyncio
 import gc
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed.comm import registry
-from distributed.comm.core import FatalCommClosedError, connect
+from distributed.comm.core import CommClosedError, FatalCommClosedError, connect
 from distributed.comm.tcp import BaseTCPConnector, TLSConnector
 from tornado.iostream import IOStream
 
@@ -104,3 +105,34 @@ def test_no_other_file_uses_what_is_private_to_dask() -> None:
                 assert node.attr not in PRIVATE, f"{path}:{node.lineno}"
             elif isinstance(node, ast.ImportFrom):
                 assert not str(node.module).startswith(MODULES), f"{path}:{node.lineno}"
+
+
+class Plain(dask_private._Answers):
+    """Without TLS."""
+
+    def _read_extra(self) -> None:
+        self._extra: dict[str, Any] = {}
+
+
+def test_a_connection_that_is_closed_between_two_reads_is_a_closed_one() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ours = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        comm = Plain(IOStream(ours), "tls://here", "tls://there")
+        peer = IOStream(theirs)
+        # The size of the frames has come; when it is taken, the connection is closed, before they are read.
+        await peer.write(struct.pack("Q", 8))
+        read = comm.stream.read_bytes
+
+        async def read_and_close(size: int) -> bytes:
+            found: bytes = await read(size)
+            comm.abort()
+            return found
+
+        comm.stream.read_bytes = read_and_close
+        with pytest.raises(CommClosedError):
+            await comm.read()
+        peer.close()
+
+    asyncio.run(run())

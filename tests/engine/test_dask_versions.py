@@ -23,6 +23,7 @@ TESTS = (
     "tests/engine/test_dask_private.py",
     "tests/engine/test_handshakes.py",
     "tests/head/test_admission.py",
+    "tests/head/test_jobs_and_their_head.py",
     "tests/head/test_jobs_of_fleet.py",
 )
 

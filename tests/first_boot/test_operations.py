@@ -50,25 +50,27 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def wheel(folder: Path) -> Path:
-    """A runner that needs nothing and says hello."""
-    info = "skyinfra-0.1.dist-info"
+def wheel(folder: Path, name: str = "skyinfra", requirements: str | None = None) -> Path:
+    """A runner that says hello; *requirements*: what it brings with hashes."""
+    info = f"{name}-0.1.dist-info"
     files = {
-        "greeting.py": b"def main() -> None:\n    print('hello')\n",
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: skyinfra\nVersion: 0.1\n",
+        f"greeting_of_{name}.py": b"def main() -> None:\n    print('hello')\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": b"[console_scripts]\nskyinfra-runner = greeting:main\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name}-runner = greeting_of_{name}:main\n".encode(),
     }
+    if requirements is not None:
+        files[f"{info}/requirements.txt"] = requirements.encode()
     rows = []
-    for name, data in files.items():
+    for file, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{name},sha256={digest},{len(data)}\n")
+        rows.append(f"{file},sha256={digest},{len(data)}\n")
     files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"]).encode()
-    folder.mkdir()
-    path = folder / "skyinfra-0.1-py3-none-any.whl"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-0.1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+        for file, data in files.items():
+            archive.writestr(file, data)
     return path
 
 
@@ -158,6 +160,36 @@ def test_a_runner_of_another_hash_is_not_installed(tmp_path: Path) -> None:
             assert boot.run().returncode == 1
             assert message in boot.lines()[-1]["error"]
     assert not list((tmp_path / "opt").iterdir())
+
+
+@pytest.mark.slow
+def test_what_the_runner_needs_is_installed_by_its_hash_alone(tmp_path: Path) -> None:
+    needed = wheel(tmp_path / "index", "needed")
+    right = hashlib.sha256(needed.read_bytes()).hexdigest()
+    for name, digest in (("wrong", "0" * 64), ("right", right)):
+        made = wheel(tmp_path / name, requirements=f"needed==0.1 \\\n    --hash=sha256:{digest}\n")
+        boot, opt = FirstBoot(tmp_path / f"{name}-node"), tmp_path / f"{name}-opt"
+        places = {"venv": str(opt / "venv"), "tools": str(opt / "tools"), "versions": str(tmp_path / "versions.json")}
+        wheel_of = {"name": made.name, "sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
+        version = ".".join(map(str, sys.version_info[:2]))
+        Path(places["versions"]).write_text(json.dumps({"python": version, "requirements": [], "wheel": wheel_of}))
+        with served(made.parent) as url:
+            python = step("python", timeout_s=120, version=None, **places)
+            boot.write(
+                python,
+                step("runner", timeout_s=120, requirements=[], bucket=url, **places),
+                environment={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(needed.parent)},
+            )
+            done = boot.run(path=only(tmp_path / "bin", "sh"))
+        installed = list((opt / "venv").glob("lib/python*/site-packages/*.dist-info"))
+        names = {each.name.partition("-")[0] for each in installed}
+        if name == "wrong":
+            assert done.returncode == 1
+            assert "DO NOT MATCH THE HASHES" in json.dumps(boot.lines()), boot.log.read_text()
+            assert not names & {"skyinfra", "needed"}
+        else:
+            assert done.returncode == 0, boot.log.read_text()
+            assert names >= {"skyinfra", "needed"}
 
 
 def test_a_declared_runner_goes_with_the_versions_of_the_fleet(tmp_path: Path) -> None:
@@ -308,11 +340,33 @@ def test_units_are_enabled_once_and_started_without_waiting(tmp_path: Path, monk
         f"is-active) [ -e {tmp_path}/on ] && echo active;; enable) touch {tmp_path}/on;; esac; true",
     )
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    units = Units(["a.service", "b.path"], ["a.service"], str(tmp_path / "run" / "booted"))
+    venv, folder = tmp_path / "venv", tmp_path / "system"
+    marker = str(tmp_path / "run" / "booted")
+    units = Units(["a.service", "b.path"], ["a.service"], marker, str(venv), str(folder))
+    # A declared runner may be older than the declaration.
+    with pytest.raises(Failed, match="brings no units"):
+        units.do()
+    assert not Path(marker).exists()
+    brought = venv / "lib/python3.11/site-packages/skyinfra/node/units"
+    brought.mkdir(parents=True)
+    for name in ("a.service", "b.path", "c.service"):
+        (brought / name).write_text(f"# {name}\n")
     assert not units.done()
     units.do()
     assert units.done()
     assert calls.read_text().splitlines()[-3] == "enable -q --now --no-block a.service b.path"
+    assert {file.name: file.read_text() for file in folder.iterdir()} == {
+        name: f"# {name}\n" for name in ("a.service", "b.path", "c.service")
+    }
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+    # What a power cut has left empty, and what is of another runner.
+    (folder / "a.service").write_text("")
+    (brought / "b.path").write_text("# another\n")
+    assert not units.done()
+    units.do()
+    assert units.done()
+    assert calls.read_text().splitlines()[-4:-2] == ["daemon-reload", "start --no-block a.service b.path"]
+    assert [(folder / name).read_text() for name in ("a.service", "b.path")] == ["# a.service\n", "# another\n"]
     # After the next start of the machine it is to say again that all is set up.
     Path(units.marker).unlink()
     assert not units.done()

@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from boots import FirstBoot, program, step
-from support import missing
+from support import ROOT, missing
 
+from skyinfra.bootstrap import places
 from skyinfra.first_boot.disks import Volume
 from skyinfra.first_boot.programs import Failed, signatures
+from skyinfra.protocol.nodeconfig import VOLUME_PLACEHOLDER
 
 ID = "vol-0123456789abcdef0"
 SIZE = 16 * 2**20
@@ -126,6 +129,32 @@ def test_a_disk_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
     with pytest.raises(Failed, match="cannot be read"):
         volume_of(tmp_path, disk).do()
     assert disk.read_bytes() == bytes(SIZE)
+
+
+def test_the_example_of_the_module_keeps_the_jobs_there_as_well(tmp_path: Path, disk: Path) -> None:
+    """What its user data do, in folders of the test."""
+    volume = volume_of(tmp_path, disk)
+    user_data = yaml.safe_load((ROOT / "modules/aws/examples/single/head.yaml").read_text())
+    (script,) = [each["content"] for each in user_data["write_files"] if each["path"].endswith("/skyinfra-volume")]
+    for given, here in (
+        (VOLUME_PLACEHOLDER, ID),
+        ("/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_", f"{tmp_path}/by-id/nvme-"),
+        (places.STATE, volume.mount),
+        ("/etc/skyinfra", volume.folder),
+    ):
+        assert given in script
+        script = script.replace(given, here)
+    run("sh", "-c", script)
+    assert signatures(str(disk)) == ["skyinfra-head ext4"]
+    made = uuid(disk)
+    run("sh", "-c", script)
+    assert uuid(disk) == made
+    for part in volume.parts:
+        assert Path(volume.folder, part).resolve() == Path(volume.mount, part)
+        assert Path(volume.mount, part).stat().st_mode & 0o777 == 0o700
+    # What `skyinfra render` writes finds the same jobs.
+    volume.do()
+    assert uuid(disk) == made
 
 
 def as_step(volume: Volume, **more: float) -> dict[str, object]:

@@ -11,7 +11,9 @@ from fleet import copy_quickstart, processes, skyinfra, until
 from hcp_terraform import ORGANIZATION, Hcp
 
 
-@pytest.mark.parametrize("mode", ["local", pytest.param("remote", marks=pytest.mark.slow)])
+# tests/terraform/test_terraform_hcp.py drives Terraform with such a state and such runs.
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["local", "remote"])
 def test_nodes_of_this_machine(tmp_path: Path, terraform_program: str, mode: str) -> None:
     project = copy_quickstart(tmp_path)
     program = project / "main.py"

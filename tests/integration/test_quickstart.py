@@ -47,8 +47,14 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert not (project / ".skyinfra").exists()
 
 
-def test_status_shows_every_slot_with_its_own_partition(deployed: Path) -> None:
-    found = status(deployed)
+@pytest.fixture(scope="module")
+def shown(deployed: Path) -> tuple[dict[str, Any], str]:
+    """What `status` says, for a program and for a person."""
+    return status(deployed), skyinfra(deployed, "status").stdout
+
+
+def test_status_shows_every_slot_with_its_own_partition(shown: tuple[dict[str, Any], str]) -> None:
+    found, table = shown
     (pool,) = found["pools"]
     assert pool["deployed"] and pool["simulated"] and pool["problem"] is None
     assert [(n["name"], n["head"], n["state"]) for n in pool["nodes"]] == [
@@ -59,17 +65,16 @@ def test_status_shows_every_slot_with_its_own_partition(deployed: Path) -> None:
     uuids = {s["uuid"] for s in slots(found)}
     assert len(uuids) == 4
     assert all(uuid.startswith("MIG-") for uuid in uuids)
-    table = skyinfra(deployed, "status").stdout
     assert "(simulated)" in table
     assert all(uuid in table for uuid in uuids)
 
 
-def test_status_draws_the_partitions_of_each_gpu(deployed: Path) -> None:
-    (pool,) = status(deployed)["pools"]
+def test_status_draws_the_partitions_of_each_gpu(shown: tuple[dict[str, Any], str]) -> None:
+    found, table = shown
+    (pool,) = found["pools"]
     assert [
         [(p["profile"], p["start"], p["size"]) for gpu in n["gpus"] for p in gpu["partitions"]] for n in pool["nodes"]
     ] == [[("3g.40gb", 0, 4), ("3g.40gb", 4, 4)]] * 2
-    table = skyinfra(deployed, "status").stdout
     for node in ("mig-0", "mig-1"):
         assert f"{node}  GPU 0  H100  |3g.40gb        |3g.40gb        |" in table
 
@@ -87,7 +92,6 @@ def test_a_second_deploy_changes_nothing(deployed: Path) -> None:
     before = {p.pid for p in processes(deployed)}
     assert "no changes" in skyinfra(deployed, "deploy", "--auto-approve").stdout
     assert {p.pid for p in processes(deployed)} == before
-    assert json.loads(skyinfra(deployed, "plan", "--json").stdout)["changes"] == []
 
 
 def test_a_killed_worker_returns_to_its_slot(deployed: Path) -> None:
@@ -244,8 +248,6 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
             ]
             until(lambda: all(Path(f"{gate}.starts").exists() for gate in gates))
             main.write_text(main.read_text().replace('"3g.40gb*1"', '"2g.20gb"'))
-            changes = json.loads(skyinfra(project, "plan", "--json").stdout)["changes"]
-            assert not [c for c in changes if "terraform_data.node" in str(c)], "no node is replaced"
             with subprocess.Popen(
                 [sys.executable, "-m", "skyinfra.cli", "deploy", "--auto-approve"],
                 cwd=project,
@@ -274,8 +276,6 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
             assert futures[1].result(timeout=60) == (stays.slot, "3g.40gb")
             assert len(Task(os.getpid) @ pool) == 10, "this client was connected before the change"
             assert [Path(f"{gate}.starts").read_text() for gate in gates] == [".", "."], "nothing ran twice"
-        found = status(project)
-        assert all(s["state"] == "ready" for s in slots(found))
         assert {path.read_text() for path in project.glob(".skyinfra/*/*/*/runner.pid")} == runners
         assert all(psutil.pid_exists(int(pid)) for pid in runners), "a node was replaced"
         for log in project.glob(".skyinfra/*/*/*/runner.log"):

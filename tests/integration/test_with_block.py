@@ -53,6 +53,7 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_block_that_raises(tmp_path: Path) -> None:
     process = start(tmp_path, "with POOL as pool:\n    raise KeyError('mine')")
     _, err = process.communicate(timeout=180)

@@ -21,6 +21,7 @@ from skyinfra.gpu.machine import RebootGuard, SimulatedMachine
 from skyinfra.gpu.simulated.model import StateFile
 from skyinfra.mig import Placement
 from skyinfra.node import detach
+from skyinfra.node import folder as folder_module
 from skyinfra.node import watchdog as watchdog_module
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import directory_of
@@ -148,6 +149,62 @@ def of_tasks(tmp_path: Path, folder: Path) -> NodeDirectory:
     folder.chmod(0o755)
     os.chown(folder, 65534, 65534)
     return directory_of(root / "node.json")
+
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from skyinfra.node.folder import NodeDirectory
+os.setgroups([])
+os.setresgid(65533, 65533, 65533)
+os.setresuid(65533, 65533, 65533)
+print(NodeDirectory(Path(sys.argv[1])).holder())
+"""
+
+
+def test_a_service_with_a_user_of_its_own_sees_whether_a_runner_serves(of_tasks: NodeDirectory) -> None:
+    """The lock of the runner is for its own user."""
+    # pytest's folders are for one user.
+    for parent in list(of_tasks.path.parents)[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+
+    def seen() -> str:
+        command = [sys.executable, "-c", HOLDER, str(of_tasks.path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    runner = subprocess.Popen(["sleep", "600"], user=65534, group=65534)
+    try:
+        of_tasks.lock_file.touch(mode=0o600)
+        assert seen() == "None"
+        of_tasks.pid_file.write_text(f"{runner.pid}\n")
+        assert seen() == str(runner.pid)
+        # Of an earlier boot: another account has that number now.
+        of_tasks.pid_file.write_text(f"{os.getpid()}\n")
+        assert seen() == "None"
+    finally:
+        runner.kill()
+        runner.wait()
+    of_tasks.pid_file.write_text(f"{runner.pid}\n")
+    assert seen() == "None"
+
+
+def test_messages_of_services_are_in_folders_of_theirs(
+    of_tasks: NodeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module, "_RUN", tmp_path / "run")
+    # Services that were set up by an earlier skyinfra have none.
+    assert of_tasks.notice_file == of_tasks.path / "notice.json"
+    own = tmp_path / "run/skyinfra-interrupt"
+    own.mkdir(parents=True)
+    assert of_tasks.notice_file == own / "notice.json"
+    assert of_tasks.tag_file == of_tasks.path / "layout.tag"
+    # What tasks write in its place is not read.
+    (of_tasks.path / "unwarned").write_text("by a task")
+    assert of_tasks.unwarned() is None
+    (own / "unwarned").write_text("by the service")
+    assert of_tasks.unwarned() == "by the service"
+    # A node of this machine has no services.
+    assert NodeDirectory(of_tasks.path).notice_file == of_tasks.path / "notice.json"
 
 
 OPENED = """

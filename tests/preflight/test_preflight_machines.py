@@ -137,6 +137,18 @@ def test_a_spot_group_falls_back_within_its_quota(cloud: Cloud, pool: Make) -> N
     assert [line.result for line in cloud.lines("quota", pool("L4", spot=True, nodes=3))] == ["fail", "fail"]
 
 
+def test_a_group_from_the_first_node_on(cloud: Cloud, pool: Make) -> None:
+    """Its head is a machine besides the nodes, with an image and a quota of its own; it may stand in every zone."""
+    grouped, one = pool("L4", name="a", aws={"group": True}), pool("L4", name="b")
+    report = [line for line in cloud.check(grouped, one).lines if line.check in ("machine", "quota", "image")]
+    found = {name: [(line.check, line.found) for line in report if line.pool == name] for name in ("a", "b")}
+    assert sorted(check for check, _ in found["a"]) == ["image"] * 2 + ["machine"] * 2 + ["quota"] * 2
+    assert sorted(check for check, _ in found["b"]) == ["image", "machine", "quota"]
+    said = "\n".join(text for _, text in found["a"])
+    assert "the head, m6i.large, is offered" in said and "the head m6i.large needs 2" in said
+    assert "the nodes stand in" not in said and "the nodes stand in" in found["b"][0][1]
+
+
 def test_spot_and_on_demand_have_quotas_of_their_own(cloud: Cloud, pool: Make) -> None:
     cloud.quotas["L-C4BD4855"] = 0
     line = cloud.line("quota", pool("H100:8", spot=True))

@@ -17,17 +17,21 @@ import pytest
 from boots import PACKAGE, FirstBoot, program, step
 from support import ROOT
 
-# In place of uv: an environment is a folder whose Python says the version, a runner is the content of its wheel.
-UV = """case $1 in
+# Where a runner brings its units, in its environment.
+BROUGHT = "lib/python3.11/site-packages/skyinfra/node/units"
+# In place of uv: an environment is a folder whose Python says the version, a runner is the content of its wheel, and so
+# are its units.
+UV = f"""case $1 in
 venv) mkdir -p "$5/bin"; printf '#!/bin/sh\\necho %s.9\\n' "$4" >"$5/bin/python"; chmod +x "$5/bin/python";;
-pip) cp "$6" "$(dirname "$4")/skyinfra-runner";;
+pip) at=$(dirname "$(dirname "$4")"); cp "$6" "$at/bin/skyinfra-runner"; mkdir -p "$at/{BROUGHT}"
+  for unit in runner.service partition.path; do cp "$6" "$at/{BROUGHT}/skyinfra-$unit"; done;;
 esac"""
 # In place of systemctl: a runner serves where its wheel says so.
 SYSTEMCTL = """echo "$1" >>"$NODE/calls"
 case $1 in
 stop) echo '{"state": "stopped", "pid": null}' >"$NODE/var/status.json";;
 start) echo $(($(cat "$NODE/pid" 2>/dev/null || echo 0) + 1)) >"$NODE/pid"
-  if grep -q serves "$NODE/opt/venv/bin/skyinfra-runner"; then
+  if grep -q serves "$NODE/opt/venv/bin/skyinfra-runner" && grep -q serves "$NODE/system/skyinfra-runner.service"; then
     echo "{\\"state\\": \\"ready\\", \\"pid\\": $(cat "$NODE/pid")}" >"$NODE/var/status.json"
   fi;;
 show) echo "MainPID=$(cat "$NODE/pid")"
@@ -82,9 +86,11 @@ class Node(FirstBoot):
         self.boot()
         document = json.loads(self.file.read_text())
         names = ["skyinfra-runner.service", "skyinfra-partition.path"]
-        units = {"units": names, "running": [], "marker": f"{path}/run/booted"}
-        document["steps"].append(step("units", **units))
+        self.system = path / "system"
+        places = {"marker": f"{path}/run/booted", "venv": venv, "folder": str(self.system)}
+        document["steps"].append(step("units", units=names, running=[], **places))
         self.file.write_text(json.dumps(document))
+        self.boot()
 
     def carry(self, runner: str) -> None:
         """Puts a runner into the bucket."""
@@ -126,7 +132,14 @@ class Node(FirstBoot):
 
     @property
     def runner(self) -> str:
-        return (self.venv / "bin" / "skyinfra-runner").read_text()
+        """The runner that the link names; its units stand in the folder of systemd."""
+        found = (self.venv / "bin" / "skyinfra-runner").read_text()
+        assert {file.read_text() for file in self.system.glob("skyinfra-*")} == {found}
+        return found
+
+    def calls(self) -> list[str]:
+        """What systemd was asked for."""
+        return (self.path / "calls").read_text().split()
 
     def left(self) -> set[str]:
         """The environments and the files beside the versions."""
@@ -161,6 +174,9 @@ def test_another_runner_is_prepared_beside_the_one_that_runs_and_then_serves(nod
     assert node.record()["request"] == "aa01"
     assert node.ask("switch aa02") == {"request": "aa02", "state": "done"}
     assert node.runner == "new serves"
+    calls = node.calls()
+    since = calls[len(calls) - 1 - calls[::-1].index("stop") :]
+    assert since[:4] == ["stop", "daemon-reload", "restart", "start"]
     # Nothing of the old one is left, and the next boot finds nothing to do.
     assert len(node.left()) == 3, node.left()
     assert json.loads(node.versions.read_text())["wheel"]["name"] == "new-serves.whl"
@@ -261,7 +277,7 @@ def test_a_node_that_boots_while_its_fleet_is_upgraded_takes_the_new_runner(node
     (node.bucket / "old-serves.whl").unlink()
     node.carry("new serves")
     document = json.loads(node.file.read_text())
-    document["steps"] = [{**each, "attempts": 2} for each in document["steps"] if each["operation"] != "units"]
+    document["steps"] = [{**each, "attempts": 2} for each in document["steps"]]
     node.file.write_text(json.dumps(document))
     node.boot()
     assert node.runner == "new serves"

@@ -14,8 +14,9 @@ from running_node import h100
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, NodeFailed, UnknownProfile
 from skyinfra.accelerators import Accelerator
 from skyinfra.mig import layout_tag
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import VERSION, NodeAccelerator, NodeConfig
-from skyinfra.runner.watch import Watch
+from skyinfra.runner.watch import Follower, Watch
 
 FOUR = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
 
@@ -74,13 +75,25 @@ def node(folder: Path, accelerator: NodeAccelerator | None = None, *, head: bool
     return file
 
 
+class Both:
+    """What asks for the tag, and what the runner of the head makes of it."""
+
+    def __init__(self, config: Path, metadata: Metadata) -> None:
+        self.watch = Watch(config, endpoint=metadata.url)
+        self.runner = Follower(config, NodeDirectory(config.parent))
+
+    def look(self) -> bool:
+        self.watch.look()
+        return self.runner.look()
+
+
 def desired(folder: Path) -> list[list[str]]:
     layouts = json.loads((folder / "desired.json").read_text())["layouts"]
     return [[partition["profile"] for partition in layout] for layout in layouts]
 
 
 def test_another_layout_is_taken_over_once(metadata: Metadata, tmp_path: Path) -> None:
-    watch = Watch(node(tmp_path), endpoint=metadata.url)
+    watch = Both(node(tmp_path), metadata)
     assert not watch.look(), "there is no tag yet"
     metadata.tag = "3g.40gb"
     assert not watch.look(), "the configuration says the same"
@@ -96,6 +109,25 @@ def test_another_layout_is_taken_over_once(metadata: Metadata, tmp_path: Path) -
     assert desired(tmp_path) == []
     metadata.tag = "3g.40gb"
     assert watch.look(), "back to what the configuration says"
+    # What else writes the layout does not last, and nothing else is written.
+    (tmp_path / "desired.json").unlink()
+    assert not watch.look(), "the configuration says it as well"
+    (tmp_path / "desired.json").write_text("{}")
+    assert watch.look()
+    assert desired(tmp_path) == [["3g.40gb"] * 2] * 2
+
+
+def test_a_tag_that_the_runner_cannot_take_over_is_named(metadata: Metadata, tmp_path: Path) -> None:
+    both = Both(node(tmp_path), metadata)
+    (tmp_path / "layout.tag").write_text("9g.1gb")
+    with pytest.raises(UnknownProfile, match="tag skyinfra:layout"):
+        both.runner.look()
+    assert not both.runner.look(), "told once"
+    (tmp_path / "layout.tag").unlink()
+    (tmp_path / "layout.tag").symlink_to("/etc/hostname")
+    with pytest.raises(InvalidField, match="it is a link"):
+        both.runner.look()
+    assert not (tmp_path / "desired.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +147,7 @@ def test_what_is_written_is_what_is_read(declared: str) -> None:
 def test_a_tag_that_cannot_be_changes_nothing(
     metadata: Metadata, tmp_path: Path, tag: str, error: type[Exception]
 ) -> None:
-    watch = Watch(node(tmp_path), endpoint=metadata.url)
+    watch = Both(node(tmp_path), metadata)
     metadata.tag = tag
     with pytest.raises(error, match="tag skyinfra:layout"):
         watch.look()

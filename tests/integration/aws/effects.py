@@ -71,6 +71,9 @@ def cases(mine: dict[str, Any]) -> list[Case]:
         Case("disk_gb", "larger", {"disk_gb": 200}),
         Case("disk_gb", "smaller: EC2 shrinks no volume, and `skyinfra` refuses the plan", {"disk_gb": 80}),
         Case("head_volume_gb", "larger; the head takes the room at its next boot", {"head_volume_gb": 40}),
+        Case(
+            "head_volume_gb", "smaller: EC2 shrinks no volume, and `skyinfra` refuses the plan", {"head_volume_gb": 10}
+        ),
         Case("spot", "the other", pair={"spot": True}, group={"spot": False}),
         Case("user_data_head", "another, with the same `user_data_revision`", {"user_data_head": HEAD_DATA + "# b\n"}),
         Case(

@@ -47,7 +47,15 @@ def recording(cloud: Cloud) -> Iterator[set[str]]:
     finally:
         _tell(cloud, "stop-recording")
         with urllib.request.urlopen(f"{cloud.url}/moto-api/recorder/download-recording") as answer:
-            found |= {_action(json.loads(line)) for line in answer.read().decode().splitlines()}
+            found |= {_action(entry) for entry in _entries(answer.read().decode())}
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    """The requests of a recording. Two that came at the same time may share a line."""
+    decoder, at = json.JSONDecoder(), 0
+    while (found := re.compile(r"\S").search(text, at)) is not None:
+        entry, at = decoder.raw_decode(text, found.start())
+        yield entry
 
 
 def _tell(cloud: Cloud, step: str) -> None:

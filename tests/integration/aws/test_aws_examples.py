@@ -69,14 +69,12 @@ def test_everything_that_takes_tags_has_them() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "example", [pytest.param(e, marks=[] if e.name == "mig" else pytest.mark.slow, id=e.name) for e in EXAMPLES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> None:
     copy = tmp_path / "modules" / "aws"
     shutil.copytree(MODULE, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     root = Root(copy / "examples" / example.name, cloud)
-    assert root.run("fmt", "-check", "-diff").stdout == ""
     if example.name == "mig":  # the others are planned below
         root.init()
         root.run("validate")

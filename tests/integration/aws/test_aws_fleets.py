@@ -305,6 +305,17 @@ def test_another_network_replaces_what_stands_in_it(fleets: Fleets) -> None:
     assert "terraform_data.secret" not in replaced
 
 
+def test_another_machine_type_replaces_a_spot_node(fleets: Fleets) -> None:
+    """EC2 stops no one-time spot instance, and changes the type of stopped ones alone."""
+    fleets.root.write({**POOLS, "fraction": {**POOLS["fraction"], "machine_types": ["g6f.xlarge"]}}, MINE)
+    try:
+        found = plan_changes(fleets.root.plan("-refresh=false", "-target=module.fraction"))
+    finally:
+        fleets.root.write(POOLS, MINE)
+    assert found["module.fraction.aws_instance.head"] == "replace"
+    assert not any("aws_ebs_volume" in address or "aws_network_interface" in address for address in found)
+
+
 def test_no_secret_is_printed_or_shown_by_aws(fleets: Fleets) -> None:
     shown = [text for text in fleets.root.printed if not text.startswith("{")]
     assert len(shown) >= 2

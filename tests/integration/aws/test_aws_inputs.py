@@ -13,6 +13,7 @@ from roots import HEAD_DATA, Root
 pytestmark = pytest.mark.slow
 
 G6 = {"machine_types": ["g6.xlarge"]}
+NETWORKS = ["0.0.0.0/0", "203.0.113.0/24", "203.0.113.7/32", "::/0", "2001:DB8::/32", "2001:0db8:0::7/128"]
 
 # Refused by an input's own rule, whatever the rest: the inputs, and what the message says.
 ALONE: list[tuple[dict[str, Any], str]] = [
@@ -27,6 +28,8 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({**G6, "disk_gb": -1}, "disk_gb: a whole number"),
     ({**G6, "allow_cidrs": ["203.0.113.300/32"]}, "allow_cidrs: networks in CIDR notation"),
     ({**G6, "allow_cidrs": ["everyone"]}, "allow_cidrs: networks in CIDR notation"),
+    ({**G6, "allow_cidrs": ["203.0.113.7/24"]}, "allow_cidrs: the first address of a network"),
+    ({**G6, "allow_cidrs": ["2001:db8::/32", "2001:DB8::7/64"]}, "allow_cidrs: the first address of a network"),
     ({**G6, "ssh_public_key": "my key"}, "ssh_public_key: one line"),
     ({**G6, "labels": {"two words": "x"}}, "labels: names of letters"),
     ({**G6, "labels": {"a/b": "x"}}, "labels: names of letters"),
@@ -43,6 +46,8 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({**G6, "capacity_block_id": "block"}, "capacity_block_id: the id of the reservation"),
     ({**G6, "head_image": "ubuntu"}, "head_image: an AMI id"),
     ({**G6, "scheduler_port": 70000}, "scheduler_port: a port, 1 to 65535"),
+    # Networks that are right, however they are written.
+    ({**G6, "scheduler_port": 0, "allow_cidrs": NETWORKS}, "scheduler_port: a port, 1 to 65535"),
     (
         {**G6, "efa_interfaces": {"g6.xlarge": [{"network_card": 0, "device_index": 0, "interface_type": "ena"}]}},
         "the interface type is efa, efa-only or interface",
@@ -107,7 +112,9 @@ def _missing(text: str, cases: list[tuple[dict[str, Any], str]]) -> list[str]:
 
 def test_an_input_that_makes_no_sense_is_refused(root: Root, cloud: Cloud) -> None:
     before = cloud.standing()
-    assert not _missing(_refused(root, ALONE), ALONE)
+    text = _refused(root, ALONE)
+    assert not _missing(text, ALONE)
+    assert text.count("allow_cidrs: ") == sum(said.startswith("allow_cidrs: ") for _, said in ALONE)
     assert cloud.standing() == before
 
 

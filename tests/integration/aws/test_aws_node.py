@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+import pytest
 import yaml
 from cloud import Cloud, tags
 from roots import HEAD_DATA, VERSIONS, Root, plan_counts
@@ -26,6 +27,8 @@ POOL = {
 RUNNER = bytes(range(256)) * 100
 
 
+# A server and the provider are had once for what `make test` asks of AWS.
+@pytest.mark.xdist_group("aws")
 def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) -> None:
     before = cloud.standing()
     root.write({"one": POOL})
@@ -35,14 +38,13 @@ def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) ->
     assert created > 20 and (changed, destroyed) == (0, 0)
     [instance] = cloud.instances("one")
     _check_instance(cloud, root, instance)
-    assert plan_counts(root.plan()) == (0, 0, 0)
 
     # Another layout, and the user data that carry it: one tag changes, and nothing restarts. Whoever applies this has
-    # another runner and other packages: the fleet keeps its own.
+    # another runner and other packages: the fleet keeps its own. AWS is asked again, and nothing else is to change.
     (root.folder / "runner-2.whl").write_bytes(b"another")
     other = {"runner_file": "./runner-2.whl", "versions": {"python": "3.13", "requirements": ["cloudpickle==3.1.1"]}}
     root.write({"one": {**POOL, **other, "layout": "1g.10gb", "user_data_head": HEAD_DATA + "# another layout\n"}})
-    assert plan_counts(root.apply("-refresh=false")) == (0, 1, 0)
+    assert plan_counts(root.apply()) == (0, 1, 0)
     [same] = cloud.instances("one")
     assert same["InstanceId"] == instance["InstanceId"] and same["LaunchTime"] == instance["LaunchTime"]
     assert tags(same) == {**tags(instance), "skyinfra:layout": "1g.10gb"}
@@ -156,6 +158,6 @@ def _check_no_secret(root: Root) -> None:
     secret = value["value"] if isinstance(value, dict) else value
     assert len(secret) >= MIN_SECRET_LENGTH
     shown = [text for text in root.printed if not text.startswith("{")]
-    assert len(shown) >= 5
+    assert len(shown) >= 4
     for text in shown:
         assert secret not in text and secret[:36] not in text

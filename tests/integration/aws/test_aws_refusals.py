@@ -158,7 +158,11 @@ def test_a_smaller_disk(deployed: Fleet) -> None:
     said = deployed.project.refused("plan")
     assert f"mig.disk_gb: the volumes of the nodes have {standing} GB, and a volume does not shrink" in said
     assert f"Declare at least {standing}" in said
+    deployed.project.declare(pool.replace("sky.AWS(", "sky.AWS(head_volume_gb=10, "))
+    said = deployed.project.refused("plan")
+    assert "mig.head_volume_gb: the volume with the jobs of the head has 20 GB, and a volume does not shrink" in said
     # Where the head alone is replaced, the others keep their disks.
+    deployed.project.declare(pool.replace("name=", f"disk_gb={standing - 1}, name="))
     said = deployed.project.refused("deploy", '--replace=module.mig.terraform_data.declared["head"]')
     assert "a volume does not shrink" in said
     deployed.declare()

@@ -73,6 +73,25 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     _check_no_secret(project, secrets)
 
 
+def test_another_machine_type_stops_nodes_and_says_so(cloud: Cloud, tmp_path: Path) -> None:
+    project = Project(tmp_path, cloud)
+    subnets = [each["SubnetId"] for each in cloud.client("ec2").describe_subnets()["Subnets"]]
+    aws = f"sky.AWS(subnet_ids={subnets[1:2]!r}, instance_types=[{{!r}}])"
+    pool = f"sky.ComputePool(name='l4', nodes=2, accelerator='L4', provider={aws})"
+    project.declare(pool.format("g6.xlarge"))
+    project.run("deploy", "--auto-approve", "--no-wait")
+    running = {i["InstanceId"] for i in cloud.instances()}
+
+    project.declare(pool.format("g6.2xlarge"))
+    said = project.try_run("deploy", "--auto-approve", "--no-wait").stderr
+    for node in ("l4-0", "l4-1"):
+        why = "is stopped and started, for another machine type: g6.xlarge becomes g6.2xlarge"
+        assert f"{node} {why}: what runs there could not be asked" in said, said
+    found = cloud.instances()
+    assert {i["InstanceId"] for i in found} == running and {i["InstanceType"] for i in found} == {"g6.2xlarge"}
+    project.run("destroy", "--auto-approve")
+
+
 def _check_nodes(cloud: Cloud) -> None:
     head, worker = cloud.instances("mig")
     assert {i["InstanceType"] for i in (head, worker)} == {"p4d.24xlarge"}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import urllib.request
 
+import pytest
 from cloud import Cloud
 
 
+@pytest.mark.xdist_group("aws")
 def test_a_request_that_is_sent_again_is_done_once(cloud: Cloud) -> None:
     def create(number: str) -> str:
         credential = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/ec2/aws4_request"

@@ -19,6 +19,7 @@ from skyinfra.protocol.manifest import Manifest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-upgrade")]
 
 _sources = code.sources
+METRICS = "skyinfra/node/units/skyinfra-metrics.service"
 
 
 def carry(three: Fleet, monkeypatch: pytest.MonkeyPatch, **changed: str) -> str:
@@ -27,6 +28,8 @@ def carry(three: Fleet, monkeypatch: pytest.MonkeyPatch, **changed: str) -> str:
     def sources() -> Iterator[tuple[str, bytes]]:
         files = dict(_sources())
         files.update({f"skyinfra/{name.replace('__', '/')}.py": text.encode() for name, text in changed.items()})
+        # Its units are others as well.
+        files[METRICS] += f"# {sorted(changed)}\n".encode() if changed else b""
         yield from sorted(files.items())
 
     with monkeypatch.context() as inside:
@@ -42,6 +45,14 @@ def upgraded(three: Fleet, pool: Questions, said: Callable[[str], object] = prin
     names = pool.node_names()
     upgrade = Upgrade(None, pool.manifest, pool, names, 60.0, said)  # type: ignore[arg-type]
     return upgrade.run()
+
+
+def units(three: Fleet) -> set[str]:
+    """The last line of a unit of every node, which systemd has read and started."""
+    for machine in three.nodes:
+        assert machine.show("skyinfra-metrics", "NeedDaemonReload") == "no"
+        assert machine.show("skyinfra-metrics", "ActiveState") == "active"
+    return {machine.read("/etc/systemd/system/skyinfra-metrics.service").splitlines()[-1] for machine in three.nodes}
 
 
 def test_nodes_go_over_to_another_runner_and_back_from_one_that_fails(
@@ -60,12 +71,14 @@ def test_nodes_go_over_to_another_runner_and_back_from_one_that_fails(
         assert {each.version for each in running(asked, asked.node_names()).values()} == {version}
         assert len({job.result(timeout=120) for job in jobs}) > 1
         assert [job.info().attempts for job in jobs] == [1] * 16
+        assert units(three) == {"# ['runner__added']"}
 
         carry(three, monkeypatch, runner__serve="raise SystemExit('not built')\n")
         failed = upgraded(three, asked)
         assert set(failed) == {machine.name for machine in three.nodes}
         assert all("the new runner did not come up" in why for why in failed.values()), failed
         assert {each.version for each in running(asked, asked.node_names()).values()} == {version}
+    assert units(three) == {"# ['runner__added']"}
     with three.connect() as pool:
         until(lambda: len(pool.slots()) == 12, seconds=120)
         assert pool.submit(work, 99, 0.0).result(timeout=60)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +106,26 @@ def leave(name: str) -> None:
     Path(os.environ["SKYINFRA_NODE_DIR"], name).touch()
 
 
+def start_threads(most: int, name: str = "") -> int:
+    """How many threads can be started; with *name*, they stay until there is a file of that name."""
+    ends, count = threading.Event(), 0
+    with contextlib.suppress(RuntimeError):
+        for _ in range(most):
+            threading.Thread(target=ends.wait, daemon=True).start()
+            count += 1
+    if name:
+        leave(f"{name}-started")
+        wait_for(name)
+    ends.set()
+    return count
+
+
+def group() -> tuple[str, int]:
+    """The name of the group of processes that a task is in, and the most threads of all slots."""
+    path = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().strip().removeprefix("0::/"))
+    return path.name, int((path.parent / "pids.max").read_text())
+
+
 def noticed() -> str:
     while not sky.interrupted():
         time.sleep(0.5)
@@ -173,6 +195,16 @@ def test_a_task_that_takes_all_memory_ends_alone(pool: Pool) -> None:
     same = neighbour.result(timeout=120)
     until(lambda: len(pool.slots()) == 2, seconds=120)
     assert before & set(Task(os.getpid) @ pool) == {same}
+
+
+def test_a_slot_that_starts_threads_without_end_leaves_the_others_theirs(pool: Pool) -> None:
+    names, most = zip(*sorted(Task(group) @ pool), strict=True)
+    assert names == ("slot-0", "slot-1")
+    bomb = pool.submit(start_threads, 10**6, "enough")
+    pool.submit(wait_for, "enough-started").result(timeout=300)
+    assert pool.submit(start_threads, 150).result(timeout=120) == 150
+    pool.submit(leave, "enough").result(timeout=120)
+    assert 100 < bomb.result(timeout=120) <= most[0] / 3
 
 
 def test_the_machine_itself_still_asks(machine: Fleet, pool: Pool) -> None:

@@ -1,0 +1,146 @@
+"""Jobs outlive their head, however it ends, and run no code in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import inside
+import pytest
+from job_tasks import BIG, add, manifest_of, starts, wait_for
+from running_node import RunningNode, h100, until
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+
+MakeNode = Callable[..., RunningNode]
+
+
+def test_jobs_outlive_a_head_that_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        assert pool.submit(add, 1, 2, detach="before").result(timeout=60) == 3
+        running = pool.submit(wait_for, str(path), "a value", detach="running")
+        waits = pool.submit(add, 2, 2, detach="waits")
+        until(lambda: starts(path), "it runs")
+        until(lambda: running.state == "running", "the head knows that it runs")
+        pid = head.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        head.boot()
+        # The same client, which has noticed nothing but a delay.
+        until(lambda: len(starts(path)) == 2, "it runs again")
+        Path(f"{path}.open").touch()
+        assert running.result(timeout=60) == "a value"
+        assert waits.result(timeout=60) == 4
+    with open_pool(manifest_of(head)) as pool:
+        assert [(job.name, job.state, job.attempts) for job in pool.jobs()] == [
+            ("before", "done", 1),
+            ("running", "done", 2),
+            ("waits", "done", 1),
+        ]
+        assert pool.job("before").result() == 3
+
+
+@pytest.mark.slow
+def test_what_ran_on_another_node_ends_there_when_the_head_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    scheduler = head.directory.scheduler_file.read_text().strip()
+    other = make_node("n2", accelerator=h100(BIG[:1]), head=False, scheduler=scheduler)
+    other.boot()
+    path = tmp_path / "run"
+    with head.pool(other) as pool:
+        until(lambda: len(pool.slots()) == 2, "both nodes are there")
+        job = pool.select(node="n2").submit(wait_for, str(path), detach="away")
+        until(lambda: starts(path), "it runs")
+        pid = head.status().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        head.boot()
+        until(lambda: len(starts(path)) == 2, "it runs again", seconds=120)
+        first, second = starts(path)
+        assert first != second
+        until(lambda: not Path(f"/proc/{first}").exists(), "the first one ended", seconds=120)
+        Path(f"{path}.open").touch()
+        job.result(timeout=60)
+        assert job.info().slot == "n2/0"
+        assert job.logs().splitlines() == ["started", "let through"]
+
+
+@pytest.mark.slow
+def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path: Path) -> None:
+    head = make_node("n1", accelerator=h100(BIG[:1]))
+    head.boot()
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        pool.submit(wait_for, str(path), detach="running")
+        until(lambda: starts(path), "it runs")
+    head.run("stop", "--timeout", "10")
+    head.boot()
+    until(lambda: len(starts(path)) == 2, "it runs again")
+    Path(f"{path}.open").touch()
+    with head.pool() as pool:
+        pool.job("running").result(timeout=60)
+    assert "Traceback" not in head.directory.log_file.read_text()
+
+
+class NotesWhere(Exception):
+    """Whoever unpickles it writes its process id into the file *path*."""
+
+    def __reduce__(self) -> Any:
+        return exec, (f"import os; open({self.args[0]!r}, 'a').write(f'{{os.getpid()}}\\n')",)
+
+
+def poison(path: str, *, raises: bool) -> None:
+    """From now on, tasks of this slot end with a pickle that runs code where it is read."""
+    from skyinfra.worker import execute
+
+    def run(header: bytes, call: bytes) -> object:
+        if raises:
+            raise NotesWhere(path)
+        return NotesWhere(path)
+
+    execute.run = run  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_end_of_a_job_runs_no_code_in_the_head(make_node: MakeNode, tmp_path: Path, raises: bool) -> None:
+    head = make_node("n1", cpu_slots=1)
+    pid = head.boot().pid
+    path = tmp_path / "where"
+    with head.pool() as pool:
+        pool.submit(poison, str(path), raises=raises, detach="poison").result(timeout=60)
+        job = pool.submit(add, 1, 2, detach="poisoned")
+        # The process of the slot reads its exception itself.
+        until(lambda: job.done() or str(pid) in starts(path), "it has ended")
+        assert str(pid) not in starts(path)
+        assert job.state == "failed"
+        assert isinstance(job.exception(timeout=60), sky.SkyinfraError)
+    status = head.directory.status()
+    assert status is not None and status.state == "ready"
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_ends_takes_no_job_with_it(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    for name, value in inside.environment(script).items():
+        monkeypatch.setenv(name, value)
+    head = make_node("n1", cpu_slots=1)
+    pid = head.boot().pid
+    assert pid is not None
+    path = tmp_path / "run"
+    with head.pool() as pool:
+        job = pool.submit(wait_for, str(path), detach="running")
+        until(lambda: starts(path), "it runs")
+        inside.run(pid, script, inside.ENDS)
+        until(lambda: len(starts(path)) == 2, "it runs again, on the next scheduler")
+        Path(f"{path}.open").touch()
+        job.result(timeout=60)
