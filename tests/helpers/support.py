@@ -111,12 +111,16 @@ def provider_configuration(folder: Path, source: str = "hashicorp/aws") -> Path 
     mirror = provider_mirror(source)
     if mirror is None or Path(os.environ.get("TF_CLI_CONFIG_FILE", os.devnull)).is_file():
         return None
-    address = f"registry.terraform.io/{source}"
-    path = folder / "terraform.rc"
+    return mirror_configuration(folder, mirror, [f"registry.terraform.io/{source}"])
+
+
+def mirror_configuration(folder: Path, mirror: Path, addresses: list[str]) -> Path:
+    """A configuration of the terraform program, written to *folder*, that takes the providers *addresses* from *mirror*
+    and all others from where they come otherwise."""
+    path, chosen = folder / "terraform.rc", json.dumps(addresses)
     path.write_text(
         "provider_installation {\n"
-        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n"
-        f"    include = [{json.dumps(address)}]\n  }}\n"
-        f"  direct {{\n    exclude = [{json.dumps(address)}]\n  }}\n}}\n"
+        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n    include = {chosen}\n  }}\n"
+        f"  direct {{\n    exclude = {chosen}\n  }}\n}}\n"
     )
     return path

@@ -1,0 +1,66 @@
+"""The mock bed held against the real hashicorp/aws provider and moto: both do the same to modules/aws."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cloud import Cloud
+from effects import POOLS, cases, effects, in_readme, table
+from mock_provider.bed import Bed, served
+from module_cases import AWS_SUBNETS, aws_answers
+from roots import Root
+
+MINE: dict[str, Any] = {
+    "subnet_ids": list(AWS_SUBNETS),
+    "vpc_id": "vpc-mine",
+    "security_group": "sg-mine",
+    "profile": "mine",
+}
+
+
+class _Cloud:
+    """The bed, for a root that asks for an environment."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+
+    def environment(self) -> dict[str, str]:
+        return self.bed.environment
+
+
+@pytest.mark.slow
+def test_the_bed_does_to_the_module_what_the_real_provider_does(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.whl" for name in ("first", "second")]
+    for file in files:
+        file.write_text(file.name)
+    every = cases({**MINE, "file": os.fspath(files[1])})
+    given = {"subnet_ids": MINE["subnet_ids"][:1], "runner_file": os.fspath(files[0])}
+    networks: dict[str, dict[str, Any]] = {"own": {}, "given": given}
+
+    def look(network: str) -> dict[int, dict[str, str]]:
+        with served(tmp_path / network, "aws") as bed:
+            aws_answers(bed.world)
+            root = Root(bed.folder, cast(Cloud, _Cloud(bed)))
+            base = {pool: {**each, **networks[network]} for pool, each in POOLS.items()}
+            root.write(base)
+            root.init()
+            root.apply()
+            assert effects(root) == {"pair": "nothing", "group": "nothing"}
+            found = {}
+            for number, case in enumerate(every):
+                if case.network == network:
+                    root.write({pool: {**each, **(case.inputs(pool) or {})} for pool, each in base.items()})
+                    found[number] = effects(root)
+            root.write(base)
+            root.destroy()
+            assert bed.world.standing() == {}
+        return found
+
+    with ThreadPoolExecutor() as executor:
+        found = {number: each for made in executor.map(look, networks) for number, each in made.items()}
+    made = table((case, found[number]) for number, case in enumerate(every))
+    assert set(made.splitlines()) - set(in_readme().splitlines()) == set()

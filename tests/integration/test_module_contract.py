@@ -1,0 +1,141 @@
+"""What holds for every module: the life of a fleet, from its first plan to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import SCRIPTS, processes, until
+from mock_provider.bed import Bed, served
+from mock_provider.schema import Schema
+from module_cases import CASES, ModuleCase
+from support import ROOT
+
+from skyinfra.offers.offer import load
+from skyinfra.protocol.manifest import Manifest
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> ModuleCase:
+    found: ModuleCase = request.param
+    return found
+
+
+@pytest.fixture
+def bed(case: ModuleCase, tmp_path: Path) -> Iterator[Bed]:
+    with served(tmp_path, *case.mock) as made:
+        made.environment["PATH"] = f"{SCRIPTS}{os.pathsep}{made.environment['PATH']}"
+        case.answers(made.world)
+        yield made
+
+
+def root(case: ModuleCase, **inputs: Any) -> str:
+    """A root that calls the module, as JSON."""
+    sources = {name: f"registry.terraform.io/{Schema.read(name).source}" for name in case.mock}
+    content: dict[str, Any] = {
+        "terraform": {"required_providers": {name: {"source": source} for name, source in sources.items()}},
+        "provider": case.providers,
+        "module": {"train": {"source": str(case.folder), "name": "train", **case.inputs, **inputs}},
+        "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
+    }
+    return json.dumps(
+        {key: value for key, value in content.items() if value and value != {"required_providers": {}}}, indent=1
+    )
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=[] if each.mock else pytest.mark.slow, id=each.name) for each in CASES]
+)
+def test_the_life_of_a_fleet(case: ModuleCase, bed: Bed) -> None:
+    def declare(**inputs: Any) -> dict[str, str]:
+        """What a plan would do, in the module."""
+        bed.write(root(case, **inputs), "main.tf.json")
+        return {address.removeprefix("module.train."): action for address, action in bed.changes().items()}
+
+    def replaced(changes: dict[str, str], *allowed: str) -> dict[str, str]:
+        """What is more than an update, besides what carries layouts and what is *allowed*."""
+        found = {address: action for address, action in changes.items() if action != "update"}
+        passed = (case.carriers, *allowed)
+        return {address: action for address, action in found.items() if not any(re.match(p, address) for p in passed)}
+
+    def nodes(count: int) -> dict[str, str]:
+        """The ids of the nodes of the manifest, which the fleet has; the plan after it is empty."""
+        fleet = bed.output("fleet")
+        manifest = Manifest.read(fleet)
+        assert [node.name for node in manifest.nodes] == [f"train-{index}" for index in range(count)]
+        assert bed.changes() == {}
+        secrets.add(fleet["secret"])
+        return {node["name"]: node["id"] for node in fleet["nodes"]}
+
+    secrets: set[str] = set()
+    bed.write(root(case, node_count=2), "main.tf.json")
+    bed.run("init", "-no-color")
+    bed.run("validate", "-no-color")
+    assert set(declare(node_count=2).values()) == {"create"}
+    bed.apply()
+    two = nodes(2)
+
+    changed = declare(node_count=2, **case.layout)
+    assert changed and replaced(changed) == {}
+    bed.apply()
+    assert nodes(2) == two
+
+    grown = declare(node_count=3, **case.layout)
+    assert set(replaced(grown).values()) <= {"create"} and any(re.match(case.nodes, each) for each in replaced(grown))
+    bed.apply()
+    three = nodes(3)
+    assert three.items() > two.items()
+
+    shrunk = declare(node_count=1, **case.layout)
+    assert set(replaced(shrunk).values()) <= {"delete"} and any(re.match(case.nodes, each) for each in replaced(shrunk))
+    bed.apply()
+    assert nodes(1).items() < two.items()
+
+    bed.destroy()
+    assert bed.world.standing() == {} and not (bed.folder / ".skyinfra").exists()
+    until(lambda: not processes(bed.folder))
+    assert len(secrets) == 1 and len(min(secrets)) >= 32
+    assert not any(secret in printed for secret in secrets for printed in bed.printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [each for each in CASES if each.mock], ids=lambda case: case.name)
+def test_every_machine_type_of_its_offers_is_accepted(case: ModuleCase, bed: Bed) -> None:
+    types = sorted({offer.machine_type for offer in load() if offer.provider == case.name})
+    assert types
+    declared = json.loads(root(case))
+    [module] = declared["module"].values()
+    declared["module"] = {f"m{number}": {**module, "machine_types": [kind]} for number, kind in enumerate(types)}
+    del declared["output"]
+    bed.write(json.dumps(declared, indent=1), "main.tf.json")
+    bed.run("init", "-no-color")
+    assert set(bed.changes().values()) == {"create"}
+
+
+def test_what_its_readme_and_examples_show_is_valid(case: ModuleCase, bed: Bed) -> None:
+    module = bed.folder.parent / "modules" / case.name
+    shutil.copytree(case.folder, module, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+    readme = (case.folder / "README.md").read_text()
+    shown = [each for each in re.findall(r"```hcl\n(.*?)```", readme, re.DOTALL) if f"./modules/{case.name}" in each]
+    assert shown
+    folders = [module / "examples" / path.name for path in case.examples]
+    for number, text in enumerate(shown):
+        folders.append(bed.folder.parent / f"shown-{number}")
+        folders[-1].mkdir()
+        for name in re.findall(r'file\("([^"/]+)"\)', text):
+            (folders[-1] / name).write_text("#cloud-config\n")
+        (folders[-1] / "main.tf").write_text(text.replace(f"./modules/{case.name}", str(module)))
+    for folder in folders:
+        bed.folder = folder
+        bed.run("init", "-no-color")
+        bed.run("validate", "-no-color")
+
+
+def test_every_module_is_a_case() -> None:
+    assert {each.name for each in CASES} == {path.name for path in (ROOT / "modules").iterdir() if path.is_dir()}
