@@ -30,15 +30,15 @@ engine() {
   esac
 }
 
-# The last line of $1: programs say there what went wrong.
+# What of $1, which a program has printed, says what went wrong: its first error, else its last line.
 last() {
-  printf '%s\n' "$1" | grep -v '^[[:space:]]*$' | tail -n 1
+  { printf '%s\n' "$1" | grep -im 1 error || printf '%s\n' "$1" | grep -v '^[[:space:]]*$' | tail -n 1; } | sed 's/[.]$//'
 }
 
 # Fails where the engine does not answer.
 answers() {
   command -v "$ENGINE" >/dev/null 2>&1 || fail "engine: $ENGINE is not installed on this machine: install it, or put it on PATH"
-  said=$(engine ps -q 2>&1) || fail "engine: $ENGINE does not answer${HOST:+ at $HOST}: $(last "$said"). Is its service running, and may this user use it? \`$ENGINE ps\` has to work."
+  said=$(engine ps -q 2>&1) || fail "engine: $ENGINE does not answer${HOST:+ at $HOST}: $(last "$said"): start its service, and let this user use it, so that \`$ENGINE ps\` works here"
 }
 
 find_engine() {
@@ -177,12 +177,12 @@ make() {
 
 # Says why a container was not made or started.
 explain() {
-  said=$(printf '%s\n' "$1" | grep -v '^[[:space:]]*$' | tail -n 2 | tr '\n' ' ')
+  said=$(last "$1")
   case "$said" in
     *"address already in use"* | *"already allocated"*)
       fail "port: ${PUBLISH%:*} is taken on the host: name another, sky.Container(port=...), or end what has it" ;;
     *CDI* | *nvidia* | *"device driver"*)
-      fail "gpus: the host gives no container the GPUs $GPUS: $said. \`nvidia-smi -L\` lists those that it has; $ENGINE needs the NVIDIA Container Toolkit, Podman also the file that \`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml\` writes" ;;
+      fail "gpus: the container gets no GPUs $GPUS: $said. \`nvidia-smi -L\` lists those that it has; $ENGINE needs the NVIDIA Container Toolkit, and Podman the file that \`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml\` writes" ;;
     *) fail "$NODE cannot be started: $said" ;;
   esac
 }
@@ -208,21 +208,25 @@ while True:
     time.sleep(0.3)
 '
 
+log() {
+  engine logs --tail 10 "$CONTAINER" 2>&1 | uniq || true
+}
+
 wait_for_slots() {
   until=$(($(date +%s) + WAIT))
   while :; do
     left=$((until - $(date +%s)))
     [ "$left" -gt 0 ] || left=0
     said=$(engine exec --user 0 "$CONTAINER" python3 -c "$waiter" "$left" 2>&1) && return
-    case "$(last "$said")" in
+    case "$(printf '%s\n' "$said" | tail -n 1)" in
       3) fail "$NODE has failed: $(printf '%s\n' "$said" | sed '$d')" ;;
       4) fail "$NODE is not ready within $WAIT s: $(printf '%s\n' "$said" | sed '$d')
-$(engine logs --tail 10 "$CONTAINER" 2>&1 || true)" ;;
+$(log)" ;;
     esac
     # It is not there to be asked: it ended, or has no Python.
     state=$(look)
     restarts=$(echo "$state" | cut -d ' ' -f 2)
-    [ "${state%% *}" = running ] && [ "$restarts" = "$1" ] && [ "$left" -gt 0 ] || fail "$NODE has ended instead of starting: $(engine logs --tail 10 "$CONTAINER" 2>&1 || true)"
+    [ "${state%% *}" = running ] && [ "$restarts" = "$1" ] && [ "$left" -gt 0 ] || fail "$NODE has ended instead of starting: $(log)"
     sleep 1
   done
 }
