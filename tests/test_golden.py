@@ -65,7 +65,7 @@ STACKS["container"] = """
     sky.FleetStack(app, "container", pools=[
         sky.ComputePool(name="cpu", nodes=2, provider=sky.Container(), worker=sky.Worker(concurrency=2)),
         sky.ComputePool(name="gpu", nodes=2, accelerator="H100", labels={"team": "ml"}, provider=sky.Container(
-            engine="docker", host="ssh://me@gpu1", image="nvcr.io/nvidia/pytorch:25.09-py3", port=9000,
+            engine="docker", host="ssh://me@gpu1", image="registry.example.com/pytorch:2.9", port=9000,
             gpus=["GPU-1", "GPU-2"])),
     ])
     app.synth()
