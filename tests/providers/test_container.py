@@ -25,7 +25,7 @@ def test_a_container_costs_nothing_and_has_an_image() -> None:
     selection = compiled().selection
     assert (selection.machine_types, selection.price_note) == (("container",), "this machine")
     assert selection.image.startswith("python:") and not selection.prices
-    assert compiled({"image": "registry.example.com/own:1"}).selection.image == "nvcr.io/me/own:1"
+    assert compiled({"image": "registry.example.com/own:1"}).selection.image == "registry.example.com/own:1"
 
 
 def test_what_is_declared_reaches_the_module_and_nothing_else() -> None:
