@@ -125,7 +125,7 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
     assert example
     (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", f"{ROOT}/modules/container"))
     for name in re.findall(r'"([\w.-]+\.(?:sh|whl))"', example.group(1)):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("#!/bin/sh\n")
     assert terraform(tmp_path, "init").returncode == 0
     planned = terraform(tmp_path, "plan", "-no-color")
     assert planned.returncode == 0, planned.stderr
