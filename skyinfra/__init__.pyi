@@ -109,6 +109,7 @@ from skyinfra.protocol.manifest import Manifest as Manifest
 from skyinfra.providers import AWS as AWS
 from skyinfra.providers import CapacityBlock as CapacityBlock
 from skyinfra.providers import CapacityReservation as CapacityReservation
+from skyinfra.providers import Container as Container
 from skyinfra.providers import Local as Local
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.stack import FleetStack as FleetStack

@@ -62,6 +62,16 @@ STACKS["aws"] = """
     app.synth()
     """
 
+STACKS["container"] = """
+    sky.FleetStack(app, "container", pools=[
+        sky.ComputePool(name="cpu", nodes=2, provider=sky.Container(), worker=sky.Worker(concurrency=2)),
+        sky.ComputePool(name="gpu", nodes=2, accelerator="H100", labels={"team": "ml"}, provider=sky.Container(
+            engine="docker", host="ssh://me@gpu1", image="registry.example.com/pytorch:2.9", port=9000,
+            gpus=["GPU-1", "GPU-2"])),
+    ])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},
@@ -94,7 +104,9 @@ def compare(path: Path, text: str) -> None:
 def without_code(text: str) -> str:
     """User data without what is made of the code that compiles: the program of the first boot, and the runner."""
     place = r'("/opt/skyinfra/first_boot/\w+\.py"\n    permissions: "0644"\n    content: ).*'
-    return re.sub(place, r'\1"PROGRAM"', text)
+    text = re.sub(place, r'\1"PROGRAM"', text)
+    script = r"(put 0644 /opt/skyinfra/first_boot/\w+\.py ).*?'(?=\n(?:put|command) )"
+    return re.sub(script, r"\1PROGRAM", text, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("name", STACKS)

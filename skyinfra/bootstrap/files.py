@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from skyinfra.bootstrap import bundled, places, program, steps
 from skyinfra.bootstrap.quoting import quoted
@@ -87,8 +87,14 @@ def _without_units(file: NodeFile) -> NodeFile:
         return file
     document = json.loads(file.content)
     document["report_unit"] = None
-    document["steps"] = [step for step in document["steps"] if step["operation"] not in ("units", "scratch", "volume")]
+    document["steps"] = [step for step in document["steps"] if not _of_machine(step)]
     return NodeFile(file.path, file.mode, json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def _of_machine(step: dict[str, Any]) -> bool:
+    """Whether *step* needs systemd or disks. A volume of a container is mounted before it starts."""
+    disk = step["operation"] == "volume" and step["arguments"]["devices"][0].startswith("/dev/")
+    return disk or step["operation"] in ("units", "scratch")
 
 
 @cache

@@ -75,6 +75,13 @@ def ssh(
             hint="`skyinfra exec` runs a program beside their runner; here, any shell does.",
         )
     target = _head(manifest) if node is None else _named(manifest, node)
+    if manifest.provider == "container":
+        raise NotSupported(
+            "a container has no SSH server",
+            field=target.name,
+            hint=f"On its host: `docker exec -it {target.id} bash`, or the same with podman. `skyinfra exec` runs a "
+            "program beside its runner.",
+        )
     line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
     if line is None:
         raise NotSupported(

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from skyinfra.cli import tables
-from skyinfra.deploy.upgrade import Running, Upgrade, running, wanted
+from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import FleetUnreachable, NotSupported, PoolNotFound
 from skyinfra.terraform.project import Project
 
@@ -25,6 +25,7 @@ def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
         choices = ", ".join(f"{name}/{each['name']}" for each in stack.pools)
         raise PoolNotFound(f"the stack {name!r} has {len(stack.pools)} pools", hint=f"Name one of: {choices}.")
     manifest = stack.fleet(pool_name)
+    check_kind(manifest)
     version = wanted(stack, manifest)
     with open_questions(manifest, any_version=True) as pool:
         names = pool.node_names()

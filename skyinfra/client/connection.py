@@ -60,10 +60,13 @@ _CLOSED = (
     "within seconds. `skyinfra ssh {fleet}` leads there, and `journalctl -u skyinfra-runner` says why it ended."
 )
 _ELSEWHERE = "Check that its machine runs and that the pool's allow_cidrs hold this client's address."
-_ON_THIS_MACHINE = (
-    "It is a process of this machine: one that was killed is back within seconds; else `skyinfra deploy` starts it "
-    "again, with its jobs, after a reboot for instance."
-)
+# In place of the above, by provider.
+_HINTS = {
+    "local": "It is a process of this machine: one that was killed is back within seconds; else `skyinfra deploy` "
+    "starts it again, with its jobs, after a reboot for instance.",
+    "container": "It is a container: `docker logs {head}` (or podman) on its host says how it is; `skyinfra deploy` "
+    "starts it again, with its jobs. That of another machine is reached at that port of it: a firewall may refuse you.",
+}
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,13 @@ class Asker:
             why, hint = await self._why_silent()
             raise FleetUnreachable(
                 f"the head of {self.manifest.fleet} does not answer at {self.manifest.head}: {why}",
-                hint=_ON_THIS_MACHINE if self.manifest.provider == "local" else hint,
+                hint=self._hint(hint),
             ) from None
+
+    def _hint(self, otherwise: str) -> str:
+        """What to do about a head that does not answer."""
+        head = next((node.id for node in self.manifest.nodes if node.head), "")
+        return _HINTS.get(self.manifest.provider, otherwise).format(head=head)
 
     async def _no_fleet(self, why: str) -> FleetUnreachable:
         """Why no fleet answers there: a head whose first boot failed says so, to whoever has the fleet secret."""

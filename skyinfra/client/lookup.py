@@ -172,6 +172,9 @@ def _slots(manifest: Manifest, now: Snapshot) -> tuple[int, int]:
         node, failure = sorted(now.state.failed.items())[0]
         raise boot_failed(failure, node=node, fleet=manifest.fleet)
     told = now.state.slots if now.state is not None else {}
+    if not manifest.group_nodes:
+        # The head remembers those that are not declared any more.
+        told = {node.name: told.get(node.name, ()) for node in manifest.nodes}
     counts = [len(names) for names in told.values() if names]
     others = max(0, manifest.node_count - len(counts))
     return len(now.slots), sum(counts) + others * len(manifest.slots)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.deploy.last_run import recorded
+from skyinfra.deploy.lost import lost_nodes
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.reporting import Reporter
 from skyinfra.errors import (
@@ -43,7 +42,7 @@ def planned(
         stack.keep_private()
         try:
             terraform = stack.prepared(anew=True)
-            again = [*replace, *([] if destroy or target else lost_local_nodes(stack))]
+            again = [*replace, *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             error.hint = hint_for(stack, error, "Nothing was changed.")
@@ -82,8 +81,8 @@ def _plan(terraform: Terraform, *, destroy: bool, replace: Sequence[str], target
 
 
 def _check_place(stack: SynthesizedStack, plan: Plan) -> None:
-    """Nodes of this machine are processes that Terraform starts here."""
-    local = [pool["name"] for pool in stack.pools if pool["provider"] == "local"]
+    """Nodes of this machine are processes or containers that Terraform starts here."""
+    local = [pool["name"] for pool in stack.pools if pool["provider"] in ("local", "container")]
     if plan.run is not None and local and not plan.empty:
         raise RunsElsewhere(
             f"the stack {stack.name!r} has nodes of this machine (pool {', '.join(local)}), and its workspace runs "
@@ -132,37 +131,3 @@ def carry_out(
                 )
                 raise
         return plan
-
-
-def lost_local_nodes(stack: SynthesizedStack) -> list[str]:
-    """Addresses to replace so that local nodes that died are started again, such as after a reboot of this machine.
-
-    Where the fleet's folder was removed, its copy of the secret is made again as well.
-
-    Terraform cannot see that a process is gone. A cloud restarts its machines; here a deploy does.
-    """
-    lost = []
-    for name, manifest in stack.fleets().items():
-        root = stack.modules.get(name, {}).get("root")
-        if manifest.provider != "local" or root is None:
-            continue
-        folder = stack.folder / root / manifest.stack / manifest.pool
-        if not (folder / "secret").exists():
-            lost.append(f"module.{name}.terraform_data.credential")
-        for node in manifest.nodes:
-            if not _is_served(folder / node.name):
-                resource = "head" if node.head else f'worker["{node.name}"]'
-                lost.append(f"module.{name}.terraform_data.{resource}")
-    return lost
-
-
-def _is_served(folder: Path) -> bool:
-    """Whether a runner holds the lock of the node's *folder*."""
-    try:
-        with (folder / "runner.lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False

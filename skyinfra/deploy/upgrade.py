@@ -63,6 +63,25 @@ def _running(answer: Answer | NodeError) -> Running:
     return Running(str(answer.get("version")))
 
 
+def check_kind(manifest: Manifest) -> None:
+    """Raises `NotSupported` where the nodes of the fleet cannot be upgraded as they are."""
+    kind, pool = manifest.provider, manifest.pool
+    if kind == "local" or _carrying(kind):
+        return
+    again = f"`skyinfra deploy {manifest.stack} --replace module.{pool}.terraform_data.delivered` makes them anew with "
+    raise NotSupported(
+        f"nodes of {kind} cannot be upgraded",
+        field=manifest.fleet,
+        hint=f"{again}the runner of this skyinfra; the jobs go on." if kind == "container" else None,
+    )
+
+
+def _carrying(kind: str) -> list[str]:
+    """The resources of a module that carry the runner to its nodes; empty where there are none."""
+    carrying: list[str] = read(kind).terraform.get("runner", []) if kind in kinds() else []
+    return carrying
+
+
 def wanted(stack: SynthesizedStack, manifest: Manifest) -> str | None:
     """Returns the version of the runner that *stack* has for the fleet; None where the pool's image names another."""
     if manifest.provider == "local":
@@ -104,11 +123,8 @@ class Upgrade:
 
     def _publish(self) -> None:
         """Puts the runner and its versions where nodes take them from, those too that come later."""
-        kind, name = self.manifest.provider, self.manifest.pool
-        carrying = read(kind).terraform.get("runner") if kind in kinds() else None
-        if carrying is None:
-            raise NotSupported(f"nodes of {kind} cannot be upgraded", field="provider", given=kind)
-        runner, versions, named = (f"module.{name}.{part}" for part in carrying)
+        name = self.manifest.pool
+        runner, versions, named = (f"module.{name}.{part}" for part in _carrying(self.manifest.provider))
         carried = PurePosixPath(str(self.stack.modules[name].get("runner_file", ""))).name
         there = {r.attributes.get("key") for r in self.stack.resources() if (r.module, r.name) == (name, "runner")}
         # Made anew under the same key it would be removed again with the old one.

@@ -32,8 +32,8 @@ def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -
     if scratch.is_dir():
         yield _disk("disk: scratch", scratch)
     yield from _shared_memory(root)
-    # A fleet on this machine alone has one clock, whoever keeps it.
-    if node is None or node.provider != "local":
+    # A fleet on one machine alone has one clock, whoever keeps it.
+    if node is None or node.provider not in ("local", "container"):
         yield _clock()
     yield from _threads(directory, root)
     yield from _nccl({**os.environ, **(node.env if node is not None else {})}, root)

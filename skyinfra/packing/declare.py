@@ -102,11 +102,11 @@ def _accelerator(text: str) -> list[str]:
 
 
 def _declarations() -> dict[str, type[Provider]]:
-    """The classes that declare a provider, by its name among the offers. Local is left out: it is this machine."""
+    """The classes that declare a provider, by its name among the offers. Places that sell nothing are left out."""
     exported = (getattr(providers, name) for name in providers.__all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
     found = {cls.kind: cls for cls in classes if hasattr(cls, "kind")}
-    return {kind: cls for kind, cls in found.items() if kind != "local"}
+    return {kind: cls for kind, cls in found.items() if kind not in ("local", "container")}
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
+from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
@@ -16,6 +17,7 @@ __all__ = [
     "CapacityBlock",
     "CapacityReservation",
     "CloudProvider",
+    "Container",
     "Data",
     "Local",
     "Machines",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import pytest
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import lookup, open_pool
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState
 from skyinfra.protocol.instance import InstanceInfo
@@ -60,6 +62,17 @@ def test_a_group_promises_nothing_on_its_head_and_counts_the_nodes_that_are_ther
     assert Snapshot(present, state=state).promised(group) == ["pool-i-1/0", "pool-i-1/1"]
     assert (group.node_count, group.slots_of(head)) == (3, ())
     assert (MANIFEST.node_count, MANIFEST.slots_of(MANIFEST.nodes[0])) == (2, MANIFEST.slots)
+
+
+def test_nodes_that_are_not_declared_any_more_are_not_waited_for(monkeypatch):
+    """The head remembers the slots of a node that was destroyed."""
+    present = tuple(map(slot, ("n1/0", "n1/1", "n2/0")))
+    state = told(n1=("n1/0", "n1/1"), n2=("n2/0",), n3=("n3/0", "n3/1"))
+    heads = contextlib.nullcontext(SimpleNamespace(look=lambda: Snapshot(present, state=state)))
+    monkeypatch.setattr(lookup, "open_questions", lambda *_, **__: heads)
+    heard = []
+    lookup.wait_until_ready(MANIFEST, patience=0, on_change=heard.append)
+    assert heard == ["boots", "3 of 3 slots are ready"]
 
 
 BEFORE = told(n1=("n1/0", "n1/1"), n2=("n2/0",))

@@ -103,6 +103,23 @@ def test_the_configuration_that_destroys_is_made_from_the_state(tmp_path: Path) 
     assert "module" not in document
 
 
+def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    built_in = 'provider["terraform.io/builtin/terraform"]'
+    made = {"cpu": ("secret", "node"), "boxes": ("engine", "state"), "cloud": ("secret", "versions")}
+    entries = [
+        {**resource("terraform_data", {}, provider=built_in), "module": f"module.{pool}", "name": name}
+        for pool, names in made.items()
+        for name in names
+    ]
+    (tmp_path / "terraform.old.tfstate").write_text(state(*entries))
+    (orphan,) = find_orphans(here, here.stacks())
+    folder = restore(orphan).folder
+    modules = json.loads((folder / "cdk.tf.json").read_text())["module"]
+    assert {name: module["source"] for name, module in modules.items()} == {"cpu": "./local", "boxes": "./container"}
+    assert (folder / "local" / "node.sh").is_file() and (folder / "container" / "core.tf").is_file()
+
+
 @pytest.mark.parametrize("text", ["{", '{"version": 3}', '{"encrypted_data": "x"}'])
 def test_a_state_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
     here = project(tmp_path)

@@ -84,28 +84,70 @@ def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
     assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
 
 
-# Core inputs of other providers, and what is said of them here.
-REFUSED = {
-    "spot = true": "a local node is not bought",
-    'image = "ami-1"': "runs on this machine",
-    "disk_gb = 10": "this machine's disk",
-    'allow_cidrs = ["0.0.0.0/0"]': "loopback",
-    'ssh_public_key = "ssh-ed25519 x"': "nothing to log in to",
-    "node_count = 0": "at least 1",
-}
+# Inputs that make no sense at a module, and what is said of them.
+REFUSED = (
+    ("local", "spot = true", "a local node is not bought"),
+    ("local", 'image = "ami-1"', "runs on this machine"),
+    ("local", "disk_gb = 10", "this machine's disk"),
+    ("local", 'allow_cidrs = ["0.0.0.0/0"]', "loopback"),
+    ("local", 'ssh_public_key = "ssh-ed25519 x"', "nothing to log in to"),
+    ("local", "node_count = 0", "at least 1"),
+    ("container", "spot = true", "a container is not bought"),
+    ("container", 'image = "-v"', "the name of an image"),
+    ("container", "disk_gb = 10", "its host's disk"),
+    ("container", 'allow_cidrs = ["0.0.0.0/0"]', "lets in everybody or its own machine"),
+    ("container", 'ssh_public_key = "ssh-ed25519 x"', "no SSH server"),
+    ("container", 'labels = { "skyinfra.node" = "x" }', "which is taken"),
+    ("container", 'engine = "crun"', "docker, podman"),
+    ("container", 'host = "gpu1"', "ssh://user@host"),
+    ("container", 'network = "bridge"', "do not find each other"),
+    ("container", 'gpus = ["GPU-1", "GPU-1"]', "none twice"),
+    ("container", "port = 70000", "1 to 65535"),
+)
 
 
-def test_core_inputs_that_make_no_sense_locally_are_refused(tmp_path: Path) -> None:
-    """Each in a module of its own; one plan."""
-    given = f'source = "{ROOT}/modules/local"\n name = "x"\n user_data_head = "{{}}"'
-    modules = [f'module "x{number}" {{\n {given}\n {line}\n}}\n' for number, line in enumerate(REFUSED)]
-    (tmp_path / "main.tf").write_text("".join(modules))
-    assert terraform(tmp_path, "init").returncode == 0
-    result = terraform(tmp_path, "plan", "-no-color")
+def _refused(folder: Path, *given: tuple[str, str]) -> str:
+    """What a plan of modules with these lines says, in one line."""
+    calls = [
+        f'module "x{number}" {{\n source = "{ROOT}/modules/{module}"\n name = "x"\n user_data_head = "{{}}"\n {line}\n}}\n'
+        for number, (module, line) in enumerate(given)
+    ]
+    (folder / "main.tf").write_text("".join(calls))
+    assert terraform(folder, "init").returncode == 0
+    result = terraform(folder, "plan", "-no-color")
     assert result.returncode == 1
-    said = " ".join(result.stderr.replace("│", " ").split())
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_inputs_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    """Each in a module of its own; one plan."""
+    said = _refused(tmp_path, *((module, line) for module, line, _ in REFUSED))
     assert said.count("Error: Invalid value for variable") == len(REFUSED)
-    assert not [words for words in REFUSED.values() if words not in said], said
+    assert not [words for _, _, words in REFUSED if words not in said], said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("node_count = 2", "user_data_worker: needed"),
+        ('node_count = 2\n user_data_worker = "x"\n gpus = ["a", "b", "c"]', "3 are given, which 2 nodes cannot share"),
+        ('user_data_worker = "@SKYINFRA_BUCKET@/versions.json"', "versions: the user data ask"),
+    ],
+)
+def test_inputs_of_containers_that_do_not_go_together_are_refused(line: str, words: str, tmp_path: Path) -> None:
+    assert words in _refused(tmp_path, ("container", line))
+
+
+def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
+    example = re.search(r"```hcl\n(.*?)```", (ROOT / "modules" / "container" / "README.md").read_text(), re.DOTALL)
+    assert example
+    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", f"{ROOT}/modules/container"))
+    for name in re.findall(r'"([\w.-]+\.(?:sh|whl))"', example.group(1)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    assert terraform(tmp_path, "init").returncode == 0
+    planned = terraform(tmp_path, "plan", "-no-color")
+    assert planned.returncode == 0, planned.stderr
+    assert "module.cpu.terraform_data.worker" in planned.stdout
 
 
 def test_the_example_of_its_readme_works_without_python(tmp_path: Path) -> None:

@@ -93,12 +93,18 @@ def suite() -> str:
 def install_programs(programs: Mapping[str, str] = PROGRAMS) -> None:
     """Installs the *programs* that are missing, from their packages. Raises `Unavailable`."""
     if os.geteuid() != 0:
-        raise Unavailable("booting nodes needs root")
-    lacking = sorted({package for program, package in programs.items() if shutil.which(program) is None})
+        raise Unavailable("nodes that boot, and containers, need root")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with _locked(KEPT / "programs.lock"):
+        _install({package for program, package in programs.items() if shutil.which(program) is None})
+
+
+def _install(packages: set[str]) -> None:
+    lacking = sorted(packages)
     if not lacking:
         return
     if shutil.which("apt-get") is None:
-        raise Unavailable(f"booting nodes needs {', '.join(lacking)}, and there is no apt-get to install them")
+        raise Unavailable(f"{', '.join(lacking)} are needed, and there is no apt-get to install them")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *lacking]
     if subprocess.run(install, env=quiet, capture_output=True, check=False).returncode == 0:

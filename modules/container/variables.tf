@@ -1,0 +1,153 @@
+# The core inputs whose values are this provider's; the others stand in core.tf.
+
+variable "machine_types" {
+  description = "Machine types in order of preference. A container has none; the first one is recorded in the manifest."
+  type        = list(string)
+  default     = ["container"]
+  nullable    = false
+}
+
+variable "image" {
+  description = "Image of the containers, with python3: what `docker pull` takes. The engine's own copy is used where it has one."
+  type        = string
+  default     = "python:3.12-slim-bookworm"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", var.image))
+    error_message = "image: the name of an image, such as python:3.12-slim-bookworm."
+  }
+}
+
+variable "disk_gb" {
+  description = "Disk of a node in GB. A container uses its host's disk; 0, the default, says so."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.disk_gb == 0
+    error_message = "disk_gb: a container uses its host's disk; leave it 0."
+  }
+}
+
+variable "spot" {
+  description = "Whether to buy interruptible capacity. A container is not bought, so only false is allowed."
+  type        = bool
+  default     = false
+  nullable    = false
+
+  validation {
+    condition     = !var.spot
+    error_message = "spot: a container is not bought; leave it false."
+  }
+}
+
+variable "ssh_public_key" {
+  description = "Key to log in with. A container has no SSH server, so only the empty string is allowed."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.ssh_public_key == ""
+    error_message = "ssh_public_key: a container has no SSH server; leave it empty. `docker exec -it` opens a shell."
+  }
+}
+
+variable "allow_cidrs" {
+  description = "Networks that may reach the head. An engine publishes a port to all or to its own machine, so only the empty list is allowed."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.allow_cidrs) == 0
+    error_message = "allow_cidrs: an engine lets in everybody or its own machine (see host); leave it empty."
+  }
+}
+
+variable "labels" {
+  description = "Labels of the containers. Others reach the containers that are made from then on."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for key, value in var.labels : can(regex("^[A-Za-z0-9][A-Za-z0-9._/-]*$", key)) && !startswith(key, "skyinfra.") && !can(regex("\n", value))])
+    error_message = "labels: names of letters, digits and . _ / -, not beginning with skyinfra., which is taken; values of one line."
+  }
+}
+
+variable "engine" {
+  description = "The program of the engine: docker or podman. Empty takes the first of them that answers, and keeps it."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = contains(["", "docker", "podman"], var.engine)
+    error_message = "engine: docker, podman, or empty for the first of them that answers."
+  }
+}
+
+variable "host" {
+  description = "Address of the engine of another machine (ssh://user@host), or of its socket here (unix:///...). Empty is what the program finds by itself. The head's port is published on all addresses of another machine, and on the loopback of this one."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.host == "" || can(regex("^(ssh://[A-Za-z0-9._@:\\[\\]/-]+|unix:///\\S+)$", var.host))
+    error_message = "host: ssh://user@host, or unix:///path/of/the.sock."
+  }
+}
+
+variable "network" {
+  description = "A network of the engine in which containers find each other by name, or host for that of the machine. Empty makes one for the pool."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.network == "" || (can(regex("^[A-Za-z0-9][A-Za-z0-9_.-]*$", var.network)) && !contains(["none", "bridge", "default"], var.network))
+    error_message = "network: the name of a network of your own, host, or empty for one of the pool; in none, bridge and default containers do not find each other."
+  }
+}
+
+variable "gpus" {
+  description = "GPUs of the nodes: [\"all\"], or ids as `nvidia-smi -L` lists them, the first ones for the first node, as many for each."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for gpu in var.gpus : can(regex("^[A-Za-z0-9:-]+$", gpu))]) && length(distinct(var.gpus)) == length(var.gpus)
+    error_message = "gpus: all, or ids of GPUs or MIG devices, none twice."
+  }
+}
+
+variable "port" {
+  description = "The port of the host at which clients reach the head. Null takes one between 20000 and 31999, and keeps it. In the network of the host it is scheduler_port."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.port == null || try(var.port >= 1 && var.port <= 65535 && floor(var.port) == var.port, false)
+    error_message = "port: 1 to 65535."
+  }
+}
+
+variable "root" {
+  description = "Folder for a file that says which engine was found. A relative path counts from where Terraform runs."
+  type        = string
+  default     = ".skyinfra"
+  nullable    = false
+}
+
+variable "wait_seconds" {
+  description = "How long a node may take, in seconds, until every slot is ready."
+  type        = number
+  default     = 600
+  nullable    = false
+}

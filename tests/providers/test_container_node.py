@@ -1,0 +1,190 @@
+"""modules/container/node.sh: what it asks of an engine. The program here only notes what it is asked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+SCRIPT = ROOT / "modules" / "container" / "node.sh"
+# Notes its arguments, one on a line; $FAKE fails with $SAYS. There is no container yet, and everything else.
+ENGINE = """#!/bin/sh
+printf '%s\\n' "$@" '--end--' >>"$NOTES"
+[ "$1" != --host ] || shift 2
+[ "$1" != --remote ] || shift 3
+[ "$1" != "${FAKE-}" ] || { printf '%s\\n' "$SAYS" >&2; exit 1; }
+case "$1 $2" in
+  "container inspect") exit 1 ;;
+  "network inspect") echo '10.89.7.1 ' ;;
+esac
+"""
+NO_DRIVER = 'Error response from daemon: could not select device driver ""'
+NODE = {
+    "CONTAINER": "skyinfra-p-1-0",
+    "HEAD": "skyinfra-p-1-0",
+    "NODE": "p-0",
+    "MADE_FOR": "id",
+    "IMAGE": "image",
+    "NETWORK": "net",
+    "OWN_NETWORK": "1",
+    "STATE": "skyinfra-p-1-jobs",
+    "DELIVERED": "skyinfra-p-1-delivered",
+    "PUBLISH": "127.0.0.1:21000:8786",
+    "GPUS": "",
+    "LABELS": "",
+    "USER_DATA": "the user data",
+    "WAIT": "5",
+}
+
+
+class Engine:
+    """The programs ``docker`` and ``podman`` of a folder, and what they were asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes = folder / "notes"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in ("docker", "podman"):
+            (self.bin / name).write_text(ENGINE)
+            (self.bin / name).chmod(0o755)
+
+    def call(self, verb: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        self.notes.write_text("")
+        env = {"PATH": f"{self.bin}:/usr/bin:/bin", "NOTES": str(self.notes), "HOST": "", **variables}
+        return subprocess.run(["sh", str(SCRIPT), verb], env=env, capture_output=True, text=True)
+
+    @property
+    def asked(self) -> list[list[str]]:
+        """The arguments of each call."""
+        return [call.split("\n")[:-1] for call in self.notes.read_text().split("--end--\n")[:-1]]
+
+    def creating(self, **variables: str) -> list[str]:
+        """The arguments that the container of a node is made with."""
+        done = self.call("up", **{**NODE, **variables})
+        assert done.returncode == 0, done.stderr
+        return next(call for call in self.asked if "create" in call)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def pairs(arguments: list[str], option: str) -> list[str]:
+    return [value for name, value in itertools.pairwise(arguments) if name == option]
+
+
+def test_a_node_is_made_with_what_is_declared(engine: Engine) -> None:
+    made = engine.creating(ENGINE="docker", LABELS="team=a b\ncost=$(id)")
+    assert made[-4:] == ["--entrypoint", "/bin/sh", "image", "/skyinfra-start"]
+    assert {"--label=team=a b", "--label=cost=$(id)"} <= set(made)
+    assert pairs(made, "--publish") == ["127.0.0.1:21000:8786"] and pairs(made, "--restart") == ["always"]
+    assert pairs(made, "--volume") == [
+        "skyinfra-p-1-delivered:/opt/skyinfra/delivered:ro",
+        "skyinfra-p-1-jobs:/var/lib/skyinfra-head",
+    ]
+    assert not {"--gpus", "--device", "--ip", "--add-host", "--privileged"} & set(made)
+    assert "the user data" not in engine.notes.read_text()
+    order = [call[0] for call in engine.asked]
+    assert order.index("create") < order.index("cp") < order.index("start") < order.index("exec")
+
+
+def test_the_head_of_a_network_of_podman_has_a_fixed_address(engine: Engine) -> None:
+    head = engine.creating(ENGINE="podman")
+    worker = engine.creating(ENGINE="podman", CONTAINER="skyinfra-p-1-1", STATE="", PUBLISH="")
+    assert pairs(head, "--ip") == ["10.89.7.250"] and not pairs(worker, "--ip")
+    assert pairs(head, "--add-host") == pairs(worker, "--add-host") == ["skyinfra-p-1-0:10.89.7.250"]
+    assert not pairs(worker, "--publish") and len(pairs(worker, "--volume")) == 1
+    assert not pairs(engine.creating(ENGINE="podman", OWN_NETWORK=""), "--ip")
+    assert not {"--publish", "--hostname"} & set(engine.creating(ENGINE="podman", NETWORK="host", OWN_NETWORK=""))
+
+
+def test_gpus_are_named_as_each_engine_does(engine: Engine) -> None:
+    assert pairs(engine.creating(ENGINE="docker", GPUS="all"), "--gpus") == ["all"]
+    assert pairs(engine.creating(ENGINE="docker", GPUS="GPU-1,MIG-2"), "--gpus") == ['"device=GPU-1,MIG-2"']
+    devices = pairs(engine.creating(ENGINE="podman", GPUS="GPU-1,MIG-2"), "--device")
+    assert devices == ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=MIG-2"]
+    assert pairs(engine.creating(ENGINE="podman", GPUS="all"), "--device") == ["nvidia.com/gpu=all"]
+
+
+@pytest.mark.parametrize(
+    ("program", "host", "begins"),
+    [
+        ("docker", "ssh://me@gpu1", ["--host", "ssh://me@gpu1"]),
+        ("docker", "unix:///run/d.sock", ["--host", "unix:///run/d.sock"]),
+        ("podman", "unix:///run/p.sock", ["--remote", "--url", "unix:///run/p.sock"]),
+        ("podman", "ssh://me@gpu1:2222/run/p.sock", ["--remote", "--url", "ssh://me@gpu1:2222/run/p.sock"]),
+        ("podman", "ssh://root@gpu1", ["--remote", "--url", "ssh://root@gpu1/run/podman/podman.sock"]),
+    ],
+)
+def test_every_call_goes_to_the_host(engine: Engine, program: str, host: str, begins: list[str]) -> None:
+    engine.creating(ENGINE=program, HOST=host)
+    assert len(engine.asked) > 5 and all(call[: len(begins)] == begins for call in engine.asked)
+
+
+def test_podman_on_another_machine_needs_the_path_of_its_socket(engine: Engine) -> None:
+    done = engine.call("down", ENGINE="podman", HOST="ssh://me@gpu1", CONTAINER="c")
+    assert done.returncode == 1 and not engine.asked
+    assert "ssh://me@gpu1/run/user/1000/podman/podman.sock" in done.stderr
+
+
+def test_the_secret_is_on_no_command_line(engine: Engine, tmp_path: Path) -> None:
+    wheel = tmp_path / "w.whl"
+    wheel.touch()
+    given = {"SECRET": "very-secret", "VERSIONS": "{}", "RUNNER": str(wheel), "TMPDIR": str(tmp_path)}
+    done = engine.call("prepare", ENGINE="docker", IMAGE="image", NETWORK="net", STATE="s", DELIVERED="d", **given)
+    assert done.returncode == 0, done.stderr
+    (copied,) = [call for call in engine.asked if call[0] == "cp"]
+    assert copied[2] == "d:/delivered" and "very-secret" not in engine.notes.read_text() + done.stdout + done.stderr
+    # Nor is the copy for the engine left.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "notes", "w.whl"]
+
+
+def test_the_first_engine_that_answers_is_found(engine: Engine, tmp_path: Path) -> None:
+    file = tmp_path / "root" / "stack" / "p.engine"
+    assert engine.call("find", FILE=str(file)).returncode == 0 and file.read_text() == "docker\n"
+    (engine.bin / "docker").unlink()
+    if not any(Path(folder, "docker").exists() for folder in ("/usr/bin", "/bin")):
+        assert engine.call("find", FILE=str(file), ENGINE="").returncode == 0 and file.read_text() == "podman\n"
+    none = engine.call("find", FILE=str(file), ENGINE="podman", FAKE="ps", SAYS="cannot connect.\n")
+    assert none.returncode == 1 and "podman does not answer: cannot connect: start its service" in none.stderr
+    engine.call("forget", FILE=str(file))
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "fake", "says", "words"),
+    [
+        ("docker", "start", "Error: 127.0.0.1:21000 failed: port is already allocated", "port: 127.0.0.1:21000 is"),
+        (
+            "docker",
+            "start",
+            f"{NO_DRIVER}\nError: failed to start containers: c",
+            f"gpus: the container gets no GPUs GPU-1: {NO_DRIVER}",
+        ),
+        ("podman", "start", "Error: unresolvable CDI devices nvidia.com/gpu=GPU-1", "nvidia-ctk cdi generate"),
+        ("podman", "create", "Error: no such option", "p-0 cannot be started: Error: no such option"),
+        ("docker", "cp", "no space left", "the start script cannot be copied into skyinfra-p-1-0: no space left"),
+        ("docker", "network", "no", "network: docker has no network net: make it with `docker network create net`"),
+    ],
+)
+def test_what_an_engine_refuses(engine: Engine, program: str, fake: str, says: str, words: str) -> None:
+    done = engine.call("up", **{**NODE, "ENGINE": program, "GPUS": "GPU-1", "FAKE": fake, "SAYS": says})
+    assert done.returncode == 1
+    assert words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_gone_is_removed_all_the_same(engine: Engine) -> None:
+    assert engine.call("down", ENGINE="docker", CONTAINER="c").returncode == 0
+    assert not [call for call in engine.asked if call[0] in ("rm", "stop")]
+    silent = engine.call("down", ENGINE="docker", CONTAINER="c", FAKE="ps", SAYS="Cannot connect")
+    assert silent.returncode == 1 and "docker does not answer" in silent.stderr
+
+
+def test_the_script_is_plain_sh() -> None:
+    for shell in filter(os.path.exists, ("/bin/dash", "/bin/bash")):
+        assert subprocess.run([shell, "-n", SCRIPT]).returncode == 0
