@@ -8,6 +8,7 @@ from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
+from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "CapacityReservation",
     "CloudProvider",
     "Data",
+    "Host",
     "Local",
     "Machines",
     "Provider",
+    "SSH",
     "Request",
     "Selection",
     "TerraformProvider",
