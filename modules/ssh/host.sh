@@ -44,7 +44,7 @@ configure_ssh() {
     fi
     echo "Host *"
     printf '  BatchMode yes\n  StrictHostKeyChecking yes\n  ConnectTimeout 10\n  ServerAliveInterval 5\n  ServerAliveCountMax 6\n'
-    [ ! -e "$HOME/.ssh/config" ] || echo "  Include \"$HOME/.ssh/config\""
+    [ ! -e "${HOME-}/.ssh/config" ] || echo "  Include \"$HOME/.ssh/config\""
     [ ! -e /etc/ssh/ssh_config ] || echo "  Include /etc/ssh/ssh_config"
   } >"$work/config"
 }
@@ -64,11 +64,10 @@ refused() {
   said=$(tail -n 3 "$work/error" | tr '\n' ' ')
   case $said in
     *"Host key verification failed"*)
-      known=$(grep -c . "$work/error" || true)
-      if grep -q "IDENTIFICATION HAS CHANGED\|key is known\|Offending" "$work/error"; then
-        fail "$HOST has another host key than the one that is declared or known. Where it was set up anew, declare its host_key, or: ssh-keygen -R $HOST"
+      if grep -q "key is known for" "$work/error" && [ -z "$HOST_KEY" ]; then
+        fail "the host key of $HOST${VIA:+, or of $VIA,} is not known. Log in by hand once, comparing the key: ssh $HOST. Or declare it: sky.Host(host_key=...) with what \`ssh-keyscan $HOST\` says, compared with /etc/ssh/*.pub there"
       fi
-      fail "the host key of $HOST (${VIA:+or of $VIA, }$known lines said) is not known. Log in once by hand and compare it: ssh $HOST. Or declare host_key of the sky.Host: ssh-keyscan $HOST"
+      fail "$HOST${VIA:+, or $VIA,} has another host key than is declared or known: another machine answers, or it was set up anew. Then declare its new host_key, or forget the old one: ssh-keygen -R $HOST"
       ;;
     *"sudo: "*) fail "$HOST: the user has no sudo without a password, and is not root: ${said}Add a line to /etc/sudoers.d there: USER ALL=(ALL) NOPASSWD: ALL" ;;
   esac

@@ -143,7 +143,7 @@ resource "terraform_data" "worker" {
   depends_on = [terraform_data.head]
 }
 
-# Another layout: the head gets its configuration anew and hands the layout on. No host is set up again for it.
+# Another layout: nodes get their configuration anew, the head first, which hands the layout on. No host is set up again.
 resource "terraform_data" "layout" {
   triggers_replace = [terraform_data.head.id, sha256(var.user_data_head)]
 
@@ -160,4 +160,24 @@ resource "terraform_data" "layout" {
   }
 
   depends_on = [terraform_data.worker]
+}
+
+resource "terraform_data" "worker_layout" {
+  for_each = setsubtract(keys(local.hosts), [local.head])
+
+  triggers_replace = [terraform_data.worker[each.key].id, sha256(var.user_data_worker)]
+
+  provisioner "local-exec" {
+    command = "sh '${path.module}/host.sh' deliver"
+    environment = merge(local.connections[each.key], local.from_head, local.delivered, {
+      USER_DATA = replace(local.user_data_worker, "@SKYINFRA_NODE@", local.nodes[each.key])
+    })
+  }
+
+  provisioner "local-exec" {
+    command     = "sh '${path.module}/host.sh' configure"
+    environment = merge(local.connections[each.key], { WAIT = var.wait_seconds })
+  }
+
+  depends_on = [terraform_data.layout]
 }

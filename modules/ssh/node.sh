@@ -96,8 +96,10 @@ down() {
     "$runner" partition --restore "$etc/found.json" >/dev/null || fail "the GPUs cannot be brought back to how they were found."
   fi
   for each in $found; do
-    rm -rf "${units:?}/$each" "$units/$each.d"
+    rm -f "$units/$each"
   done
+  rm -f "$units/skyinfra-partition.service.d/found.conf"
+  rmdir "$units/skyinfra-partition.service.d" 2>/dev/null || true
   systemctl daemon-reload
   systemctl reset-failed 'skyinfra-*' 2>/dev/null || true
   for each in "update-ca-certificates /usr/local/share/ca-certificates/skyinfra.crt" "update-ca-trust /etc/pki/ca-trust/source/anchors/skyinfra.crt"; do
@@ -116,4 +118,5 @@ down() {
 
 action=$1
 shift
-"$action" "$@"
+# What it starts must not read on from this text.
+"$action" "$@" </dev/null

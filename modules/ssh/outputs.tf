@@ -28,5 +28,5 @@ output "fleet" {
   }
 
   # Whoever reads the manifest may use the fleet, so it waits for every node.
-  depends_on = [terraform_data.head, terraform_data.worker, terraform_data.layout]
+  depends_on = [terraform_data.head, terraform_data.worker, terraform_data.layout, terraform_data.worker_layout]
 }
