@@ -104,7 +104,7 @@ def _ending(
         tasks = tuple(name for _, names in here for name in names)
     jobs = running[1] if running is not None and node == head else 0
     # A cloud node of 0.1.0 does not use the volume that is attached to it.
-    fate = "go on with the next head" + ("" if manifest.provider == "local" else ", unless 0.1.0 made this one")
+    fate = "go on with the next head" + (", unless 0.1.0 made this one" if manifest.provider == "aws" else "")
     fate = "end with its head" if jobs_go else fate
     return Ending(manifest.pool, node, action, _REASONS.get(reason, ""), tasks, jobs, fate)
 

@@ -109,7 +109,8 @@ def stack_to_destroy(project: Project, name: str | None) -> SynthesizedStack:
 def restore(orphan: Orphan) -> SynthesizedStack:
     """Returns the stack of *orphan* with a configuration that can destroy it, made from the state where there is none.
 
-    Terraform needs the providers that the resources were made by, and for local nodes the module, which stops them.
+    Terraform needs the providers that the resources were made by, and for local nodes and hosts the module, which ends
+    them.
     """
     stack = orphan.stack
     if (stack.folder / "cdk.tf.json").exists():
@@ -120,17 +121,28 @@ def restore(orphan: Orphan) -> SynthesizedStack:
         if found is not None:
             providers.setdefault(found.name, []).append(found.configuration())
             required[found.name] = {"source": found.source, "version": found.version}
-    local = {each.module for each in orphan.resources if (each.type, each.name) == ("terraform_data", "node")}
+    # The modules whose resources are destroyed by a program, by the resource that tells which.
+    telling = {"node": "local", "host": "ssh"}
+    kinds = {r.module: telling[r.name] for r in orphan.resources if r.type == "terraform_data" and r.name in telling}
     stack.folder.mkdir(parents=True, exist_ok=True)
-    if local:
+    if kinds:
         from skyinfra.stack import module_folder
 
-        shutil.copytree(module_folder("local"), stack.folder / "local", dirs_exist_ok=True)
+        for kind in set(kinds.values()):
+            shutil.copytree(module_folder(kind), stack.folder / kind, dirs_exist_ok=True)
     document = {
         "terraform": {"backend": stack.backend, "required_providers": required},
         "provider": providers,
         # Terraform reads these values, and makes nothing of them where everything is destroyed.
-        "module": {name: {"source": "./local", "name": name, "user_data_head": "{}"} for name in sorted(local)},
+        "module": {
+            name: {
+                "source": f"./{kind}",
+                "name": name,
+                "user_data_head": "{}",
+                **({"hosts": [{"address": "x"}]} if kind == "ssh" else {}),
+            }
+            for name, kind in sorted(kinds.items())
+        },
     }
     text = json.dumps({key: value for key, value in document.items() if value}, indent=2)
     (stack.folder / "cdk.tf.json").write_text(text, encoding="utf-8")

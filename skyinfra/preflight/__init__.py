@@ -29,7 +29,8 @@ def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | No
 
 
 def _unchecked(pool: dict[str, Any]) -> Line:
-    if pool["provider"] == "local":
-        return Line(pool["name"], "local", "pass", "nothing to check: its nodes are processes on this machine")
+    here = {"local": "processes on this machine", "ssh": "machines of yours, which the deploy asks"}
+    if (kind := pool["provider"]) in here:
+        return Line(pool["name"], kind, "pass", f"nothing to check: its nodes are {here[kind]}")
     found = f"preflight does not know how to ask {pool['provider']}"
     return Line(pool["name"], pool["provider"], "warn", found, "See in its console whether it has the machines.")

@@ -51,6 +51,12 @@ PACKAGES = (
     "systemd-sysv",
     "util-linux",
 )
+# What a machine that somebody logs in to has besides, and who may: root, one with sudo, one without.
+LOGIN = ("openssh-server", "sudo")
+USERS = ("ubuntu", "plain")
+_SUDO = 'Defaults env_keep += "FAKE_NVML_*"\nubuntu ALL=(ALL) NOPASSWD: ALL\n'
+# PAM would set what a container may not.
+_SSHD = "UsePAM no\nPasswordAuthentication no\n"
 # What a machine has that is no container.
 KERNEL = ("linux-image-cloud-amd64", "udev")
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -119,6 +125,23 @@ def rootfs() -> Path:
         _have_one_boot_id(folder)
 
     return _kept("rootfs", inputs, build)
+
+
+def login_rootfs() -> Path:
+    """As `rootfs`, of a machine that stands already: with an SSH server, and nothing that cloud-init would do."""
+
+    def build(folder: Path) -> None:
+        _debian(suite(), folder, (*PACKAGES, *LOGIN))
+        _have_one_boot_id(folder)
+        (folder / "etc/cloud/cloud-init.disabled").touch()
+        for user in USERS:
+            _run(["chroot", str(folder), "useradd", "--create-home", "--shell=/bin/bash", "--password=*", user])
+        sudo = folder / "etc/sudoers.d/bed"
+        sudo.write_text(_SUDO)
+        sudo.chmod(0o440)
+        (folder / "etc/ssh/sshd_config.d/bed.conf").write_text(_SSHD)
+
+    return _kept("login", [suite(), *PACKAGES, *LOGIN, *USERS, *_LEFT_OUT, _SUDO, _SSHD, _BOOT_ID], build)
 
 
 def virtual_rootfs() -> Path:
