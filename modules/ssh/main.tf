@@ -1,14 +1,14 @@
 locals {
-  hosts = { for host in var.hosts : host.address => host }
-  head  = var.hosts[0].address
   # By host, not by number: a host that goes changes the name of no other node.
-  nodes = { for address in keys(local.hosts) : address => "${var.name}-${trim(replace(lower(address), "/[^a-z0-9]+/", "-"), "-")}" }
+  hosts = { for host in var.hosts : "${var.name}-${trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")}" => host }
+  order = [for host in var.hosts : "${var.name}-${trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")}"]
+  head  = local.order[0]
   # The address at which clients and the other nodes reach it.
-  reached = { for address, host in local.hosts : address => host.inside == "" ? address : host.inside }
+  reached = { for node, host in local.hosts : node => host.inside == "" ? host.address : host.inside }
 
   connections = {
-    for address, host in local.hosts : address => {
-      HOST         = address
+    for node, host in local.hosts : node => {
+      HOST         = host.address
       SSH_USER     = host.user
       SSH_PORT     = tostring(host.port)
       HOST_KEY     = host.host_key
@@ -65,12 +65,11 @@ resource "terraform_data" "fleet" {
 
 # A host of this fleet. Destroying it gives the machine back. It is made by other resources (`head`, `worker`): what
 # Terraform could not create whole it does not destroy by its program either.
-resource "terraform_data" "host" {
+resource "terraform_data" "node" {
   for_each = local.hosts
 
   input = {
     connection = local.connections[each.key]
-    node       = local.nodes[each.key]
     labels     = var.labels
   }
   triggers_replace = [terraform_data.fleet.id]
@@ -85,9 +84,9 @@ resource "terraform_data" "host" {
 # Each sets its host up. Where the secret is among the variables, Terraform shows nothing of what the program says: the
 # host is looked at before, and waited for after.
 resource "terraform_data" "head" {
-  input = local.nodes[local.head]
+  input = local.head
   triggers_replace = [
-    terraform_data.host[local.head].id,
+    terraform_data.node[local.head].id,
     terraform_data.secret.id,
     coalesce(var.user_data_revision, sha256(var.user_data_head)),
     var.scheduler_port,
@@ -114,9 +113,9 @@ resource "terraform_data" "head" {
 resource "terraform_data" "worker" {
   for_each = setsubtract(keys(local.hosts), [local.head])
 
-  input = local.nodes[each.key]
+  input = each.key
   triggers_replace = [
-    terraform_data.host[each.key].id,
+    terraform_data.node[each.key].id,
     terraform_data.secret.id,
     coalesce(var.user_data_revision, sha256(var.user_data_worker)),
     local.places.head,
@@ -150,7 +149,7 @@ resource "terraform_data" "layout" {
   provisioner "local-exec" {
     command = "sh '${path.module}/host.sh' deliver"
     environment = merge(local.connections[local.head], local.delivered, {
-      USER_DATA = replace(local.user_data_head, "@SKYINFRA_NODE@", local.nodes[local.head])
+      USER_DATA = replace(local.user_data_head, "@SKYINFRA_NODE@", local.head)
     })
   }
 
@@ -170,7 +169,7 @@ resource "terraform_data" "worker_layout" {
   provisioner "local-exec" {
     command = "sh '${path.module}/host.sh' deliver"
     environment = merge(local.connections[each.key], local.from_head, local.delivered, {
-      USER_DATA = replace(local.user_data_worker, "@SKYINFRA_NODE@", local.nodes[each.key])
+      USER_DATA = replace(local.user_data_worker, "@SKYINFRA_NODE@", each.key)
     })
   }
 

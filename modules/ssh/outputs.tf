@@ -12,14 +12,14 @@ output "fleet" {
       port    = var.scheduler_port
     }
     nodes = [
-      for host in var.hosts : {
-        name           = local.nodes[host.address]
-        id             = terraform_data.host[host.address].id
-        address        = local.reached[host.address]
-        public_address = host.address
+      for node in local.order : {
+        name           = node
+        id             = terraform_data.node[node].id
+        address        = local.reached[node]
+        public_address = local.hosts[node].address
         zone           = null
         machine_type   = var.machine_types[0]
-        head           = host.address == local.head
+        head           = node == local.head
       }
     ]
     group_nodes = 0

@@ -121,9 +121,8 @@ def restore(orphan: Orphan) -> SynthesizedStack:
         if found is not None:
             providers.setdefault(found.name, []).append(found.configuration())
             required[found.name] = {"source": found.source, "version": found.version}
-    # The modules whose resources are destroyed by a program, by the resource that tells which.
-    telling = {"node": "local", "host": "ssh"}
-    kinds = {r.module: telling[r.name] for r in orphan.resources if r.type == "terraform_data" and r.name in telling}
+    named = {(each.module, each.name) for each in orphan.resources if each.type == "terraform_data"}
+    kinds = {name: "ssh" if (name, "fleet") in named else "local" for name, part in named if part == "node"}
     stack.folder.mkdir(parents=True, exist_ok=True)
     if kinds:
         from skyinfra.stack import module_folder
