@@ -28,7 +28,7 @@ def test_a_layout_comes_back(fake_machine: Machine, tmp_path: Path, first: str) 
     assert sorted((i["profile"], i["start"]) for i in after["instances"]) == sorted(
         (i["profile"], i["start"]) for i in before["instances"]
     )
-    assert after["mode"] == before["mode"]
+    assert after["current"] == before["current"]
 
 
 def test_mig_without_partitions_comes_back(fake_machine: Machine, tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_mig_without_partitions_comes_back(fake_machine: Machine, tmp_path: Path
     file = tmp_path / "found.json"
     file.write_text('{"version": 1, "gpus": [{"gpu": 0, "mig": true, "partitions": []}]}')
     run(machine, "--layout", "1g.10gb*7")
-    mode = machine.show()[0]["mode"]
+    mode = machine.show()[0]["current"]
     assert run(machine, "--restore", str(file)).returncode == 0
-    assert profiles(machine) == [[]] and machine.show()[0]["mode"] == mode
+    assert profiles(machine) == [[]] and machine.show()[0]["current"] == mode
 
 
 def test_a_file_that_says_nothing_changes_nothing(fake_machine: Machine, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Hosts:
 
 def traces(machine: Machine) -> tuple[str, object]:
     """What a fleet changes on a machine, and how its GPUs stand."""
-    gpus = [(gpu["mode"], sorted((i["profile"], i["start"]) for i in gpu["instances"])) for gpu in machine.gpus()]
+    gpus = [(gpu["current"], sorted((i["profile"], i["start"]) for i in gpu["instances"])) for gpu in machine.gpus()]
     return machine.execute("sh", "-c", _TRACES).stdout, gpus
 
 
