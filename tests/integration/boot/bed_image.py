@@ -132,7 +132,8 @@ def login_rootfs() -> Path:
     base = rootfs()
 
     def build(folder: Path) -> None:
-        shutil.copytree(base, folder, symlinks=True, dirs_exist_ok=True)
+        # With the device files as such.
+        _run(["cp", "--archive", f"{base}/.", str(folder)])
         inside = ["chroot", str(folder)]
         sources = folder / "etc/apt/sources.list"
         sources.write_text(f"deb {_mirror()} {suite()} main\n")
