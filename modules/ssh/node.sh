@@ -111,7 +111,7 @@ down() {
   if [ ! -e "$etc/found-user" ] && id skyinfra >/dev/null 2>&1; then
     userdel skyinfra || fail "the user skyinfra cannot be removed."
   fi
-  rm -rf "$opt" "$var" "$run" /var/cache/skyinfra /var/log/skyinfra
+  rm -rf "$opt" "$var" "$run" "$run"-* /var/cache/skyinfra /var/log/skyinfra
   # Last: it says whose the rest is.
   rm -rf "$etc"
 }
