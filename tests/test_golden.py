@@ -72,6 +72,13 @@ STACKS["container"] = """
     app.synth()
     """
 
+STACKS["ssh"] = """
+    sky.FleetStack(app, "ssh", pools=[sky.ComputePool(
+        name="lab", nodes=2, accelerator="H100:8/3g.40gb", labels={"team": "ml"}, provider=sky.SSH(hosts=[
+            "gpu1", sky.Host("10.0.0.7", user="ubuntu", port=2222, via="me@bastion", inside="192.168.0.7")]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},
@@ -105,7 +112,7 @@ def without_code(text: str) -> str:
     """User data without what is made of the code that compiles: the program of the first boot, and the runner."""
     place = r'("/opt/skyinfra/first_boot/\w+\.py"\n    permissions: "0644"\n    content: ).*'
     text = re.sub(place, r'\1"PROGRAM"', text)
-    script = r"(put 0644 /opt/skyinfra/first_boot/\w+\.py ).*?'(?=\n(?:put|command) )"
+    script = r"(put 0644 /opt/skyinfra/first_boot/\w+\.py ).*?'(?=\n(?:put|command|systemctl) )"
     return re.sub(script, r"\1PROGRAM", text, flags=re.DOTALL)
 
 

@@ -47,6 +47,7 @@ class {name}(CloudProvider):
 _DATA = """# {name}. `skyinfra.providers.data` says what each table means.
 
 [about]
+called = "{name}"
 nodes = "FILL"
 head = "FILL"
 tested = "planned against the provider's schema; never on the cloud"

@@ -54,7 +54,7 @@ def show_render(
         boot = read(kind).boot
         if boot.limit is not None:
             packed = ", compressed" if boot.gzip else ""
-            tables.console().print(f"{kind} takes {boot.limit} bytes of user data{packed}.")
+            tables.console().print(f"{read(kind).about.called} takes {boot.limit} bytes of user data{packed}.")
 
 
 def _form(name: str | None) -> Form | None:

@@ -14,7 +14,7 @@ from skyinfra.terraform.state import Resource
 DAYS = 30
 HOURS = 24 * DAYS
 # Providers whose nodes nobody pays for.
-FREE = {"local", "container"}
+FREE = {"local", "container", "ssh"}
 
 
 @dataclass(frozen=True, slots=True)

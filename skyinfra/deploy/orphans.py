@@ -109,8 +109,8 @@ def stack_to_destroy(project: Project, name: str | None) -> SynthesizedStack:
 def restore(orphan: Orphan) -> SynthesizedStack:
     """Returns the stack of *orphan* with a configuration that can destroy it, made from the state where there is none.
 
-    Terraform needs the providers that the resources were made by, and for local nodes and containers the module, which
-    stops them.
+    Terraform needs the providers that the resources were made by, and for local nodes, containers and hosts the module,
+    which ends them.
     """
     stack = orphan.stack
     if (stack.folder / "cdk.tf.json").exists():
@@ -133,7 +133,13 @@ def restore(orphan: Orphan) -> SynthesizedStack:
         "provider": providers,
         # Terraform reads these values, and makes nothing of them where everything is destroyed.
         "module": {
-            name: {"source": f"./{kind}", "name": name, "user_data_head": "{}"} for name, kind in sorted(kinds.items())
+            name: {
+                "source": f"./{kind}",
+                "name": name,
+                "user_data_head": "{}",
+                **({"hosts": [{"address": "x"}]} if kind == "ssh" else {}),
+            }
+            for name, kind in sorted(kinds.items())
         },
     }
     text = json.dumps({key: value for key, value in document.items() if value}, indent=2)
@@ -145,7 +151,10 @@ def _kinds(resources: Iterable[Resource]) -> dict[str, str]:
     """The provider of each module whose resources are destroyed by its own program."""
     named = {(each.module, each.name) for each in resources if each.type == "terraform_data"}
     modules = {module for module, name in named if name in ("node", "state")}
-    return {module: "container" if (module, "engine") in named else "local" for module in modules}
+    marks = {"engine": "container", "fleet": "ssh"}
+    return {
+        module: next((kind for mark, kind in marks.items() if (module, mark) in named), "local") for module in modules
+    }
 
 
 def forget(project: Project, stack: SynthesizedStack) -> None:

@@ -29,7 +29,11 @@ def preflight(stack: SynthesizedStack, *, session: Any = None, workers: int | No
 
 
 def _unchecked(pool: dict[str, Any]) -> Line:
-    here = {"local": "processes on this machine", "container": "containers, whose engine the deploy asks"}
+    here = {
+        "local": "processes on this machine",
+        "container": "containers, whose engine the deploy asks",
+        "ssh": "machines of yours, which the deploy asks",
+    }
     if (kind := pool["provider"]) in here:
         return Line(pool["name"], kind, "pass", f"nothing to check: its nodes are {here[kind]}")
     found = f"preflight does not know how to ask {pool['provider']}"

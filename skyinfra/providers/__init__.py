@@ -9,6 +9,7 @@ from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
+from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "CloudProvider",
     "Container",
     "Data",
+    "Host",
     "Local",
     "Machines",
     "Provider",
+    "SSH",
     "Request",
     "Selection",
     "TerraformProvider",

@@ -83,7 +83,7 @@ class CloudProvider(Provider):
     @property
     def called(self) -> str:
         """The provider as people name it."""
-        return type(self).__name__
+        return self.data.about.called
 
     @abstractmethod
     def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:

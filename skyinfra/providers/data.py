@@ -103,8 +103,9 @@ class TerraformProvider:
 
 
 class About(Declaration):
-    """For people: what the nodes are, how nodes and clients find the head, and how far this provider was tried."""
+    """For people: its name, what the nodes are, how nodes and clients find the head, and how far this provider was tried."""
 
+    called: str
     nodes: str
     head: str
     tested: str

@@ -35,6 +35,9 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     source.add_argument("--config", type=Path, metavar="FILE", help="the layouts of a node configuration, node.json")
     source.add_argument("--layout", metavar="L", help='this layout, such as "3g.40gb+2g.20gb+1g.10gb*2"; "off": no MIG')
     source.add_argument("--export", action="store_true", help="print what stands as mig-parted's YAML; change nothing")
+    text = "note how the GPUs are in FILE, unless that is there; change nothing"
+    source.add_argument("--save", type=Path, metavar="FILE", help=text)
+    source.add_argument("--restore", type=Path, metavar="FILE", help="bring the GPUs back to what --save noted")
     parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
@@ -52,12 +55,16 @@ def run(options: argparse.Namespace) -> int:
         options.usage("--gpu goes with --layout: everything else is about every GPU")
     if options.export and (options.check or options.dry_run):
         options.usage("--export changes nothing and compares nothing")
-    if (options.force or options.reboot) and (options.export or options.check or options.dry_run):
+    if (options.check or options.dry_run) and (options.save or options.restore):
+        options.usage("--check and --dry-run go with --config or --layout")
+    if (options.force or options.reboot) and (options.export or options.save or options.check or options.dry_run):
         options.usage("--force and --reboot go with a change, and nothing is changed here")
     if options.export:
         return _export()
     with _orderly_end():
         try:
+            if options.save or options.restore:
+                return _found(options)
             return _by_config(options) if options.layout is None else _by_layout(options)
         except SkyinfraError as error:
             # The stream of events ends with the error, which goes to the user as well.
@@ -91,23 +98,39 @@ def _by_config(options: argparse.Namespace) -> int:
     return 0
 
 
-def _by_layout(options: argparse.Namespace) -> int:
-    from skyinfra.gpu import live, partitioner
-    from skyinfra.gpu.hardware import session
-    from skyinfra.gpu.machine import SystemMachine
+def _found(options: argparse.Namespace) -> int:
+    from skyinfra.gpu import found
     from skyinfra.gpu.nvml import Nvml
 
-    apply_options = partitioner.ApplyOptions(
+    if options.save:
+        found.save(options.save, Nvml())
+    else:
+        found.restore(options.restore, Nvml(), emit=_print_event, options=_apply_options(options))
+    return 0
+
+
+def _apply_options(options: argparse.Namespace) -> Any:
+    from skyinfra.gpu.machine import SystemMachine
+    from skyinfra.gpu.partitioner import ApplyOptions
+
+    return ApplyOptions(
         machine=SystemMachine(),
         force=options.force,
         reboot=options.reboot,
         reboot_file=NodeDirectory(_ROOT).reboot_file,
     )
+
+
+def _by_layout(options: argparse.Namespace) -> int:
+    from skyinfra.gpu import live, partitioner
+    from skyinfra.gpu.hardware import session
+    from skyinfra.gpu.nvml import Nvml
+
     with session(Nvml()) as nvml:
         desired = live.desired(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
             return _print_steps(partitioner.plan(nvml, desired), options)
-        _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=apply_options))
+        _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=_apply_options(options)))
     return 0
 
 

@@ -51,6 +51,12 @@ PACKAGES = (
     "systemd-sysv",
     "util-linux",
 )
+# What a machine that somebody logs in to has besides, and who may: root, one with sudo, one without.
+LOGIN = ("openssh-server", "sudo")
+USERS = ("ubuntu", "plain")
+_SUDO = 'Defaults env_keep += "FAKE_NVML_*"\nubuntu ALL=(ALL) NOPASSWD: ALL\n'
+# PAM would set what a container may not.
+_SSHD = "UsePAM no\nPasswordAuthentication no\n"
 # What a machine has that is no container.
 KERNEL = ("linux-image-cloud-amd64", "udev")
 _LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -125,6 +131,51 @@ def rootfs() -> Path:
         _have_one_boot_id(folder)
 
     return _kept("rootfs", inputs, build)
+
+
+def login_rootfs() -> Path:
+    """As `rootfs`, of a machine that stands already: with an SSH server, and nothing that cloud-init would do."""
+    base = rootfs()
+
+    def build(folder: Path) -> None:
+        # With the device files as such.
+        _run(["cp", "--archive", f"{base}/.", str(folder)])
+        inside = ["chroot", str(folder)]
+        sources = folder / "etc/apt/sources.list"
+        sources.write_text(f"deb {_mirror()} {suite()} main\n")
+        with _having(
+            folder, Path("/etc/resolv.conf"), Path("/etc/hosts"), *Path("/etc/apt/apt.conf.d").glob("*proxy*")
+        ):
+            _run([*inside, "apt-get", "update", "-qq"])
+            _run([*inside, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *LOGIN])
+        sources.unlink()
+        shutil.rmtree(folder / "var/lib/apt/lists", ignore_errors=True)
+        (folder / "etc/cloud/cloud-init.disabled").touch()
+        for user in USERS:
+            _run([*inside, "useradd", "--create-home", "--shell=/bin/bash", "--password=*", user])
+        sudo = folder / "etc/sudoers.d/bed"
+        sudo.write_text(_SUDO)
+        sudo.chmod(0o440)
+        (folder / "etc/ssh/sshd_config.d/bed.conf").write_text(_SSHD)
+
+    return _kept("login", [base.name, *LOGIN, *USERS, _SUDO, _SSHD], build)
+
+
+@contextlib.contextmanager
+def _having(folder: Path, *files: Path) -> Iterator[None]:
+    """What this machine needs for its network is below *folder* for as long as the block runs."""
+    copies = [folder / str(file).lstrip("/") for file in files if file.exists()]
+    before = {copy: copy.read_bytes() if copy.exists() else None for copy in copies}
+    for copy in copies:
+        copy.write_bytes((Path("/") / copy.relative_to(folder)).read_bytes())
+    try:
+        yield
+    finally:
+        for copy, content in before.items():
+            if content is None:
+                copy.unlink()
+            else:
+                copy.write_bytes(content)
 
 
 def virtual_rootfs() -> Path:

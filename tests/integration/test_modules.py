@@ -108,8 +108,9 @@ REFUSED = (
 
 def _refused(folder: Path, *given: tuple[str, str]) -> str:
     """What a plan of modules with these lines says, in one line."""
+    common = 'name = "x"\n user_data_head = "{}"'
     calls = [
-        f'module "x{number}" {{\n source = "{ROOT}/modules/{module}"\n name = "x"\n user_data_head = "{{}}"\n {line}\n}}\n'
+        f'module "x{number}" {{\n source = "{ROOT}/modules/{module}"\n {common}\n {line}\n}}\n'
         for number, (module, line) in enumerate(given)
     ]
     (folder / "main.tf").write_text("".join(calls))
@@ -148,6 +149,35 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
     planned = terraform(tmp_path, "plan", "-no-color")
     assert planned.returncode == 0, planned.stderr
     assert "module.cpu.terraform_data.worker" in planned.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("spot = true", "is not bought"),
+        ('image = "ami-1"', "has its own"),
+        ("disk_gb = 10", "has its own disk"),
+        ('allow_cidrs = ["0.0.0.0/0"]', "the firewall of a machine that stands already is yours"),
+        ('ssh_public_key = "ssh-ed25519 x"', "the keys it has"),
+        ("node_count = 2", "1 hosts are given"),
+        ("hosts = []", "at least one"),
+        ('hosts = [{ address = "a" }, { address = "A" }]\n node_count = 2', "none twice"),
+        ('hosts = [{ address = "-oProxyCommand=x" }]', "an address is a name"),
+        ('hosts = [{ address = "a", user = "x;y" }]', "a user is a name"),
+        ('hosts = [{ address = "a", host_key = "a ssh-ed25519 AAAA" }]', "begins with its kind"),
+        ('hosts = [{ address = "a" }, { address = "b" }]\n node_count = 2', "user_data_worker: needed"),
+        ('user_data_worker = "@SKYINFRA_BUCKET@/versions.json"', "versions: the user data ask"),
+    ],
+)
+def test_inputs_that_hosts_cannot_have_are_refused(line: str, words: str, tmp_path: Path) -> None:
+    hosts = "" if "hosts =" in line else '\n hosts = [{ address = "a" }]'
+    (tmp_path / "main.tf").write_text(
+        f'module "x" {{\n source = "{ROOT}/modules/ssh"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
+    )
+    assert terraform(tmp_path, "init").returncode == 0
+    result = terraform(tmp_path, "plan", "-no-color")
+    assert result.returncode == 1
+    assert words in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_the_example_of_its_readme_works_without_python(tmp_path: Path) -> None:

@@ -93,9 +93,15 @@ class Bed:
         return Fleet(self, pool, {"FAKE_NVML_GPUS": gpus}, hardware)
 
     def machine(
-        self, name: str, variables: dict[str, str], *, link: bed_network.Link | None = None, **hardware: bool
+        self,
+        name: str,
+        variables: dict[str, str],
+        *,
+        link: bed_network.Link | None = None,
+        image: Path | None = None,
+        **hardware: bool,
     ) -> Machine:
-        """A machine of that image, off and without user data. *link*: that of the one before it."""
+        """A machine of that *image*, off and without user data. *link*: that of the one before it."""
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
         variables = {**variables, "FAKE_NVML_SEED": name}
         layer = folder / "image"
@@ -103,7 +109,7 @@ class Bed:
         return Machine(
             name,
             folder=folder / "machine",
-            layers=[layer, *self._layers],
+            layers=[layer, *([image] if image else self._layers)],
             link=link or self.network.link(),
             hardware=Hardware(self.driver / "fake-nvml-ctl", variables, **hardware),
         )

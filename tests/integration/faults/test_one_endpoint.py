@@ -57,7 +57,9 @@ def pid() -> int:
 
 @sky.compute
 def wrote(name: str, size: int) -> None:
-    Path(name).write_bytes(bytes(size))
+    folder = Path(os.environ["SKYINFRA_NODE_DIR"], "files")
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(bytes(size))
 
 
 @sky.compute

@@ -1,0 +1,122 @@
+# The core inputs whose values are this provider's; the others stand in core.tf.
+
+variable "machine_types" {
+  description = "Machine types in order of preference. A machine that stands already has none; the first one is recorded in the manifest."
+  type        = list(string)
+  default     = ["ssh"]
+  nullable    = false
+}
+
+variable "image" {
+  description = "Machine image. A machine that stands already has its own, so only the empty string is allowed."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.image == ""
+    error_message = "image: a machine that stands already has its own; leave it empty."
+  }
+}
+
+variable "disk_gb" {
+  description = "Disk of a node in GB. A machine that stands already has its own; 0, the default, says so."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.disk_gb == 0
+    error_message = "disk_gb: a machine that stands already has its own disk; leave it 0."
+  }
+}
+
+variable "spot" {
+  description = "Whether to buy interruptible capacity. A machine that stands already is not bought, so only false is allowed."
+  type        = bool
+  default     = false
+  nullable    = false
+
+  validation {
+    condition     = !var.spot
+    error_message = "spot: a machine that stands already is not bought; leave it false."
+  }
+}
+
+variable "ssh_public_key" {
+  description = "Key to log in with. Whoever sets up a machine that stands already logs in already, so only the empty string is allowed."
+  type        = string
+  default     = ""
+  nullable    = false
+
+  validation {
+    condition     = var.ssh_public_key == ""
+    error_message = "ssh_public_key: a machine that stands already has the keys it has; leave it empty."
+  }
+}
+
+variable "allow_cidrs" {
+  description = "Networks that may reach the head. The network of a machine that stands already is not the module's, so only the empty list is allowed."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.allow_cidrs) == 0
+    error_message = "allow_cidrs: the firewall of a machine that stands already is yours; leave it empty, and open scheduler_port of the head."
+  }
+}
+
+variable "labels" {
+  description = "Labels, recorded in the state with every host."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "hosts" {
+  description = "The machines, the head first. address: name, address, or host of the SSH configuration. user, port, key_file: what `ssh` takes where they are left out; the user is root or has sudo without a password. host_key: its public key, without a name; known_hosts say it where it is left out. inside: the address at which clients and other nodes reach it, where that is another one. via: the machine to go through."
+  type = list(object({
+    address  = string
+    user     = optional(string, "")
+    port     = optional(number, 0)
+    host_key = optional(string, "")
+    key_file = optional(string, "")
+    inside   = optional(string, "")
+    via = optional(object({
+      address  = string
+      user     = optional(string, "")
+      port     = optional(number, 0)
+      host_key = optional(string, "")
+      key_file = optional(string, "")
+    }))
+  }))
+  nullable = false
+
+  validation {
+    condition     = length(var.hosts) > 0 && length(distinct([for host in var.hosts : lower(host.address)])) == length(var.hosts)
+    error_message = "hosts: at least one, none twice."
+  }
+
+  validation {
+    condition     = alltrue([for name in flatten([for host in var.hosts : [host.address, host.inside == "" ? "x" : host.inside, try(host.via.address, "x")]]) : can(regex("^[A-Za-z0-9][A-Za-z0-9._:-]*$", name))])
+    error_message = "hosts: an address is a name or an address of letters, digits and . _ : -"
+  }
+
+  validation {
+    condition     = alltrue([for user in flatten([for host in var.hosts : [host.user, try(host.via.user, "")]]) : user == "" || can(regex("^[A-Za-z_][A-Za-z0-9._-]*$", user))])
+    error_message = "hosts: a user is a name of letters, digits and . _ -"
+  }
+
+  validation {
+    condition     = alltrue([for key in flatten([for host in var.hosts : [host.host_key, try(host.via.host_key, "")]]) : key == "" || can(regex("^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( [^\n]*)?$", key))])
+    error_message = "hosts: a host_key is one line that begins with its kind, such as ssh-ed25519 AAAA...; `ssh-keyscan` puts a name before it, which goes."
+  }
+}
+
+variable "wait_seconds" {
+  description = "How long a host may take, in seconds, until every slot is ready."
+  type        = number
+  default     = 1800
+  nullable    = false
+}

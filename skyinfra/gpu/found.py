@@ -1,0 +1,69 @@
+"""How the GPUs of a machine were found: noted in a file before anything is changed there, and brought back from it.
+
+AMD's partition modes are not among it, nor what fills no whole GPU instance.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skyinfra.errors import AcceleratorMissing, InvalidField
+from skyinfra.gpu import partitioner
+from skyinfra.gpu.hardware import session
+from skyinfra.gpu.nvml import Gpu, Nvml, noting
+from skyinfra.gpu.partitioner import ApplyOptions, Emit
+from skyinfra.gpu.transition import asking
+from skyinfra.mig import Placement
+from skyinfra.node.folder import replace_file
+
+VERSION = 1
+
+
+def save(file: Path, nvml: Nvml) -> None:
+    """Notes MIG modes and partitions in *file*, unless it is there. Without a driver there is nothing to note.
+
+    Raises `PartitionFailed` where NVML does not say, and `StateDirectoryError`.
+    """
+    if file.exists():
+        return
+    gpus: list[dict[str, Any]] = []
+    try:
+        with session(nvml), asking("NVML does not say what is there"):
+            gpus = [_standing(gpu) for gpu in nvml.gpus() if gpu.mig_mode() is not None]
+    except AcceleratorMissing:
+        gpus = []
+    replace_file(file, json.dumps({"version": VERSION, "gpus": gpus}) + "\n", durable=True)
+
+
+def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> None:
+    """Brings the GPUs back to what *file* says.
+
+    Raises `InvalidField` where it says nothing, and what `partitioner.apply` raises.
+    """
+    try:
+        gpus = json.loads(file.read_text(encoding="utf-8"))["gpus"]
+        found = {each["gpu"]: tuple(Placement(*place) for place in each["partitions"]) for each in gpus}
+        empty = {each["gpu"] for each in gpus if each["mig"] and not each["partitions"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidField(f"it does not say how the GPUs were found: {error}", field=str(file)) from None
+    if not found:
+        return
+    with session(nvml):
+        # A layout without partitions is MIG off for `apply`.
+        with asking("NVML cannot list the GPUs"):
+            for gpu in [each for each in nvml.gpus() if each.index in empty and (each.mig_mode() or (False,))[0]]:
+                del found[gpu.index]
+                for instance in gpu.instances():
+                    gpu.empty(instance)
+                    gpu.destroy(instance)
+        partitioner.apply(nvml, found, emit=emit, options=options)
+
+
+def _standing(gpu: Gpu) -> dict[str, Any]:
+    with noting(gpu.index):
+        mode = gpu.mig_mode()
+        on = mode is not None and mode[0]
+        places = [(each.profile.name, each.start, each.size) for each in gpu.instances()] if on else []
+    return {"gpu": gpu.index, "mig": on, "partitions": places}

@@ -1,0 +1,116 @@
+"""Machines that stand already: booted, with an SSH server, and with nothing of skyinfra's on them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import bed_image
+from bed_fleet import Bed
+from bed_machine import DRIVER_FOLDER, Machine
+from fleet import until
+
+# What of a machine a fleet changes, as text: nothing of it may stay.
+_TRACES = """
+ls -d /etc/skyinfra* /opt/* /var/*/skyinfra* /run/skyinfra* /root/* /home/*/* 2>/dev/null
+ls -R /etc/systemd/system /usr/local | grep -v '^total'
+cut -d: -f1 /etc/passwd /etc/group | sort
+systemctl list-units --all --plain --no-legend 'skyinfra*' | cut -d' ' -f1,2
+ps -eo user,comm | grep -c skyinfra
+true
+"""
+_PROGRAM = """
+import json
+import skyinfra as sky
+from cdktf import App
+app = App()
+def host(via=None, **fields):
+    return sky.Host(**fields, via=via and host(**via))
+hosts = [host(**each) for each in json.loads('''{hosts}''')]
+sky.FleetStack(app, "lab", pools=[sky.ComputePool(
+    name="lab", nodes=len(hosts), provider=sky.SSH(hosts=hosts, wait_seconds=300), {accelerator}
+    image=sky.Image(wheelhouse="{index}", {image}))])
+app.synth()
+"""
+
+
+class Hosts:
+    """Machines by name, with one key that logs in to all of them."""
+
+    def __init__(self, bed: Bed, folder: Path) -> None:
+        self._bed = bed
+        self._folder = folder
+        self._image = bed_image.login_rootfs()
+        self.key = folder / "key"
+        _make_key(self.key)
+        self.machines: list[Machine] = []
+
+    def start(self, name: str, gpus: str = "h100_80gb") -> Machine:
+        """Another machine, switched on; it answers at its SSH port."""
+        variables = {"FAKE_NVML_GPUS": gpus}
+        machine = self._bed.machine(name, variables, image=self._image)
+        self.machines.append(machine)
+        ssh = machine.root / "etc/ssh"
+        for old in ssh.glob("ssh_host_*"):
+            old.unlink()
+        # Two kinds: a client may take either.
+        for kind in ("ed25519", "ecdsa"):
+            _make_key(ssh / f"ssh_host_{kind}_key", kind)
+        seen = {**variables, "FAKE_NVML_SEED": name, "FAKE_NVML_STATE": f"{DRIVER_FOLDER}/state"}
+        words = " ".join(json.dumps(f"{key}={value}") for key, value in seen.items())
+        (ssh / "sshd_config.d/driver.conf").write_text(f"SetEnv {words}\n")
+        for home in ("root", *(f"home/{user}" for user in bed_image.USERS)):
+            keys = machine.root / home / ".ssh"
+            keys.mkdir(mode=0o700, exist_ok=True)
+            owner = (machine.root / home).stat()
+            (keys / "authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
+            subprocess.run(["chown", "-R", f"{owner.st_uid}:{owner.st_gid}", str(keys)], check=True)
+        machine.start()
+        until(lambda: _answers(machine.address), seconds=60)
+        return machine
+
+    def host(self, machine: Machine, user: str = "root", **fields: object) -> dict[str, object]:
+        """The fields of its `sky.Host`."""
+        known = (machine.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()
+        return {
+            "address": machine.address,
+            "user": user,
+            "host_key": known,
+            "key_file": str(self.key),
+            **fields,
+        }
+
+    def project(self, *hosts: dict[str, object], accelerator: str = "", image: str = "") -> Path:
+        """A project that declares a pool on *hosts*."""
+        here = self._folder / "project"
+        here.mkdir(exist_ok=True)
+        (here / "cdktf.json").write_text(json.dumps({"app": "python main.py"}))
+        declared = f'accelerator="{accelerator}",' if accelerator else ""
+        text = _PROGRAM.format(hosts=json.dumps(hosts), accelerator=declared, image=image, index=self._bed.index)
+        (here / "main.py").write_text(text)
+        return here
+
+    def close(self) -> None:
+        for machine in self.machines:
+            machine.close()
+
+
+def traces(machine: Machine) -> tuple[str, object]:
+    """What a fleet changes on a machine, and how its GPUs stand."""
+    gpus = [(gpu["current"], sorted((i["profile"], i["start"]) for i in gpu["instances"])) for gpu in machine.gpus()]
+    return machine.execute("sh", "-c", _TRACES).stdout, gpus
+
+
+def _make_key(path: Path, kind: str = "ed25519") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "bed", "-f", str(path)], check=True)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=1) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False

@@ -1,0 +1,78 @@
+"""sky.SSH: which hosts are declared, and what machines that stand already cannot give."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.compiler import compile_pool
+from skyinfra.errors import DeclarationError, InvalidField, NotSupported
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
+
+
+def pool(*hosts: Any, **fields: Any) -> sky.ComputePool:
+    return sky.ComputePool(name="lab", provider=sky.SSH(hosts=hosts), **{"nodes": len(hosts), **fields})
+
+
+def test_hosts_are_names_or_hosts() -> None:
+    other = sky.Host("10.0.0.7", user="ubuntu", port=2222, host_key=KEY, via="me@bastion", inside="192.168.0.7")
+    inputs = compile_pool(pool("gpu1", "root@gpu2", other), "s").selection.inputs
+    assert inputs["hosts"] == [
+        {"address": "gpu1"},
+        {"address": "gpu2", "user": "root"},
+        {
+            "address": "10.0.0.7",
+            "user": "ubuntu",
+            "port": 2222,
+            "host_key": KEY,
+            "inside": "192.168.0.7",
+            "via": {"address": "bastion", "user": "me"},
+        },
+    ]
+    assert compile_pool(pool("gpu1"), "s").head.scheduler == "0.0.0.0:8786"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ([], "at least one host"),
+        ("gpu1", "expected a list of hosts: ['gpu1']"),
+        (["gpu1", "GPU1"], "SSH.hosts[1]: the same host as hosts[0]"),
+        (["gpu1", "me@gpu1"], "SSH.hosts[1]: the same host as hosts[0]"),
+        ([sky.Host("gpu1", inside="10.0.0.7"), "10.0.0.7"], "SSH.hosts[1]: the same host as hosts[0]"),
+        (["-oProxyCommand=reboot"], "Host.address"),
+        (["a b"], "Host.address"),
+        (["gpu1;reboot"], "Host.address"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(hosts: Any, words: str) -> None:
+    with pytest.raises(InvalidField, match=re.escape(words)):
+        sky.SSH(hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"user": "me$(id)"}, {"port": 0}, {"host_key": "gpu1 ssh-ed25519 AAAA"}, {"host_key": f"{KEY}\n{KEY}"}],
+)
+def test_fields_of_a_host_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match=f"Host.{next(iter(fields))}"):
+        sky.Host("gpu1", **fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"spot": True}, {"vcpus": 4}, {"memory_gb": 16.0}, {"disk_gb": 100}, {"max_hourly_cost": 1.0}]
+)
+def test_what_machines_that_stand_cannot_give_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(NotSupported, match=next(iter(fields))) as caught:
+        compile_pool(pool("gpu1", **fields), "s")
+    assert "sky.SSH()" in str(caught.value)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_every_host_is_one_node(nodes: int) -> None:
+    with pytest.raises(DeclarationError, match="nodes: 2 hosts are declared, and each is one node"):
+        compile_pool(pool("gpu1", "gpu2", nodes=nodes), "s")
