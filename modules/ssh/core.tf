@@ -89,7 +89,7 @@ variable "user_data_revision" {
 }
 
 variable "scheduler_port" {
-  description = "The port of the head that the scheduler listens on."
+  description = "The port of the head that the scheduler listens on, as user_data_head says. Another one replaces all nodes: it stands in what they were made from."
   type        = number
   default     = 8786
   nullable    = false

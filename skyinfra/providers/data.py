@@ -103,7 +103,7 @@ class TerraformProvider:
 
 
 class About(Declaration):
-    """For people: its name, what the nodes are, how nodes and clients find the head, and how far this provider was tried."""
+    """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
     called: str
     nodes: str

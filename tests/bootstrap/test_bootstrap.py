@@ -23,7 +23,6 @@ from support import missing
 import skyinfra as sky
 from skyinfra.bootstrap import (
     FORMS,
-    LIMIT,
     Form,
     carries_runner,
     converted,
@@ -37,6 +36,7 @@ from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.engine.credentials import Credentials
 from skyinfra.node import code
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.providers import read
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # All that a file on a node may hold.
@@ -92,7 +92,7 @@ def test_user_data_fits() -> None:
 
 def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
     noise = "".join(hashlib.sha256(str(i).encode()).hexdigest() for i in range(500))
-    with pytest.raises(sky.NotSupported, match=rf"compressed, of {LIMIT} that are taken") as caught:
+    with pytest.raises(sky.NotSupported, match=rf"compressed, of {read('aws').boot.limit} that are taken") as caught:
         user_data(aws(image=sky.Image(env={"BLOB": noise})))
     assert "/etc/skyinfra/node.json" in (caught.value.hint or "")
     assert noise[:20] not in str(caught.value)

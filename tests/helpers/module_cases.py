@@ -106,3 +106,9 @@ LOCAL = ModuleCase(
 )
 
 CASES = (LOCAL, AWS)
+
+# Modules that need an engine or machines: their whole life is in tests of their own.
+BY_THEMSELVES = {
+    "container": "tests/integration/test_containers.py",
+    "ssh": "tests/integration/boot/test_ssh_hosts_boot.py",
+}

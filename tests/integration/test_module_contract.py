@@ -14,7 +14,7 @@ import pytest
 from fleet import SCRIPTS, processes, until
 from mock_provider.bed import Bed, served
 from mock_provider.schema import Schema
-from module_cases import CASES, ModuleCase
+from module_cases import BY_THEMSELVES, CASES, ModuleCase
 from support import ROOT
 
 from skyinfra.offers.offer import load
@@ -138,4 +138,7 @@ def test_what_its_readme_and_examples_show_is_valid(case: ModuleCase, bed: Bed) 
 
 
 def test_every_module_is_a_case() -> None:
-    assert {each.name for each in CASES} == {path.name for path in (ROOT / "modules").iterdir() if path.is_dir()}
+    assert all((ROOT / file).is_file() for file in BY_THEMSELVES.values())
+    assert {*BY_THEMSELVES, *(each.name for each in CASES)} == {
+        path.name for path in (ROOT / "modules").iterdir() if path.is_dir()
+    }
