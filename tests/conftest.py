@@ -23,6 +23,9 @@ settings.load_profile("skyinfra")
 # Terraform and the aws provider take a quarter of their time for the garbage that reading 13 MB of schemas leaves.
 os.environ.setdefault("GOGC", "400")
 
+# Output that is written at once hides what tasks see where it is not.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # A shell starts what runs in its background with Ctrl-C ignored, which programs inherit; those of the tests do not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -47,10 +47,10 @@ def survive_full_disks() -> None:
         if isinstance(old, io.TextIOWrapper):
             raw = _Stream(number, "w", closefd=False)
             raw.name = old.name
-            lines, at_once = old.line_buffering, old.write_through
-            # Unbuffered as it was: what native code writes comes after what was printed before.
+            at_once = old.write_through
             buffer: Any = raw if at_once else io.BufferedWriter(raw)
-            new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=lines, write_through=at_once)
+            # By the line at least: what native code writes comes after what was printed before.
+            new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=True, write_through=at_once)
             setattr(sys, name, new)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
-import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hcp_api import Answer, Route, listed, one
+from support import unpack
 
 if TYPE_CHECKING:
     from hcp_terraform import Hcp, Workspace
@@ -89,8 +88,7 @@ class Runs:
         attributes = data["attributes"]
         name = f"run-{self._server.number()}"
         folder = self._server.folder / name
-        with tarfile.open(fileobj=io.BytesIO(uploaded)) as archive:
-            archive.extractall(folder, filter="tar")
+        unpack(uploaded, folder)
         saved = bool(attributes.get("save-plan"))
         replace = attributes.get("replace-addrs") or []
         run = Run(name, workspace, folder, bool(attributes.get("is-destroy")), replace, saved)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 from collections.abc import Iterator
 from functools import cache
@@ -33,6 +35,14 @@ def missing(what: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing on this machine", pytrace=False)
     pytest.skip(f"{what} is missing on this machine")
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Puts the files of the tar *archive* into *folder*."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        # Python before 3.11.4 has no filters.
+        found.extraction_filter = getattr(tarfile, "data_filter", None)
+        found.extractall(folder)
 
 
 def cdk_command(library: str) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet import copy_quickstart, processes, skyinfra, status, until
-from support import ROOT, missing
+from support import ROOT, missing, unpack
 
 from skyinfra.node import code
 
@@ -52,8 +50,7 @@ def test_a_fleet_of_an_earlier_version_is_used_and_upgraded_with_its_jobs(tmp_pa
     )
     if archive.returncode != 0:
         missing(f"the commit {BEFORE}, in the history of the repository,")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(tmp_path / "before", filter="data")
+    unpack(archive.stdout, tmp_path / "before")
     project = copy_quickstart(tmp_path)
     skyinfra(project, "deploy", "--auto-approve", PYTHONPATH=str(tmp_path / "before"))
     before = runner_pids(project)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cloud import Cloud, tags
 from roots import Root, plan_changes
-from support import ROOT, missing
+from support import ROOT, missing, unpack
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +29,7 @@ def module_before(folder: Path) -> Path:
     made = subprocess.run(["git", "archive", BEFORE, "modules/aws"], cwd=ROOT, capture_output=True, check=False)
     if made.returncode != 0:
         missing(f"the commit {BEFORE}, in the history of the repository,")
-    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    unpack(made.stdout, folder)
     return folder / "modules" / "aws"
 
 
