@@ -61,10 +61,13 @@ def ssh(
     context: typer.Context,
     fleet: Fleet,
     node: NodeName = None,
-    user: Annotated[str, typer.Option(help="The user on the node.")] = "ubuntu",
+    user: Annotated[
+        str | None, typer.Option(help="The user on the node; of the provider's images, or whom ssh takes, by default.")
+    ] = None,
 ) -> None:
     """Open a shell on a node, the head unless another is named: by ssh, or Session Manager where no port is open."""
     from skyinfra.client.lookup import find_manifest
+    from skyinfra.providers import kinds, read
 
     command = command_of(context)
     manifest = find_manifest(fleet)
@@ -82,6 +85,8 @@ def ssh(
             hint=f"On its host: `docker exec -it {target.id} bash`, or the same with podman. `skyinfra exec` runs a "
             "program beside its runner.",
         )
+    if user is None and manifest.provider in kinds():
+        user = read(manifest.provider).traits.ssh_user
     line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
     if line is None:
         raise NotSupported(
@@ -96,15 +101,20 @@ def ssh(
     os.execvp(line[0], line)  # noqa: S606 - the terminal is ssh's from here on
 
 
-def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str) -> list[str] | None:
-    """Returns the ``ssh`` command, through the head where only the head can be reached; None where no port answers."""
+def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str | None) -> list[str] | None:
+    """Returns the ``ssh`` command, through the head where only the head can be reached; None where no port answers.
+
+    user: None or empty is whom ``ssh`` takes.
+    """
+    at = f"{user}@" if user else ""
     remote = ["--", shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
-    if _answers(node.public_address or node.address):
-        return ["ssh", *terminal, f"{user}@{node.public_address or node.address}", *remote]
+    # A host that stands already may have another port, or a name that the configuration of ssh alone knows.
+    if manifest.provider == "ssh" or _answers(node.public_address or node.address):
+        return ["ssh", *terminal, f"{at}{node.public_address or node.address}", *remote]
     head = _head(manifest)
     if node != head and head.public_address and _answers(head.public_address):
-        return ["ssh", *terminal, "-J", f"{user}@{head.public_address}", f"{user}@{node.address}", *remote]
+        return ["ssh", *terminal, "-J", f"{at}{head.public_address}", f"{at}{node.address}", *remote]
     return None
 
 

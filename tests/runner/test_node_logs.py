@@ -168,6 +168,7 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     reached.clear()
     assert execute.ssh_line(fleet, other, (), user="ubuntu") is None
+    assert execute.ssh_line(manifest("ssh"), head, (), user=None) == ["ssh", "203.0.113.1"]
     start = ["aws", "ssm", "start-session", "--target", "i-1", "--region", "us-east-1"]
     assert execute.session_line(fleet, other, ()) == start
     assert execute.session_line(fleet, other, ("ls", "a b")) == [

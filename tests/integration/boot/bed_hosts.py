@@ -68,7 +68,7 @@ class Hosts:
             (keys / "authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
             subprocess.run(["chown", "-R", f"{owner.st_uid}:{owner.st_gid}", str(keys)], check=True)
         machine.start()
-        until(lambda: _answers(machine.address), seconds=60)
+        until(lambda: answers(machine.address), seconds=60)
         return machine
 
     def host(self, machine: Machine, user: str = "root", **fields: object) -> dict[str, object]:
@@ -108,7 +108,8 @@ def _make_key(path: Path, kind: str = "ed25519") -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "bed", "-f", str(path)], check=True)
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Whether an SSH server answers there."""
     try:
         with socket.create_connection((address, 22), timeout=1) as connection:
             return connection.recv(4) == b"SSH-"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bed_fleet import Bed
-from bed_hosts import Hosts, traces
+from bed_hosts import Hosts, answers, traces
 from bed_tasks import look
 from fleet import skyinfra, until
 
@@ -180,6 +180,6 @@ def test_a_host_that_goes_away_in_the_middle_is_said(hosts: Hosts, deployed: Cal
     thread.join()
     assert machine.address in said and ("cannot be reached" in said or "is not ready" in said)
     machine.start()
-    until(lambda: machine.execute("true", check=False).returncode == 0, seconds=60)
+    until(lambda: answers(machine.address), seconds=60)
     deployed(here)
     skyinfra(here, "destroy", "--auto-approve")
