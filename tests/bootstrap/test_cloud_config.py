@@ -10,7 +10,9 @@ from cloud_config import problems, schema
 from support import ROOT
 
 HEAD = "#cloud-config\n"
-FILES = sorted([*(ROOT / "tests" / "golden").glob("aws-*.yaml"), *(ROOT / "modules" / "aws" / "examples").rglob("*.yaml")])
+FILES = sorted(
+    [*(ROOT / "tests" / "golden").glob("aws-*.yaml"), *(ROOT / "modules" / "aws" / "examples").rglob("*.yaml")]
+)
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ class Link:
         """Nobody outside can connect to the node but at the ports *open*; it can connect to everybody."""
         accept = f"tcp dport {{ {', '.join(map(str, open))} }} accept; " if open else ""
         rules = f"iif lo accept; {accept}tcp flags & (syn | ack) == syn drop"
-        table = f"table ip closed {{ chain input {{ type filter hook input priority 0; {rules}; }} }}"
+        table = f"table ip closed {{ chain input {{ type filter hook input priority 0; {rules}; }}; }}"
         _run(["ip", "netns", "exec", self.namespace, "nft", table])
 
     def hand_on(self, tap: str) -> None:
