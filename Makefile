@@ -27,7 +27,7 @@ pytest:
 	$(PYTEST) -m "not slow"
 
 pytest-all:
-	$(PYTEST)
+	$(PYTEST) -m "not long"
 
 test-aws: $(VENV)/.dev
 	$(PYTEST) tests/integration/aws

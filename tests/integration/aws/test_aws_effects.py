@@ -26,7 +26,9 @@ def test_every_input_is_in_the_tables_of_the_readme() -> None:
     assert sorted(named) == sorted(variables())
 
 
+# What test_aws_on_the_bed shows with the mock in a quarter of the time.
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_table_of_the_readme_is_what_plans_do(cloud: Cloud, tmp_path: Path) -> None:
     mine = _mine(cloud, tmp_path)
     given = {"subnet_ids": mine["subnet_ids"][:1], "runner_file": os.fspath(_file(tmp_path, "first"))}
