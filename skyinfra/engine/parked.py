@@ -47,8 +47,10 @@ class Parked:
         return None
 
     def forget(self, address: str) -> None:
-        """Drops the connections of a worker that is gone."""
-        self._waiting.pop(address.rpartition("://")[2], None)
+        """Closes the connections of a worker that is gone."""
+        waiting = self._waiting.pop(address.rpartition("://")[2], None)
+        while waiting is not None and not waiting.empty():
+            waiting.get_nowait().abort()
 
 
 async def leave(worker: Worker) -> None:
