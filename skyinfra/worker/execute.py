@@ -58,13 +58,13 @@ def named(module: str, name: str) -> object:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | bytes | None:
+def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | bytes:
     """Executes the pickled *call* ``(function, args, kwargs)`` in this thread. Never raises what the task raises.
 
     A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
-    that the task has ended, and None is the result: fetching it from this process would take two more messages, and
-    would fail where the next task ends the process. The result of a chunk is its large outcomes, that of a job its
-    `Ending` in bytes.
+    that the task has ended: fetching the result from this process takes two more messages, and fails where the next
+    task ends the process. A client whose connection broke meanwhile got no event, and does fetch it. The result of a
+    chunk is its large outcomes, that of a job its `Ending` in bytes.
     """
     # Here, because the process of a rank needs the rest of this module alone.
     from distributed import get_worker
@@ -83,11 +83,9 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     outcome = _execute(task, call, tell, say if task.echo else None)
     if task.whole:
         return Ending.of(outcome).dumps()
-    data = pickle.dumps(outcome)
-    if len(data) > SMALL_OUTCOME or not task.topic:
-        return outcome
-    tell("outcome", task.key, data)
-    return None
+    if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
+        tell("outcome", task.key, data)
+    return outcome
 
 
 def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) -> Outcome:

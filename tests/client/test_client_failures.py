@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import operator
 import os
 import signal
 import socket
@@ -277,6 +278,21 @@ def test_a_connection_that_breaks_is_made_again_and_the_task_runs_on(pool, tmp_p
     (tmp_path / "gate").touch()
     assert future.result(timeout=60) == "done"
     assert pool.submit(identity, 3).result(timeout=60) == 3
+
+
+def test_an_outcome_whose_event_is_lost_is_fetched(pool, tmp_path):
+    """The connection broke when the task ended: the event found nobody who listened."""
+    pool._fleet.loop._loop.call_soon_threadsafe(pool._fleet.connection.client.unsubscribe_topic, pool._fleet.topic)
+    path = tmp_path / "starts"
+    assert pool.submit(count_starts, str(path)).result(timeout=60) == 1
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(operator.truediv, 1, 0).result(timeout=60)
+
+
+def count_starts(path: str) -> int:
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(".")
+        return file.tell()
 
 
 def run_until_gate(started: str, gate: str) -> str:

@@ -105,8 +105,6 @@ def test_an_address_that_answers_needs_no_other_way(fleet: Fleet, programs: Path
         assert not forwarders(programs)
 
 
-# Under load the client has been seen to ask for the result again and again, without an end: not mended yet.
-@pytest.mark.slow
 def test_it_starts_again_where_it_ends(fleet: Fleet, programs: Path, wait_until: Callable[..., None]) -> None:
     with open_pool(behind(fleet, Via("ssh", "there"))) as pool:
         assert seven() >> pool == 7
