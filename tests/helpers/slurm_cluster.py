@@ -102,6 +102,8 @@ def _configuration(folder: Path, nodes: tuple[str, ...]) -> str:
         "InactiveLimit=0",
         "MinJobAge=300",
         "GresTypes=gpu",
+        # The CPUs of each node are as declared, however many this machine has.
+        "SlurmdParameters=config_overrides",
     ]
     for node, its_port in zip(nodes, ports, strict=True):
         address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={its_port}"
