@@ -6,6 +6,8 @@ NPM := tests/npm
 # Four beside one another on two cores: most tests wait for a program. What shares an expensive fixture stays together.
 PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist loadgroup --durations=20
 export PYTHON
+# With it every process of every test compiles Dask and skyinfra anew, which takes half of the time.
+unexport PYTHONDONTWRITEBYTECODE
 # Packages of Python, npm and Debian are installed beside one another.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3

@@ -213,6 +213,7 @@ def test_ctrl_c_ends_the_client_and_the_task(fleet, tmp_path, wait_until):
 # Slots and heads ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slot_that_stays_away_is_lost(fleets):
     fleet = fleets(promised=3)
     with (
@@ -237,6 +238,7 @@ def test_leaving_a_head_that_does_not_answer_leaves_nothing_open(fleet, monkeypa
     assert (client.status, client.rpc.open) == ("closed", 0)
 
 
+@pytest.mark.slow
 def test_a_fleet_without_slots_is_not_waited_for(fleets):
     fleet = fleets(nodes=())
     with open_pool(fleet.manifest, patience=1) as pool, pytest.raises(sky.SlotLost, match="every slot of stack/pool"):
@@ -356,6 +358,7 @@ def test_a_head_whose_port_is_closed_is_not_waited_for(fleet, closed, monkeypatc
         connect(dataclasses.replace(fleet.manifest, head=closed))
 
 
+@pytest.mark.slow
 def test_a_head_that_starts_again_is_waited_for_where_a_timeout_is_given(fleets):
     fleet = fleets(nodes=())
     fleet.kill()
@@ -367,6 +370,7 @@ def test_a_head_that_starts_again_is_waited_for_where_a_timeout_is_given(fleets)
         connecting.result(timeout=60).close()
 
 
+@pytest.mark.slow
 def test_a_head_without_a_port_is_not_deployed_yet(fleet):
     with pytest.raises(sky.FleetUnreachable, match="has no port yet"):
         open_pool(dataclasses.replace(fleet.manifest, head=Endpoint("127.0.0.1", 0)))

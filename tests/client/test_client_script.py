@@ -194,6 +194,7 @@ def test_the_exit_code_of_the_command_is_that_of_a_shell(command):
     assert process.wait(60) == 128 + 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_ended_ends_its_script(command, wait_until, number):
     process = command("import os, time\nprint(os.getpid())\nwhile True: time.sleep(0.1)\n")

@@ -213,6 +213,7 @@ def test_a_script_is_told_too(make_node: MakeNode, tmp_path: Path) -> None:
     node.until("drained")
 
 
+@pytest.mark.slow
 def test_draining_what_nobody_serves(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     assert "it will not serve before `skyinfra-runner undrain`" in node.run("drain").stdout
@@ -222,6 +223,7 @@ def test_draining_what_nobody_serves(make_node: MakeNode) -> None:
     assert (refused.returncode, "must be at least 0" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_drain_that_cannot_be_read_changes_nothing(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     node.boot()

@@ -53,6 +53,7 @@ def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [b"", b"hello\n"], ids=["hangs up", "speaks"])
 def test_no_socket_stays_open_where_the_peer_speaks_or_hangs_up(says: bytes) -> None:
     """Whichever comes first, its end or our handshake. Warnings of what stays open are errors."""

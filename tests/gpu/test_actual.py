@@ -49,6 +49,7 @@ def root(node: RunningNode) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
 def test_the_runner_asks_root_for_another_layout(make_node: MakeNode, apart: bool) -> None:
     node = make_node(accelerator=BEFORE)

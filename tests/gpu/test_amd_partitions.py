@@ -328,6 +328,7 @@ def test_the_next_run_gets_there_wherever_it_was_killed(machine: Machine, make_n
     assert call > 10
 
 
+@pytest.mark.slow
 def test_a_simulated_node_has_a_slot_for_each_partition(make_node: MakeNode) -> None:
     node = make_node(accelerator=declared("MI300X:2/QPX+NPS4"))
     status = node.boot()

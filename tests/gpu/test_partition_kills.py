@@ -126,8 +126,7 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
     ("name", "step"),
     [
         ("hopper", 7),
-        ("ampere", 7),
-        ("off", 7),
+        *(pytest.param(name, 7, marks=pytest.mark.slow) for name in ("ampere", "off")),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CHANGES),
     ],
 )

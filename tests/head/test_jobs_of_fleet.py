@@ -80,6 +80,7 @@ with sky.connect(sys.argv[1]) as pool:
 """
 
 
+@pytest.mark.slow
 def test_jobs_of_coroutines(running: Running, tmp_path: Path) -> None:
     path = tmp_path / "waits"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from fleet import skyinfra
 from synthesized import project_of
 
@@ -28,12 +29,14 @@ def test_plan_and_deploy_show_it_before_they_go_on(tmp_path: Path) -> None:
     assert not (project / "state").exists()
 
 
+@pytest.mark.slow
 def test_a_stack_of_this_machine_costs_nothing(tmp_path: Path) -> None:
     pools = "[sky.ComputePool(provider=sky.Local())]"
     project = project_of(tmp_path, pools, change=NO_CLOUD)
     assert skyinfra(project, "plan").stdout.splitlines()[-1] == "s costs nothing: it runs on this machine"
 
 
+@pytest.mark.slow
 def test_a_head_that_all_of_the_internet_reaches_is_said(tmp_path: Path) -> None:
     networks = "{'a': '0.0.0.0/0', 'b': '10.0.0.0/8'}.items()"
     pools = f"[sky.ComputePool(name=name, provider=sky.AWS(allow_cidrs=[cidr])) for name, cidr in {networks}]"

@@ -128,6 +128,7 @@ def test_states_of_other_workspaces(tmp_path: Path) -> None:
     assert not processes(here)
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     here = without_module(tmp_path)
     skyinfra(here, "synth")
@@ -150,6 +151,7 @@ def test_what_others_could_read_is_closed(tmp_path: Path) -> None:
 FULL_DISK = '#!/bin/bash\nfor word in "$@"; do [ "$word" = apply ] && ulimit -f 2; done\nexec {program} "$@"\n'
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program: str) -> None:
     here = project(tmp_path)
     program = tmp_path / "terraform-on-a-full-disk"
@@ -169,6 +171,7 @@ def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program:
     assert not processes(here)
 
 
+@pytest.mark.slow
 def test_the_debug_log_of_terraform_hides_the_secret(tmp_path: Path, terraform_program: str) -> None:
     here = without_module(tmp_path)
     secret = str(uuid.uuid4()) + str(uuid.uuid4())

@@ -114,6 +114,7 @@ def test_a_pool_that_cannot_be_deployed(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / ".skyinfra").write_text("in the way")
     process = start(tmp_path, "with POOL as pool:\n    print('never')")

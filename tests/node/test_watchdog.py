@@ -49,6 +49,7 @@ def test_a_runner_that_is_killed_comes_back_with_its_slots(make_node: MakeNode) 
     assert "the runner was killed" in node.directory.log_file.read_text()
 
 
+@pytest.mark.slow
 def test_it_has_one_watchdog_which_ends_with_it(make_node: MakeNode) -> None:
     node = make_node(accelerator=ONE)
     pid = boot(node)
@@ -60,6 +61,7 @@ def test_it_has_one_watchdog_which_ends_with_it(make_node: MakeNode) -> None:
     assert node.status().state == "stopped"
 
 
+@pytest.mark.slow
 def test_a_runner_that_ends_by_itself_is_left_alone(make_node: MakeNode) -> None:
     node = make_node(accelerator=ONE)
     pid = boot(node)
@@ -89,6 +91,7 @@ def test_a_folder_that_is_gone_needs_no_watchdog(make_node: MakeNode) -> None:
     until(lambda: not runs(pid), "the watchdog has ended")
 
 
+@pytest.mark.slow
 def test_what_is_starting_is_taken_back_by_a_stop(make_node: MakeNode) -> None:
     node = make_node(accelerator=ONE)
     boot(node)

@@ -216,6 +216,7 @@ def test_permissions_that_are_missing_are_warnings_that_name_them(cloud: Cloud, 
     assert "AbCd" not in str(report)
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_the_declaration_however_many_ask(cloud: Cloud, pool: Make) -> None:
     local = sky.ComputePool(name="here", provider=sky.Local(simulate=True), accelerator="H100")
     pools = [pool("L4", name="z", spot=True, nodes=2), local, pool("H100:8", name="a")]

@@ -136,6 +136,7 @@ def test_tasks_end_on_what_goes_and_never_notice_on_what_stays(make_node: MakeNo
     node.quiet_log()
 
 
+@pytest.mark.slow
 def test_tasks_that_have_not_started_start_elsewhere_at_once(make_node: MakeNode, gate: MakeGate) -> None:
     node = make_node(accelerator=h100(BIG, BIG))
     node.boot()

@@ -80,6 +80,7 @@ def test_whole_gpus_and_partitions(fake_machine: Machine) -> None:
     assert 39_000 * MIB < found[1].memory_total < 41_000 * MIB
 
 
+@pytest.mark.slow
 def test_what_a_gpu_or_its_driver_does_not_tell(fake_machine: Machine) -> None:
     machine = fake_machine("a100_80gb")
     layout = ("-m", "skyinfra.runner", "partition", "--layout", "3g.40gb*2", "--force", "--reboot")

@@ -202,6 +202,7 @@ def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(became) == 1
 
 
+@pytest.mark.slow
 def test_a_runner_whose_output_goes_to_a_journal_keeps_its_log(make_node: Callable[..., RunningNode]) -> None:
     node = make_node(cpu_slots=1)
     with node.foreground("serve"):

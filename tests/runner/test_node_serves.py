@@ -69,6 +69,7 @@ def test_each_partition_is_a_slot_that_sees_itself(make_node: MakeNode) -> None:
     assert workers["n1/0"]["nthreads"] == 1
 
 
+@pytest.mark.slow
 def test_where_memory_runs_out_tasks_end_before_the_runner(make_node: MakeNode) -> None:
     node = make_node(accelerator=TWO)
     runner = node.boot().pid
@@ -135,6 +136,7 @@ def test_only_the_fleets_own_clients_are_let_in(make_node: MakeNode) -> None:
             assert not plain.recv(100).startswith(b"HTTP")
 
 
+@pytest.mark.slow
 def test_the_secret_is_nowhere_but_in_its_file(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     status = node.boot()
@@ -186,6 +188,7 @@ def test_the_port_is_kept_and_refused_where_it_is_taken(make_node: MakeNode) -> 
     assert node.directory.holder() is None
 
 
+@pytest.mark.slow
 def test_a_node_whose_layout_is_refused_does_not_come_up(make_node: MakeNode) -> None:
     node = make_node(accelerator=h100((("3g.40gb", 2, 4),)))
     refused = node.run("boot", "--detach", check=False)
@@ -287,6 +290,7 @@ def test_a_worker_node_waits_for_its_head(make_node: MakeNode) -> None:
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_fleet_is_refused(make_node: MakeNode) -> None:
     address = make_node("n1", cpu_slots=1).boot().scheduler
     worker = make_node("n2", secret=OTHER_SECRET, head=False, scheduler=address, cpu_slots=1)
@@ -337,6 +341,7 @@ def test_an_unwritable_directory_is_named(make_node: MakeNode) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_node_whose_directory_is_removed_ends(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=2)
     status = node.boot()
@@ -351,6 +356,7 @@ def test_a_node_whose_directory_is_removed_ends(make_node: MakeNode) -> None:
     assert node.boot().pid != status.pid
 
 
+@pytest.mark.slow
 def test_a_status_that_could_not_be_written_is_written_later(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     pid = node.boot().pid
@@ -367,6 +373,7 @@ def test_a_status_that_could_not_be_written_is_written_later(make_node: MakeNode
     assert len(node.until("ready").slots) == 2
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_first_start_at_once(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=4)
     command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(node.file)]

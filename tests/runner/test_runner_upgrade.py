@@ -191,6 +191,7 @@ def test_another_runner_is_prepared_beside_the_one_that_runs_and_then_serves(nod
     ]
 
 
+@pytest.mark.slow
 def test_a_second_upgrade_follows_the_first(node: Node) -> None:
     for number, runner in enumerate(("new serves", "newer serves")):
         node.carry(runner)
@@ -216,6 +217,7 @@ def test_a_runner_that_does_not_serve_is_left_for_the_one_before(node: Node) -> 
     assert node.runner == "newer serves"
 
 
+@pytest.mark.slow
 def test_the_runner_that_is_there_is_current(node: Node) -> None:
     assert node.ask("switch aa00") == {"request": "aa00", "state": "failed", "error": "no other runner was prepared"}
     assert node.ask("prepare aa01") == {"request": "aa01", "state": "current"}
@@ -224,6 +226,7 @@ def test_the_runner_that_is_there_is_current(node: Node) -> None:
     assert node.runner == "old serves"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_is_said_and_changes_nothing(node: Node) -> None:
     node.carry("new serves")
     (node.bucket / "new-serves.whl").unlink()
@@ -234,6 +237,7 @@ def test_what_cannot_be_installed_is_said_and_changes_nothing(node: Node) -> Non
     assert node.runner == "old serves"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["", "prepare", "switch; reboot", "prepare ../../x", "restart aa01", "prepare " + "a" * 65]
 )
@@ -243,6 +247,7 @@ def test_root_does_nothing_else_that_it_is_asked_for(node: Node, text: str) -> N
     assert node.runner == "old serves"
 
 
+@pytest.mark.slow
 def test_root_reads_no_link(node: Node, tmp_path: Path) -> None:
     target = tmp_path / "of-root"
     target.write_text("prepare aa01")

@@ -42,6 +42,7 @@ def family(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
 
+@pytest.mark.slow
 def test_every_process_gets_the_signal_and_the_task_ends_by_itself(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node("n1", cpu_slots=2, grace_seconds=30.0)
     status = node.boot()
@@ -65,6 +66,7 @@ def test_every_process_gets_the_signal_and_the_task_ends_by_itself(make_node: Ma
     assert request.find(node.directory) is None
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_end_has_the_grace_and_no_longer(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node("n1", cpu_slots=1, grace_seconds=2.0)
     status = node.boot()

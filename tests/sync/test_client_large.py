@@ -165,6 +165,7 @@ def test_map_over_large_items(pool):
     ]
 
 
+@pytest.mark.slow
 def test_what_the_head_has_lost_is_sent_again(fleets):
     fleet = fleets(nodes=("n0", "n1"), slots=1)
     content = bytearray(os.urandom(6 * MEGABYTE))

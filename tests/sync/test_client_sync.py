@@ -337,6 +337,7 @@ def read_vocabulary() -> str:
     return sky.synced("data/vocab.txt").read_text()
 
 
+@pytest.mark.slow
 def test_what_the_head_and_the_nodes_have_lost_is_sent_again(project, fleets):
     fleet = fleets(nodes=("n0", "n1"), slots=1)
     with open_pool(fleet.manifest, includes=["data"]) as pool:

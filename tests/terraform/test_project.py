@@ -49,6 +49,7 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
         project.stack("c")
 
 
+@pytest.mark.slow
 def test_a_program_without_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = write(tmp_path, "from cdktf import App\nApp().synth()")
     for name in (None, "a"):

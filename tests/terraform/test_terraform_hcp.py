@@ -83,6 +83,7 @@ def test_plan_apply_output_destroy(make: Make, mode: str) -> None:
     assert not list(Path(stack.working_dir).glob("*.tfstate*"))
 
 
+@pytest.mark.slow
 def test_every_kind_of_change_of_a_remote_run(make: Make) -> None:
     """Such a run is shown as text; that anything changes must not be missed."""
     kept, gone = {"input": "kept"}, {"input": "gone"}

@@ -115,6 +115,7 @@ def test_a_gang_between_nodes_is_refused_and_one_on_a_node_is_not(behind: Fleet)
             pool.launch(os.getpid, nodes=2, per_node=1, framework="none")
 
 
+@pytest.mark.slow
 def test_after_the_node_or_the_head_starts_anew(behind: Fleet) -> None:
     for each in reversed(behind.nodes):
         t = time.monotonic()
