@@ -1,14 +1,18 @@
 """Writes tests/mock_provider/schemas/NAME.json anew from what publishes the schema of a provider.
 
     python -m tools.provider_schema cdktn NAME WHEEL [TYPE ...]       a wheel from PyPI: cdktn-provider-NAME
+    python -m tools.provider_schema pulumi NAME WHEEL [TYPE ...]      a wheel from PyPI that was made of the provider
     python -m tools.provider_schema terraform NAME FILE [TYPE ...]    what `terraform providers schema -json` printed
 
 Without TYPE, of the types that the file has; a data source is data.TYPE. What a source does not say (what forces
-replacement, defaults, values, and for cdktn what is sensitive and the provider's own arguments) stays as it is.
+replacement, defaults, values, and for cdktn what is sensitive and the provider's own arguments) stays as it is. Pulumi
+names lists in the plural, makes names up, and says neither whether a list is a set nor whether it is a block: what the
+file has in the singular, and its ``name``, stay, and where it says ``framework`` there are no blocks.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -193,6 +197,147 @@ def _type(body: str, name: str) -> Any:
     return ["set", kind[1]] if "Fn.tolist(" in body else kind
 
 
+# Of Pulumi: the Python that its generator writes of a provider has a class for the arguments and one for the resource.
+
+_PLAIN = {"str": "string", "bool": "bool", "int": "number", "float": "number"}
+# What stands around a type and says nothing of it, but `Optional`.
+_AROUND = ("Input", "Output", "InputType")
+
+
+class Pulumi:
+    """What the *wheel* says of a provider. framework: whether it is made with the newer SDK, which has no blocks."""
+
+    def __init__(self, wheel: Path, *, framework: bool) -> None:
+        self._framework = framework
+        self._classes: dict[str, dict[str, ast.ClassDef]] = {}
+        with zipfile.ZipFile(wheel) as file:
+            [about] = [each for each in file.namelist() if each.endswith("/pulumi-plugin.json")]
+            self._sources = {
+                name.removeprefix(f"{about.partition('/')[0]}/"): file.read(name).decode()
+                for name in file.namelist()
+                if name.endswith(".py")
+            }
+            said = json.loads(file.read(about))
+        self.version = said.get("parameterization", said)["version"]
+
+    def __call__(self, kind: str) -> Json:
+        name = kind.partition("_")[2] if kind != "provider" else kind
+        found = [each for each in self._sources if each.removesuffix(".py").replace("/", "_") == name]
+        # One that was moved into a folder still has its old file.
+        path = max(found, key=lambda each: each.count("/"))
+        top = self._of(path)
+        [args] = [each for each in top if each.endswith("Args") and not each.startswith("_")]
+        secret = re.findall(r"additional_secret_outputs=\[(.*?)\]", self._sources[path])
+        fields = self._fields(path, args, args.removesuffix("Args"))
+        for key in re.findall(r'"(\w+)"', "".join(secret)):
+            snake = re.sub("([A-Z])", lambda found: f"_{found[1].lower()}", key)
+            fields[snake] = {**fields[snake], "sensitive": True}
+        if kind != "provider":
+            fields.setdefault("id", {"type": "string", "computed": True})
+        return dict(sorted(fields.items()))
+
+    def _of(self, path: str) -> dict[str, ast.ClassDef]:
+        """The classes of a file, by name."""
+        if path not in self._classes:
+            body = ast.parse(self._sources[path]).body
+            self._classes[path] = {each.name: each for each in body if isinstance(each, ast.ClassDef)}
+        return self._classes[path]
+
+    def _fields(self, path: str, args: str, outputs: str) -> Json:
+        """The fields of a class of arguments and of the class of what comes of them, either of which may be missing."""
+        beside = path.rpartition("/")[0] + "/" if "/" in path else ""
+        inputs = {**self._of(f"{beside}_inputs.py"), **self._of(path)}.get(args)
+        given = {**self._of(f"{beside}outputs.py"), **self._of(path)}.get(outputs)
+        # Of the provider only what is given to it.
+        got = _getters(given) if given is not None and args != "ProviderArgs" else {}
+        found = {}
+        for name, (kind, required) in (_arguments(inputs) if inputs else {}).items():
+            computed = not required and name in got and not _optional(got[name])
+            flags = {"required": required, "optional": not required, "computed": computed}
+            found[name] = self._field(path, kind, {key: True for key, value in flags.items() if value})
+        for name, kind in got.items():
+            if name not in found and name != "urn":
+                found[name] = self._field(path, kind, {"computed": True})
+        return dict(sorted(found.items()))
+
+    def _field(self, path: str, kind: ast.expr, flags: Json) -> Json:
+        nesting, inner = _unwrapped(kind)
+        if not isinstance(inner, ast.Constant):
+            plain = _plain(inner)
+            return {"type": [nesting, plain] if nesting else plain, **flags}
+        name = str(inner.value).rpartition(".")[2]
+        fields = self._fields(path, name if name.endswith("Args") else f"{name}Args", name.removesuffix("Args"))
+        if self._framework:
+            return {"nesting": nesting or "single", **flags, "attributes": fields}
+        if flags == {"computed": True}:
+            return {"type": _object("list", fields), **flags}
+        limits = {"min": "required" in flags, "max": not nesting}
+        return {"nesting": "list", **{key: 1 for key, value in limits.items() if value}, "block": fields}
+
+
+def _arguments(of: ast.ClassDef) -> dict[str, tuple[ast.expr, bool]]:
+    """The arguments of a class, each with its type and whether it is required."""
+    [start] = [each for each in of.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    pairs = zip(start.args.kwonlyargs, start.args.kw_defaults, strict=True)
+    return {each.arg: (each.annotation, default is None) for each, default in pairs if each.annotation is not None}
+
+
+def _getters(of: ast.ClassDef) -> dict[str, ast.expr]:
+    """The properties of a class, with their types."""
+    found = [each for each in of.body if isinstance(each, ast.FunctionDef)]
+    typed = {each.name: each.returns for each in found if "pulumi.getter" in map(_called, each.decorator_list)}
+    return {name: kind for name, kind in typed.items() if kind is not None}
+
+
+def _called(decorator: ast.expr) -> str:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+
+
+def _parts(kind: ast.expr) -> tuple[str, list[ast.expr]]:
+    """``Sequence`` and ``[str]`` of ``Sequence[str]``."""
+    if not isinstance(kind, ast.Subscript):
+        return "", []
+    inner = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+    return ast.unparse(kind.value).rpartition(".")[2], inner
+
+
+def _optional(kind: ast.expr) -> bool:
+    name, inner = _parts(kind)
+    return name == "Optional" or (name in _AROUND and _optional(inner[0]))
+
+
+def _unwrapped(kind: ast.expr) -> tuple[str, ast.expr]:
+    """``list``, ``map`` or nothing, and what it is of."""
+    name, inner = _parts(kind)
+    if name in (*_AROUND, "Optional"):
+        return _unwrapped(inner[0])
+    if name in ("Sequence", "Mapping"):
+        deeper, of = _unwrapped(inner[-1])
+        return ("list" if name == "Sequence" else "map"), of if not deeper else inner[-1]
+    return "", kind
+
+
+def _plain(kind: ast.expr) -> Any:
+    nesting, inner = _unwrapped(kind)
+    return [nesting, _plain(inner)] if nesting else _PLAIN[ast.unparse(inner).rpartition(".")[2]]
+
+
+def named_as_before(new: Json, old: Json) -> Json:
+    """The fields of *new*, with the singular where *old* has it."""
+    plurals = {plural: name for name in old for plural in (f"{name}s", f"{name}es", f"{name[:-1]}ies")}
+    found = {}
+    for name, field in new.items():
+        called = name if name in old else plurals.get(name, name)
+        before = old.get(called, {})
+        if called == "name" and before:  # Pulumi makes one up where none is given
+            field = before
+        inner = {
+            key: named_as_before(field[key], before.get(key, {})) for key in ("block", "attributes") if key in field
+        }
+        found[called] = {**field, **inner}
+    return dict(sorted(found.items()))
+
+
 def main(source: str, name: str, path: str, *kinds: str) -> None:
     file = SCHEMAS / f"{name}.json"
     document: Json = json.loads(file.read_text()) if file.exists() else {"source": name, "version": "", "schemas": {}}
@@ -202,6 +347,10 @@ def main(source: str, name: str, path: str, *kinds: str) -> None:
         wheel = Cdktn(Path(path), wanted)
         schemas = {kind: wheel(kind) for kind in wanted}
         document["version"] = wheel.version
+    elif source == "pulumi":
+        made = Pulumi(Path(path), framework=document.get("framework", False))
+        schemas = {kind: named_as_before(made(kind), document["schemas"].get(kind, {})) for kind in wanted}
+        document["version"] = made.version
     else:
         printed = json.loads(Path(path).read_text())
         schemas = {kind: from_terraform(printed, kind) for kind in wanted}

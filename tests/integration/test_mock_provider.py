@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from mock_provider.bed import Bed, served
 from mock_provider.schema import SCHEMAS, Schema
 from mock_provider.world import Failure
+
+from tools import provider_schema
 
 HEAD = """
 terraform {
@@ -284,3 +287,75 @@ def test_terraform_takes_every_schema(tmp_path: Path) -> None:
         bed.run("init", "-no-color")
         shown = json.loads(bed.run("providers", "schema", "-json"))
     assert {each.removeprefix("registry.terraform.io/") for each in shown["provider_schemas"]} == set(sources.values())
+
+
+PULUMI = {
+    "pulumi_box/pulumi-plugin.json": '{"name": "terraform-provider", "parameterization": {"version": "1.2.3"}}',
+    "pulumi_box/_inputs.py": """
+class InstanceDiskArgs:
+    def __init__(__self__, *,
+                 size: pulumi.Input[_builtins.int],
+                 kind: pulumi.Input[Optional[_builtins.str]] = None): ...
+""",
+    "pulumi_box/outputs.py": """
+class InstanceDisk(dict):
+    @_builtins.property
+    @pulumi.getter
+    def size(self) -> _builtins.int: ...
+    @_builtins.property
+    @pulumi.getter
+    def serial(self) -> Optional[_builtins.str]: ...
+""",
+    "pulumi_box/instance.py": """
+class InstanceArgs:
+    def __init__(__self__, *,
+                 disks: pulumi.Input[Sequence[pulumi.Input['InstanceDiskArgs']]],
+                 root: pulumi.Input[Optional['InstanceDiskArgs']] = None,
+                 labels: pulumi.Input[Optional[Mapping[str, pulumi.Input[_builtins.str]]]] = None,
+                 user_data: pulumi.Input[Optional[_builtins.str]] = None,
+                 zone: pulumi.Input[Optional[_builtins.str]] = None): ...
+class _InstanceState: ...
+class Instance(pulumi.CustomResource):
+    def _internal_init(__self__):
+        secret_opts = pulumi.ResourceOptions(additional_secret_outputs=["userData"])
+    @_builtins.property
+    @pulumi.getter
+    def ips(self) -> pulumi.Output[Sequence[_builtins.str]]: ...
+    @_builtins.property
+    @pulumi.getter(name="userData")
+    def user_data(self) -> pulumi.Output[Optional[_builtins.str]]: ...
+    @_builtins.property
+    @pulumi.getter
+    def zone(self) -> pulumi.Output[_builtins.str]: ...
+""",
+}
+
+
+@pytest.mark.parametrize("framework", [False, True])
+def test_a_wheel_of_pulumi_says_the_schema(tmp_path: Path, framework: bool) -> None:
+    with zipfile.ZipFile(tmp_path / "box.whl", "w") as wheel:
+        for name, text in PULUMI.items():
+            wheel.writestr(name, text)
+    said = provider_schema.Pulumi(tmp_path / "box.whl", framework=framework)
+    found = said("box_instance")
+    within = {
+        "kind": {"type": "string", "optional": True},
+        "serial": {"type": "string", "computed": True},
+        "size": {"type": "number", "required": True},
+    }
+    assert said.version == "1.2.3"
+    assert found == {
+        "disks": {"nesting": "list", "required": True, "attributes": within}
+        if framework
+        else {"nesting": "list", "min": 1, "block": within},
+        "id": {"type": "string", "computed": True},
+        "ips": {"type": ["list", "string"], "computed": True},
+        "labels": {"type": ["map", "string"], "optional": True},
+        "root": {"nesting": "single", "optional": True, "attributes": within}
+        if framework
+        else {"nesting": "list", "max": 1, "block": within},
+        "user_data": {"type": "string", "optional": True, "sensitive": True},
+        "zone": {"type": "string", "optional": True, "computed": True},
+    }
+    named = provider_schema.named_as_before(found, {"disk": {"nesting": "set"}, "label": {}})
+    assert {"disk", "label", "ips"} < set(named) and "disks" not in named
