@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,28 +14,41 @@ from skyinfra.cli import tables
 from skyinfra.cli.options import OPTIONS
 from skyinfra.offers import Offer, Price, Query
 
+if TYPE_CHECKING:
+    from skyinfra.preflight.live import Live
+
 CHOSEN = "->"
 NONE = "This version of skyinfra can deploy none of them."
 
 
-def show_offers(query: Query, *, as_json: bool) -> None:
+def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
     """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match.
 
-    The first one of a provider that this version deploys to would be chosen.
+    The first one of a provider that this version deploys to would be chosen. live: asks the providers first.
     """
-    found = query.run(offers.load())
+    asked = ask_providers(query) if live else None
+    found = query.run(asked.offers if asked else offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
+    notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
     chosen = next((offer for offer in found if offer.provider in providers.deployable()), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
-        tables.print_json({"offers": listed, "notes": remarks(query, found)})
+        tables.print_json({"offers": listed, "notes": notes})
         return
     out = tables.console()
     out.print(offer_table(query, found, chosen))
     last = f"{CHOSEN} is what would be chosen. The quotas of your account are not known here."
-    for line in (*remarks(query, found), last if chosen else NONE):
+    for line in (*notes, last if chosen else NONE):
         out.print(escape(line), soft_wrap=True)
+
+
+def ask_providers(query: Query) -> Live:
+    """Asks the providers what they have now; prints that it does where a person is watching."""
+    from skyinfra.preflight.live import look_up
+
+    with tables.console(to_stderr=True).status("asking the providers ..."):
+        return look_up(query)
 
 
 def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> Table:

@@ -29,7 +29,7 @@ class Machines(Declaration):
     memory_scale, ram_scale: what the sizes are multiplied with. memory_of: whether the memory is of one device, or of
     all. machine: the text for each machine type of the query in {machines}; joined: what stands between them. region:
     the one that is asked about where the query names none. cheapest: how many machines of each accelerator and count
-    are kept.
+    are kept. complete: whether a machine type that is not listed cannot be had.
     """
 
     path: str
@@ -57,6 +57,7 @@ class Machines(Declaration):
     joined: str = ","
     region: str = ""
     cheapest: int | None = None
+    complete: bool = True
 
 
 class Capacity(Declaration):
