@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "reach": {"protocol"},
     "client": {"blobs", "engine", "first_boot", "protocol", "reach", "sync", "tasks", "terraform", "worker"},
-    "preflight": {"offers", "providers", "terraform"},
+    "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {"client", "compiler", "node", "offers", "pool", "protocol", "providers", "stack", "terraform"},
 }
 # What travels to a node may use these and the standard library.

@@ -149,7 +149,9 @@ def price(row: Row, kind: str) -> list[Any] | None:
         return None
     day, undated = dated(row, kind)
     basis = "undated" if undated else "listed"
-    if (kind == "spot" and "spot derived" in row["notes"]) or "approximate price" in row["notes"]:
+    if (kind == "spot" and "spot derived" in row["notes"]) or re.search(
+        "approximate price|converted from", row["notes"]
+    ):
         basis = "estimated"
     usd = float(row[f"{kind}_usd_h"]) * machine_factor(row)
     return [round(usd, 6), region(row[f"{kind}_region"]) or EVERYWHERE, day, basis]
@@ -176,9 +178,15 @@ class Prices:
             self.notes.append(f"no {label} price: the source's ${found[0]:g}/h ({found[1]}, {found[2]}) {why}")
             setattr(self, kind, None)
 
+    def doubt(self, kind: str, why: str) -> None:
+        found = getattr(self, kind)
+        if found:
+            self.notes.append(f"the {kind.replace('_', '-')} price is doubtful: it {why}")
+            setattr(self, kind, [*found[:3], "suspect"])
+
 
 def prices(row: Row) -> Prices:
-    """The prices that may be believed."""
+    """The prices, without those that are none of the machine; those that cannot be right are marked."""
     found = Prices(price(row, "on_demand"), price(row, "spot"))
     if found.on_demand and "accelerator price only" in row["notes"]:
         for kind in ("on_demand", "spot"):
@@ -188,11 +196,13 @@ def prices(row: Row) -> Prices:
             found.drop(kind, "is the same for every slice and cannot be right")
     elif "spot >= 80% of on-demand" in row["notes"]:
         list_price = "on 2026-09-26 the list price of a3-highgpu-1g was $10.98/h, twice the source's"
-        found.drop("on_demand", f"is no more than 1.25 times the spot price, probably that of flex start; {list_price}")
+        found.doubt(
+            "on_demand", f"is no more than 1.25 times the spot price, probably that of flex start; {list_price}"
+        )
     elif "labelled spot but above on-demand" in row["notes"]:
-        found.drop("spot", "is above the on-demand price")
+        found.doubt("spot", "is above the on-demand price")
     elif found.on_demand and found.spot and found.on_demand[0] == found.spot[0]:
-        found.drop("spot", "is the on-demand price")
+        found.doubt("spot", "is the on-demand price")
     return found
 
 

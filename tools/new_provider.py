@@ -89,6 +89,13 @@ region = "FILL"
 date = "{today}"
 
 [prices.usd_per_hour]
+
+[preflight]
+credentials = [["FILL"]]
+login = "FILL"
+unasked = "FILL"
+source = "FILL"
+date = "{today}"
 """
 _MAIN = """locals {{
   head   = local.names[0]

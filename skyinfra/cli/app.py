@@ -232,9 +232,15 @@ def offers(
     vcpus: Annotated[Optional[int], typer.Option(metavar="N", help="Of the machine, at least.")] = None,  # noqa: UP045
     ram: Annotated[Optional[float], typer.Option(metavar="GIB", help="Of the machine, at least.")] = None,  # noqa: UP045
     legacy: Annotated[bool, typer.Option("--legacy", help="Also what is no longer sold to everybody.")] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Ask the providers: those that answer without a key, or to one in the environment."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the machines that carry an accelerator, cheapest first, with dated prices. Asks no provider."""
+    """List the machines that carry an accelerator, cheapest first, with dated prices. Asks nobody without --live."""
     from skyinfra.cli.offers import show_offers
     from skyinfra.offers import ask
 
@@ -252,7 +258,7 @@ def offers(
             max_price=max_price,
             legacy=legacy,
         )
-    show_offers(query, as_json=as_json)
+    show_offers(query, as_json=as_json, live=live)
 
 
 @app.command()

@@ -2,53 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
+from rich.table import Table
 
-from skyinfra import offers
+from skyinfra import offers, providers
 from skyinfra.cli import tables
 from skyinfra.cli.options import OPTIONS
 from skyinfra.offers import Offer, Price, Query
 
+if TYPE_CHECKING:
+    from skyinfra.preflight.live import Live
+
 CHOSEN = "->"
+NONE = "This version of skyinfra can deploy none of them."
 
 
-def show_offers(query: Query, *, as_json: bool) -> None:
-    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match."""
-    found = query.run(offers.load())
+def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
+    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match.
+
+    The first one of a provider that this version deploys to would be chosen. live: asks the providers first.
+    """
+    asked = ask_providers(query) if live else None
+    found = query.run(asked.offers if asked else offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
+    notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
+    chosen = next((offer for offer in found if offer.provider in providers.deployable()), None)
     if as_json:
-        listed = [offer_document(offer) | {"chosen": offer is found[0]} for offer in found]
-        tables.print_json({"offers": listed, "notes": remarks(query, found)})
+        listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
+        tables.print_json({"offers": listed, "notes": notes})
         return
+    out = tables.console()
+    out.print(offer_table(query, found, chosen))
+    last = f"{CHOSEN} is what would be chosen. The quotas of your account are not known here."
+    for line in (*notes, last if chosen else NONE):
+        out.print(escape(line), soft_wrap=True)
+
+
+def ask_providers(query: Query) -> Live:
+    """Asks the providers what they have now; prints that it does where a person is watching."""
+    from skyinfra.preflight.live import look_up
+
+    with tables.console(to_stderr=True).status("asking the providers ..."):
+        return look_up(query)
+
+
+def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> Table:
+    """The offers as a table, with a mark at the *chosen* one."""
     first, second = ("SPOT PER HOUR", "ON DEMAND PER HOUR") if query.spot else ("ON DEMAND PER HOUR", "SPOT PER HOUR")
-    made = tables.table("", "PROVIDER", "MACHINE", "ACCELERATOR", "MEMORY", "MIG", "VCPUS", "RAM", first, second)
+    made = tables.table(
+        "",
+        "PROVIDER",
+        "MACHINE",
+        "ACCELERATOR",
+        "MEMORY",
+        "PARTITIONED BY",
+        "VCPUS",
+        "RAM",
+        first,
+        second,
+        "DEPLOYABLE",
+    )
     for offer in found:
+        prices = (offer.spot, offer.on_demand) if query.spot else (offer.on_demand, offer.spot)
         made.add_row(
-            CHOSEN if offer is found[0] else "",
+            CHOSEN if offer is chosen else "",
             offer.provider,
             escape(offer.machine_type),
             offer.carries,
             f"{offer.share_gb:g} GB",
-            "yes" if offer.mig_model else "",
+            providers.who_partitions(offer) or "",
             tables.known(offer.vcpus),
             "unknown" if offer.ram_gib is None else f"{offer.ram_gib:g} GiB",
-            cell(offer.price(spot=query.spot)),
-            cell(offer.price(spot=not query.spot)),
+            *map(cell, prices),
+            "yes" if offer.provider in providers.deployable() else "no",
         )
-    out = tables.console()
-    out.print(made)
-    last = f"{CHOSEN} is what would be chosen. The quotas of your account are not known here."
-    for line in (*remarks(query, found), last):
-        out.print(escape(line), soft_wrap=True)
+    return made
 
 
 def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
-    """Returns notes on the prices, and on the offers that are left out."""
+    """Returns notes on the prices, on the providers that cannot be deployed to, and on the offers that are left out."""
     lines = []
+    reasons: dict[str, list[str]] = {}
+    for name in sorted({offer.provider for offer in found}):
+        if why := providers.undeployable(name):
+            reasons.setdefault(why, []).append(name)
+    lines += [f"Not deployable: {', '.join(names)}: {why}." for why, names in reasons.items()]
     purchase = "spot" if query.spot else "on-demand"
     priced = [(offer, price) for offer in found if (price := offer.price(spot=query.spot)) is not None]
     elsewhere = sorted({price.region for _, price in priced if price.region not in (query.region, offers.EVERYWHERE)})
@@ -56,8 +99,14 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
         lines.append(f"The {purchase} prices are of {'; '.join(elsewhere)}: none of {query.region} are known.")
     if any(price.basis == "estimated" for _, price in priced):
         lines.append("~ is an estimate, not a quote.")
+    if any(price and price.basis == "suspect" for offer in found for price in (offer.on_demand, offer.spot)):
+        lines.append(
+            "? is a price that cannot be right and is not counted; --json says why, in the notes of the offer."
+        )
     if len(priced) < len(found):
-        lines.append(f"The {purchase} price of {len(found) - len(priced)} of them is not known; they come last.")
+        lines.append(
+            f"The {purchase} price of {len(found) - len(priced)} of them is not known or doubtful; they come last."
+        )
     if query.fraction is None and query.accelerators:
         shares = _shares(query)
         if shares:
@@ -87,6 +136,9 @@ def offer_document(offer: Offer) -> dict[str, Any]:
         "share_gb": offer.share_gb,
         "vendor": offer.vendor,
         "mig_model": offer.mig_model,
+        "partitioned_by": providers.who_partitions(offer),
+        "deployable": offer.provider in providers.deployable(),
+        "not_deployable_because": providers.undeployable(offer.provider),
     }
 
 
@@ -94,6 +146,5 @@ def cell(price: Price | None) -> str:
     """A price in a table: "$55.04 us-east-1 2026-07-20"."""
     if price is None:
         return "unknown"
-    sign = "~" if price.basis == "estimated" else ""
     before = "before " if price.basis == "undated" else ""
-    return escape(f"{sign}{offers.usd(price.usd_per_hour)} {price.region} {before}{price.date}")
+    return escape(f"{price.marked()} {price.region} {before}{price.date}")

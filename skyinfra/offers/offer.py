@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from skyinfra.accelerators import catalog
+from skyinfra.accelerators import catalog, partitions
 
 _DATA = Path(__file__).with_name("offers.json")
 
@@ -47,18 +47,22 @@ class Price:
     usd_per_hour: of the whole machine. region: where that is the price; "all regions" where the source states one price
     for the provider. date: the day, or month, of which it is known ("2026-05-20", "2026-08").
     basis: "listed"; "undated" where the source says no more than that it is older than `date`; "estimated" where it was
-    worked out or is approximate.
+    worked out or is approximate; "suspect" where it cannot be right, so that it is shown and not counted.
     """
 
     usd_per_hour: float
     region: str
     date: str
-    basis: Literal["listed", "undated", "estimated"] = "listed"
+    basis: Literal["listed", "undated", "estimated", "suspect"] = "listed"
 
     def __str__(self) -> str:
-        sign = "~" if self.basis == "estimated" else ""
         before = "before " if self.basis == "undated" else ""
-        return f"{sign}{usd(self.usd_per_hour)}/h in {self.region}, {before}{self.date}"
+        return f"{self.marked('/h')} in {self.region}, {before}{self.date}"
+
+    def marked(self, unit: str = "") -> str:
+        """The amount with *unit* and the mark of its basis: ``~$26.42/h`` for an estimate, ``$43.07?`` for a doubt."""
+        about, doubt = "~" if self.basis == "estimated" else "", "?" if self.basis == "suspect" else ""
+        return f"{about}{usd(self.usd_per_hour)}{unit}{doubt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Offer:
     accelerator: by the catalog's name. count: how many; for a fraction, how many devices it has a share of.
     memory_gb: nominal, in decimal GB, of one whole device. form_factor: None where no source says which.
     fraction: the share of each device, 1.0 for whole ones. vcpus, ram_gib: of the machine; None where unknown.
-    on_demand, spot: None where no believable price is known.
+    on_demand, spot: None where no price is known; see `price`, which leaves out those that cannot be right.
     regions: where it is offered; empty where unknown.
     network_cards: None where unknown. efa_interfaces: of AWS's EFA, 0 without.
     divisible: whether the tenant may partition the accelerators, where they can be partitioned at all.
@@ -96,8 +100,9 @@ class Offer:
     source: str = ""
 
     def price(self, *, spot: bool = False) -> Price | None:
-        """The price of one purchase or the other."""
-        return self.spot if spot else self.on_demand
+        """The price of one purchase or the other, as far as it can be believed."""
+        found = self.spot if spot else self.on_demand
+        return None if found is None or found.basis == "suspect" else found
 
     @property
     def share_gb(self) -> float:
@@ -110,6 +115,11 @@ class Offer:
         if not self.divisible or self.fraction != 1:
             return None
         return self._row.mig_model
+
+    @property
+    def partitionable(self) -> bool:
+        """Whether its accelerators can be partitioned at all: NVIDIA's with MIG, AMD's with partition modes."""
+        return self._row.mig_model is not None or self.accelerator in {part.name for part in partitions.parts()}
 
     @property
     def vendor(self) -> str:

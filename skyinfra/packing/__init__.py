@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer, Query, ask, load
-from skyinfra.packing.declare import Machines
+from skyinfra.packing.declare import Machines, sellers
 from skyinfra.packing.demand import Demand, DemandInput, read, text
 from skyinfra.packing.problem import Problem, unserved
 from skyinfra.packing.programme import solver
@@ -39,7 +39,8 @@ def pack(
     partition that is at least as large: the memory in its name, and as many SMs as it has on one of the GPUs that have
     it (compute slices where SMs are not known). A size is served by any partition or whole GPU with that memory.
     exact: a profile is served by itself alone, on whatever GPU has it, and a size by partitions alone.
-    provider, region, spot: which offers, at which price. The region of a price may be another one; it says which.
+    provider, region, spot: which offers, at which price. Without a provider those are chosen that this version deploys
+    to. The region of a price may be another one; it says which.
     max_nodes: how many machines at most. offers: to choose among, in place of those that are shipped.
     seconds: how long to look for the proof that nothing is cheaper; then the best so far is returned, as "feasible".
 
@@ -56,7 +57,8 @@ def pack(
     if max_nodes is not None and (isinstance(max_nodes, bool) or max_nodes < 1):
         raise InvalidField("a number of machines from 1", field="max_nodes", given=max_nodes)
     names = (provider,) if isinstance(provider, str) else tuple(provider or ())
-    supply = Supply.of(_among(offers, names, region), spot=spot)
+    open_to_all = names or offers is not None
+    supply = Supply.of(_among(offers, names, region), spot=spot, sellers=None if open_to_all else sellers())
     problem = Problem(demands, supply, max_nodes=max_nodes, exact=exact)
     missing = unserved(problem)
     if missing:

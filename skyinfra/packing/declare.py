@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skyinfra import mig, providers
+from skyinfra import mig, offers, providers
 from skyinfra.errors import NotSupported
 from skyinfra.mig import Layout
 from skyinfra.offers import Offer, Price
@@ -47,14 +47,13 @@ class Machines:
 
 def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
     """Returns a pool for each of *machines*. Raises NotSupported for a provider without a declaration."""
-    declared = _declarations()
-    missing = sorted({each.offer.provider for each in machines} - set(declared))
+    declared = providers.deployable()
+    missing = {name: why for each in machines if (why := providers.undeployable(name := each.offer.provider))}
     if missing:
-        known = ", ".join(sorted(declared))
         raise NotSupported(
-            f"this version of skyinfra has no declaration of {' and '.join(missing)}",
+            "; ".join(f"{name}: {why}" for name, why in sorted(missing.items())),
             field="provider",
-            hint=f"Pack for providers that it has: {known}.",
+            hint=f"Pack for providers that it deploys to: {', '.join(sellers())}.",
         )
     return [
         ComputePool(
@@ -73,10 +72,10 @@ def source(machines: Sequence[Machines], *, spot: bool) -> str:
     lines = ["import skyinfra as sky", "", "pools = ["]
     for name, each in zip(_names(machines), machines, strict=True):
         said = f"{each.nodes} x {each.offer.machine_type} at {each.price}"
-        cls = _declarations().get(each.offer.provider)
+        cls = providers.deployable().get(each.offer.provider)
         if cls is None:
             lines.append(f"    # {each.offer.provider} {said}: {each.accelerator}")
-            lines.append(f"    # This version of skyinfra has no declaration of {each.offer.provider}.")
+            lines.append(f"    # It cannot be declared: {providers.undeployable(each.offer.provider)}.")
             continue
         arguments = ", ".join(f"{key}={value!r}" for key, value in _arguments(cls, each).items()).replace("'", '"')
         lines += [
@@ -101,12 +100,9 @@ def _accelerator(text: str) -> list[str]:
     return ["        accelerator=(", *(f'            "{piece}"' for piece in pieces), "        ),"]
 
 
-def _declarations() -> dict[str, type[Provider]]:
-    """The classes that declare a provider, by its name among the offers. Places that sell nothing are left out."""
-    exported = (getattr(providers, name) for name in providers.__all__)
-    classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
-    found = {cls.kind: cls for cls in classes if hasattr(cls, "kind")}
-    return {kind: cls for kind, cls in found.items() if kind not in ("local", "container")}
+def sellers() -> tuple[str, ...]:
+    """The providers that have offers and that this version deploys to, by name."""
+    return tuple(sorted(set(providers.deployable()) & set(offers.providers())))
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:

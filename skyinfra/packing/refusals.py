@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from skyinfra.errors import DemandDoesNotFit, NotOffered
 from skyinfra.offers import EVERYWHERE, Offer, load, told, usd
+from skyinfra.packing.declare import sellers
 from skyinfra.packing.demand import Demand, having
 from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import buy, fewest_machines
@@ -25,7 +26,7 @@ def nothing_serves(problem: Problem, demands: Sequence[Demand], asked: str) -> N
 
 def _why(problem: Problem, demand: Demand) -> str:
     """Returns the GPUs that serve the demand, and their providers; or the largest partition that exists."""
-    everywhere = Supply.of(load(), spot=problem.supply.spot)
+    everywhere = Supply.of(load(), spot=problem.supply.spot, sellers=sellers())
     sentences = []
     if problem.exact and demand.named:
         loose = [kind for kind in _kinds(problem, problem.supply) if kind.serves(demand, exact=False)]
@@ -42,7 +43,8 @@ def _why(problem: Problem, demand: Demand) -> str:
         sentences.append(f"Offered: {'; '.join(told(offer, spot=problem.supply.spot) for offer in shown)}.")
     elif demand.named:
         models = ", ".join(geometry.model for geometry, _ in having(demand.wanted))
-        sentences.append(f"It is a profile of {models}, which nobody offers in partitions at a known price.")
+        whom = "nobody whom this version deploys to"
+        sentences.append(f"It is a profile of {models}, which {whom} offers in partitions at a known price.")
     largest = max(_kinds(problem, problem.supply), key=lambda kind: (kind.memory_gb, kind.order), default=None)
     if largest is not None and largest.memory_gb < demand.memory_gb:
         what = f"{largest.profile} of {largest.gpu.label}" if largest.profile else largest.gpu.label

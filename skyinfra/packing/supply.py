@@ -13,7 +13,7 @@ without MIG is worth in slices is not known, so that it serves demands for memor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -150,14 +150,24 @@ class Supply:
     left_out: Mapping[str, int]
 
     @classmethod
-    def of(cls, offers: Iterable[Offer], *, spot: bool) -> Supply:
-        """Returns the supply from *offers*: whole NVIDIA GPUs with a known price, in a fixed order."""
+    def of(cls, offers: Iterable[Offer], *, spot: bool, sellers: Collection[str] | None = None) -> Supply:
+        """Returns the supply from *offers*: whole NVIDIA GPUs with a known price, in a fixed order.
+
+        sellers: the providers whose offers count; None is all.
+        """
         kept: dict[Offer, Price] = {}
-        reasons = ("not an NVIDIA GPU", "no longer sold to everybody", "a share of a GPU", "price not known")
+        reasons = (
+            "a provider that cannot be deployed to",
+            "not an NVIDIA GPU",
+            "no longer sold to everybody",
+            "a share of a GPU",
+            "price not known",
+        )
         counts = dict.fromkeys(reasons, 0)
         for offer in offers:
             price = offer.price(spot=spot)
-            why = (offer.vendor != "nvidia", offer.legacy, offer.fraction != 1, price is None)
+            closed = sellers is not None and offer.provider not in sellers
+            why = (closed, offer.vendor != "nvidia", offer.legacy, offer.fraction != 1, price is None)
             if price is not None and not any(why):
                 kept[offer] = price
             else:

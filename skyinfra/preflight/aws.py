@@ -13,10 +13,11 @@ from skyinfra.preflight.facts import Context
 from skyinfra.preflight.images import check_images
 from skyinfra.preflight.machines import check_machines
 from skyinfra.preflight.network import check_network, check_security_groups
-from skyinfra.preflight.pool_inputs import PoolInputs
+from skyinfra.preflight.pool_inputs import PoolInputs, read
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
+from skyinfra.terraform.project import SynthesizedStack
 
 Check = Callable[[Context], list[Finding]]
 
@@ -58,6 +59,13 @@ ACTIONS = (
 )
 
 Account = tuple[str, str | None]
+
+
+def check(
+    stack: SynthesizedStack, pools: Sequence[dict[str, Any]], *, session: Any = None, workers: int | None = None
+) -> dict[str, list[Line]]:
+    """The lines of *pools* of *stack* by their names; see `check_pools`."""
+    return check_pools([read(stack, pool) for pool in pools], session=session, workers=workers or WORKERS)
 
 
 def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:

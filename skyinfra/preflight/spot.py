@@ -66,7 +66,7 @@ def _price(context: Context, kind: str, prices: dict[str, float]) -> Finding:
         if above:
             return warned(f"{text}; {name} is {offers.usd(most)}", f"No node comes from {listed(above)} at that price.")
     offer = offers.named("aws", kind)
-    shipped = offer.spot if offer else None
+    shipped = offer.price(spot=True) if offer else None
     if shipped is not None and least > _DEARER * shipped.usd_per_hour:
         return warned(f"{text}; the shipped price is {shipped}", "The costs that plan and deploy show are too low.")
     return passed(f"{text}; the shipped price is {shipped}" if shipped else text)

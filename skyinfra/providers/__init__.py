@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skyinfra.offers import Offer
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
@@ -30,9 +36,44 @@ __all__ = [
     "TerraformProvider",
     "Traits",
     "VastAI",
+    "deployable",
     "kinds",
     "machines_of",
     "provider_of",
     "read",
     "strings",
+    "undeployable",
+    "who_partitions",
 ]
+
+_NOT_DEPLOYABLE = Path(__file__).with_name("not_deployable.json")
+
+
+@cache
+def deployable() -> dict[str, type[Provider]]:
+    """The providers that this version deploys to, by kind: the classes of this package that have a data file."""
+    exported = (globals()[name] for name in __all__)
+    classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
+    return {cls.kind: cls for cls in classes if getattr(cls, "kind", None) in kinds()}
+
+
+def undeployable(kind: str) -> str | None:
+    """Why this version deploys nothing to the provider *kind*, and what to use instead; None where it does."""
+    if kind in deployable():
+        return None
+    known: dict[str, Any] = json.loads(_NOT_DEPLOYABLE.read_text(encoding="utf-8"))
+    if kind not in known:
+        return "this version of skyinfra has no module"
+    return f"{known[kind]['why']}; {known[kind]['instead']}"
+
+
+def who_partitions(offer: Offer) -> str | None:
+    """Who may partition the accelerators of *offer*: tenant, provider, nobody or unknown; None where nobody can at all.
+
+    A provider that this version does not deploy to has no traits, so that it is unknown there.
+    """
+    if not offer.partitionable:
+        return None
+    if not offer.divisible or offer.fraction != 1:
+        return "nobody"
+    return read(offer.provider).traits.partitioned_by if offer.provider in deployable() else "unknown"

@@ -1,7 +1,7 @@
 """What differs between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
-Tables of the file: terraform, boot, traits, images, no_image, machines, prices, quotas, errors; a provider leaves out
-what it has not. Every table carries its source and date, in fields or in a comment.
+Tables of the file: terraform, boot, traits, images, no_image, machines, prices, quotas, preflight, errors; a provider
+leaves out what it has not. Every table carries its source and date, in fields or in a comment.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.offers import Price
+from skyinfra.providers.asked import Asked
 
 Form = Literal["node.json", "cloud-config", "script", "container"]
 # How the runner's wheel reaches a node.
@@ -115,7 +116,8 @@ class Data(Declaration):
     """The data file of a provider. images: by vendor ("cpu" for none) and architecture. errors: of its API.
 
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, and `arm`, a pattern of types. prices: of machines
-    without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`.
+    without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`. preflight: what can be asked
+    before anything is made, and where from; see `skyinfra.providers.asked`.
     """
 
     kind: str
@@ -129,6 +131,7 @@ class Data(Declaration):
     prices: Mapping[str, Any] = Field(default_factory=dict)
     quotas: Mapping[str, Any] = Field(default_factory=dict)
     errors: Sequence[Mapping[str, Any]] = ()
+    preflight: Asked | None = None
 
     def terraform_provider(self, **config: Any) -> TerraformProvider:
         """The Terraform provider with *config*, of which None is left out."""

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, NotOffered
+from skyinfra import providers as sky_providers
 from skyinfra.cli.app import app
 
 
@@ -44,6 +45,33 @@ def test_the_chosen_row_is_marked_and_prices_have_region_and_date() -> None:
     assert not lines[2].startswith("->") and "$98.32 eastus 2026-05-20" in lines[2]
 
 
+def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
+    found = json.loads(run("H100:8", "--json"))["offers"]
+    (chosen,) = [offer for offer in found if offer["chosen"]]
+    deployable = [offer for offer in found if offer["deployable"]]
+    assert chosen == deployable[0] and chosen["provider"] in sky_providers.deployable()
+    assert all(bool(offer["not_deployable_because"]) != offer["deployable"] for offer in found)
+    assert {o["partitioned_by"] for o in found if o["provider"] == "aws"} == {"tenant"}
+    assert {o["partitioned_by"] for o in found if o["provider"] == "vastai"} == {"nobody"}
+    assert {o["partitioned_by"] for o in json.loads(run("L4", "--json"))["offers"]} == {None}
+
+
+def test_providers_that_cannot_be_deployed_to_say_why() -> None:
+    lines = run("H100:1", "--provider", "coreweave").splitlines()
+    assert all(not line.startswith("->") for line in lines)
+    assert "no machine resource" in lines[-2] and "skyinfra render --format kubernetes" in lines[-2]
+    assert lines[-1] == "This version of skyinfra can deploy none of them."
+    assert not any(line.startswith("Not deployable") for line in run("H100:8", "--provider", "aws").splitlines())
+
+
+def test_a_doubtful_price_is_marked_and_does_not_count() -> None:
+    out = run("H100:8", "--provider", "gcp")
+    assert "$43.07? us-central1 2026-05-20" in out and "? is a price that cannot be right" in out
+    assert "a3-megagpu-8g" in out.splitlines()[1]  # at twice as much, but believed
+    with pytest.raises(NotOffered):
+        run("H100:8", "--provider", "gcp", "--max-price", "50")
+
+
 def test_spot_sorts_and_limits() -> None:
     lines = run("H100:8", "--provider", "aws", "--provider", "azure", "--spot", "--max-price", "20").splitlines()
     assert "Standard_ND96isr_H100_v5" in lines[1] and "p5" not in lines[2]
@@ -56,7 +84,7 @@ def test_what_a_reader_must_know_is_said() -> None:
     assert "g6f" not in out
     assert "g6f.large" in run("L4", "--fraction", "0.125")
     assert "~ is an estimate" in run("H100:8", "--provider", "aws", "--spot")
-    assert "price of 2 of them is not known" in run("H100:8")
+    assert "price of 2 of them is not known or doubtful" in run("H100:8")
 
 
 def test_minima_and_preferences() -> None:
@@ -66,7 +94,7 @@ def test_minima_and_preferences() -> None:
 
 
 def test_without_arguments_everything_is_listed() -> None:
-    assert len(json.loads(run("--json"))["offers"]) == 381 - 3 - 11  # without legacy machines and shares
+    assert len(json.loads(run("--json"))["offers"]) == 412 - 3 - 11  # without legacy machines and shares
 
 
 def test_nothing_found_and_wrong_names() -> None:

@@ -64,7 +64,7 @@ def test_exact_and_limits() -> None:
     exact = json.loads(run("1g.10gb*3", "--provider", "aws", "--exact", "--json"))
     assert {each["profile"] for each in exact["given"]} == {"1g.10gb"}
     assert "whole L4" in run(">=18GB*2", "--provider", "aws")
-    assert "no declaration of verda" in run("1g.10gb", "--provider", "verda")
+    assert "# It cannot be declared: CoreWeave" in run(">=40GB", "--provider", "coreweave")
     with pytest.raises(DemandDoesNotFit, match=r"--max-nodes: .*\nAt least 2 are needed"):
         run("1g.10gb*100", "--provider", "aws", "--max-nodes", "1")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra import mig, offers
+from skyinfra import mig, offers, providers
 from skyinfra.accelerators import Accelerator, catalog
 from skyinfra.offers import Offer, Price
 from skyinfra.offers.offer import COLUMNS
@@ -27,7 +27,7 @@ def one(provider: str, machine_type: str) -> Offer:
 
 
 def test_every_row_of_the_table_is_one_offer() -> None:
-    assert len(ALL) == 381
+    assert len(ALL) == 412
     assert Counter(offer.provider for offer in ALL) == {
         "aws": 88,
         "gcp": 75,
@@ -37,6 +37,8 @@ def test_every_row_of_the_table_is_one_offer() -> None:
         "lambda": 23,
         "verda": 19,
         "nebius": 17,
+        "crusoe": 17,
+        "scaleway": 14,
         "hyperstack": 13,
         "coreweave": 13,
         "digitalocean": 9,
@@ -58,9 +60,11 @@ def test_a_row_is_whole(offer: Offer) -> None:
         if price is not None:
             assert price.usd_per_hour > 0 and price.region
             assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", price.date)
-            assert price.basis in ("listed", "undated", "estimated")
-    if offer.on_demand and offer.spot:
-        assert offer.spot.usd_per_hour < offer.on_demand.usd_per_hour
+            assert price.basis in ("listed", "undated", "estimated", "suspect")
+            assert price.basis != "suspect" or any("doubtful" in note for note in offer.notes)
+    believed, spot = offer.price(), offer.price(spot=True)
+    if believed and spot:
+        assert spot.usd_per_hour < believed.usd_per_hour
     if offer.fraction == 1:
         declared = sky.accelerators.parse(offer.carries)
         assert (declared.name, declared.memory_gb, declared.count) == (offer.accelerator, offer.memory_gb, offer.count)
@@ -108,6 +112,9 @@ def test_no_text_means_a_list_of_texts_that_is_not_used() -> None:
         ("hyperstack", "n3-H100x8", "H100-PCIe:8", 80),
         ("verda", "1B300.30V", "B300:1", 288),
         ("vultr", "NVIDIA L40S (bare metal)", "L40S:8", 48),
+        ("crusoe", "gb200-186gb-nvl-ib.4x", "GB200:4", 186),
+        ("crusoe", "a100-80gb-sxm-ib.8x", "A100:8", 80),
+        ("scaleway", "L4-8-24G", "L4:8", 24),
     ],
 )
 def test_what_the_lists_have_wrong(provider: str, machine_type: str, carries: str, share_gb: float) -> None:
@@ -115,15 +122,39 @@ def test_what_the_lists_have_wrong(provider: str, machine_type: str, carries: st
     assert (offer.carries, offer.share_gb) == (carries, share_gb)
 
 
-def test_prices_that_cannot_be_right_are_left_out_with_the_reason() -> None:
+def test_a_cloud_is_called_the_same_by_its_declaration_and_its_offers() -> None:
+    clouds = {kind for kind in providers.deployable() if providers.read(kind).terraform}
+    assert clouds and clouds <= set(offers.providers())
+    assert set(json.loads(providers._NOT_DEPLOYABLE.read_text())) <= set(offers.providers()) - set(clouds)
+
+
+def test_prices_that_cannot_be_right_are_marked_and_not_counted() -> None:
     gcp = one("gcp", "a3-highgpu-8g")
-    assert gcp.on_demand is None and gcp.spot == Price(35.8736, "us-central1", "2026-05-20")
-    assert any("43.0662" in note and "10.98" in note for note in gcp.notes)
-    assert one("azure", "Standard_ND96isr_H200_v5").spot is None
-    assert one("runpod", "NVIDIA H100 80GB HBM3 (spot)").spot is None
+    assert gcp.on_demand == Price(43.0662, "us-central1", "2026-05-20", "suspect")
+    assert str(gcp.on_demand) == "$43.07/h? in us-central1, 2026-05-20"
+    assert gcp.price() is None and gcp.price(spot=True) == Price(35.8736, "us-central1", "2026-05-20")
+    assert any("doubtful" in note and "10.98" in note for note in gcp.notes)
+    for provider, machine, spot in (
+        ("gcp", "a2-ultragpu-1g", False),
+        ("azure", "Standard_ND96isr_H200_v5", True),
+        ("runpod", "NVIDIA H100 80GB HBM3 (spot)", True),
+    ):
+        offer = one(provider, machine)
+        marked = offer.spot if spot else offer.on_demand
+        assert marked is not None and marked.basis == "suspect" and offer.price(spot=spot) is None
+
+
+def test_prices_of_something_else_are_left_out_with_the_reason() -> None:
     assert one("gcp", "v6e-8").on_demand is None
     host_is_extra = one("gcp", "n1-* + guest_accelerator nvidia-tesla-t4 x1")
     assert host_is_extra.on_demand is None and any("0.35" in note for note in host_is_extra.notes)
+
+
+def test_prices_in_euros_are_estimates_that_say_their_rate() -> None:
+    scaleway = one("scaleway", "H100-1-80G")
+    assert scaleway.on_demand == Price(3.2687, "fr-par-2", "2026-09-26", "estimated")
+    assert "EUR 2.8665" in scaleway.notes[0] and "1.1403 of 2026-09-25" in scaleway.notes[1]
+    assert (scaleway.carries, scaleway.regions) == ("H100-PCIe:1", ("fr-par-2", "pl-waw-2"))
 
 
 def test_what_is_known_of_a_price_is_kept() -> None:
@@ -134,6 +165,7 @@ def test_what_is_known_of_a_price_is_kept() -> None:
     assert (one("aws", "p6-b300.48xlarge").efa_interfaces, one("aws", "p6-b300.48xlarge").network_cards) == (16, 17)
     assert one("verda", "1H100.80S.32V").on_demand == Price(2.29, "FIN-02", "2026-05-24")
     assert one("nebius", "gpu-h100-sxm/8gpu-128vcpu-1600gb").spot == Price(10, "eu-north1", "2026-09-25", "undated")
+    assert one("crusoe", "l40s-48gb.10x").on_demand == Price(15, "us-east1-a", "2026-09-28")
     assert one("digitalocean", "gpu-h100x8-640gb").on_demand == Price(23.92, offers.EVERYWHERE, "2026-08")
     assert one("vultr", "NVIDIA L40S (bare metal)").on_demand == Price(8 * 0.848, offers.EVERYWHERE, "2026-05-24")
 

@@ -47,11 +47,15 @@ def test_units_and_order(tmp_path: Path) -> None:
     assert (tmp_path / "offers.json").read_bytes() == first
 
 
-def test_a_spot_price_as_high_as_the_other_is_left_out(tmp_path: Path) -> None:
+def test_a_spot_price_as_high_as_the_other_is_marked(tmp_path: Path) -> None:
     (row,) = built(tmp_path, G5.replace("0.4,", "1.006,"))
-    assert row["spot"] is None and row["notes"] == [
-        "no spot price: the source's $1.006/h (us-east-1, 2026-07-20) is the on-demand price"
-    ]
+    assert row["spot"] == [1.006, "us-east-1", "2026-07-20", "suspect"]
+    assert row["notes"] == ["the spot price is doubtful: it is the on-demand price"]
+
+
+def test_a_price_in_another_currency_is_an_estimate(tmp_path: Path) -> None:
+    (row,) = built(tmp_path, f"{G5}converted from EUR at the ECB rate 1.1403 of 2026-09-25")
+    assert row["on_demand"] == [1.006, "us-east-1", "2026-07-20", "estimated"]
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,11 @@ def test_a_count_is_exact_and_without_one_the_smallest_machine_is_taken() -> Non
 
 def test_cheapest_first_then_by_name_and_unknown_prices_last() -> None:
     found = offers.find("H100:8")
-    prices = [offer.on_demand.usd_per_hour for offer in found if offer.on_demand]
+    prices = [price.usd_per_hour for offer in found if (price := offer.price())]
     assert prices == sorted(prices)
+    # Their prices cannot be right.
     assert types(found)[-2:] == ["a3-edgegpu-8g", "a3-highgpu-8g"]
-    assert all(offer.on_demand is None for offer in found[-2:])
+    assert all(offer.price() is None for offer in found[-2:])
     same = offers.find("B300", provider="runpod")
     assert types(same) == ["NVIDIA HGX B300 (community)", "NVIDIA HGX B300 (secure)"]
 
@@ -115,7 +116,7 @@ def test_nothing_found_names_the_nearest_with_price_and_provider() -> None:
     with pytest.raises(NotOffered, match=r"Other kinds: azure Standard_NC40ads_H100_v5 \(H100-94GB:1\)"):
         offers.find("H100:1", provider="azure")
     with pytest.raises(NotOffered, match=r"With as much memory: .*B300"):
-        offers.find("GB200")
+        offers.find("GB300")
     with pytest.raises(NotOffered, match="is not in the catalog"):
         offers.find(accelerators.Custom("MyGPU", memory=48))
 

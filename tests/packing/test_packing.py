@@ -22,6 +22,7 @@ from skyinfra import (
     UnknownProfile,
     mig,
     packing,
+    providers,
 )
 from skyinfra.compiler import compile_pool
 from skyinfra.offers import Offer, Price, load
@@ -215,7 +216,7 @@ def test_a_limit_of_machines() -> None:
         (
             "7g.180gb*2, 1g.10gb",
             {"provider": "azure"},
-            r"can hold 7g\.180gb\n7g\.180gb: Offered: verda 1B200.* at \$4\.89/h in FIN-03, .*; nebius .*; runpod",
+            r"can hold 7g\.180gb\n7g\.180gb: Offered: \w+ \S+.* \(B200:\d\) at \$",
         ),
         ("1g.16gb", {"exact": True}, r"Without exact, 1g\.18gb of H200 would serve\. It is a profile of h100_64gb"),
         ("4g.40gb", {"provider": "aws", "region": "eu-west-3"}, r"no offer of aws in eu-west-3 with a known on-demand"),
@@ -260,15 +261,24 @@ def test_pools_declare_the_machines() -> None:
     assert space["pools"] == pools
 
 
-def test_pools_of_a_provider_without_a_declaration() -> None:
-    found = packing.pack("1g.10gb*20", provider="verda", spot=True)
-    with pytest.raises(NotSupported, match="no declaration of verda"):
+def test_pools_of_a_provider_that_cannot_be_deployed_to() -> None:
+    found = packing.pack(">=40GB*2", provider="coreweave")
+    with pytest.raises(NotSupported, match=r"coreweave: .*no machine resource(.|\n)*deploys to: aws"):
         found.pools()
     space: dict[str, object] = {}
     exec(found.source(), space)
-    assert space["pools"] == [] and "no declaration of verda" in found.source()
+    assert space["pools"] == [] and "no machine resource" in found.source()
     spot = packing.pack("1g.10gb*2", provider="aws", spot=True)
     assert spot.spot and spot.pools()[0].spot and "spot=True" in spot.source()
+
+
+def test_only_machines_that_can_be_deployed_are_chosen() -> None:
+    found = packing.pack("1g.10gb*20, 3g.40gb*4")
+    assert {each.offer.provider for each in found.machines} <= set(providers.deployable())
+    assert found.left_out["a provider that cannot be deployed to"] >= 13  # CoreWeave's at least
+    assert found.pools()
+    # Among all others it is found when it is asked for.
+    assert packing.pack(">=40GB", offers=load()).left_out.get("a provider that cannot be deployed to") is None
 
 
 def test_prices_of_another_region_are_kept_as_they_are() -> None:

@@ -37,6 +37,9 @@ def test_it_is_whole(kind: str) -> None:
     for row in found.errors:
         assert getattr(sky, row["cause"]) and row["says"] and row["hint"]
         assert all(re.compile(text) for text in row["texts"])
+    held = ROOT / "tests" / "preflight" / "tables" / f"{kind}.toml"
+    assert found.preflight is not None, f"it has no [preflight]: move {held.name} of tests/preflight/tables to its end"
+    assert not held.exists(), f"it has its [preflight]: remove {held.name} from tests/preflight/tables"
     if issubclass(declared, CloudProvider):
         assert {"name", "source", "version", "config"} <= set(found.terraform)
         assert found.machines["head"] in found.prices["usd_per_hour"]

@@ -1,0 +1,175 @@
+"""The checks of pools on any provider whose data file says what it can be asked. They only read."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyinfra import offers
+from skyinfra.offers import usd
+from skyinfra.preflight.asking import Api, Unanswered, at_once, first, number, rows, text
+from skyinfra.preflight.listing import Listed, listed
+from skyinfra.preflight.report import Finding, Line, failed, passed, warned
+from skyinfra.providers import read
+from skyinfra.providers.asked import Quota
+
+SECONDS = 20.0
+# A price so many times that of the shipped offers is worth a warning.
+_DEARER = 1.25
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool as the checks need it; see `stack.describe`. types: its machine types, in order of preference."""
+
+    name: str
+    kind: str
+    region: str | None
+    nodes: int
+    types: tuple[str, ...]
+    accelerators: int
+    spot: bool
+    max_hourly_cost: float | None
+
+    @classmethod
+    def of(cls, pool: Mapping[str, Any]) -> Pool:
+        """Reads one of `SynthesizedStack.pools`."""
+        return cls(
+            pool["name"],
+            pool["provider"],
+            pool.get("region"),
+            pool["nodes"],
+            tuple(pool["machine_types"]),
+            pool.get("accelerators_per_node") or 0,
+            bool(pool.get("spot")),
+            pool.get("max_hourly_cost"),
+        )
+
+
+def check_pools(
+    pools: Sequence[Mapping[str, Any]], *, environment: Mapping[str, str] | None = None, seconds: float = SECONDS
+) -> dict[str, list[Line]]:
+    """The lines of each pool by its name, within *seconds*. environment: with the keys; None is that of the process."""
+    deadline = time.monotonic() + seconds
+    by_name = {pool["name"]: Pool.of(pool) for pool in pools}
+
+    def ask(name: str) -> list[Line]:
+        pool = by_name[name]
+        asked = read(pool.kind).preflight
+        assert asked is not None  # noqa: S101 - only such pools are given
+        api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=environment)
+        return [Line(name, check, each.result, each.found, each.to_do) for check, each in _findings(api, pool)]
+
+    found = at_once(ask, by_name, deadline + 1)
+    return {
+        name: [Line(name, by_name[name].kind, "warn", str(lines))] if isinstance(lines, Unanswered) else lines
+        for name, lines in found.items()
+    }
+
+
+def _findings(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
+    asked = api.asked
+    credentials = _credentials(api)
+    yield "credentials", credentials
+    if asked.quota is not None and api.variables and credentials.result != "fail":
+        yield "quota", _answered(api, lambda quota=asked.quota: _quota(api, quota, pool))
+    if asked.machines and (api.variables or asked.open) and credentials.result != "fail":
+        yield from _machines(api, pool)
+    if asked.unasked:
+        yield "not asked", warned(asked.unasked, "")
+
+
+def _answered(api: Api, ask: Any) -> Finding:
+    try:
+        found: Finding = ask()
+        return found
+    except Unanswered as error:
+        return warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
+
+
+def _credentials(api: Api) -> Finding:
+    """Whether there are credentials, and whether the provider takes them where that can be asked."""
+    asked, names = api.asked, " and ".join(api.variables)
+    if not api.variables:
+        text = f"{api.needed} is not set" if asked.credentials else f"no credentials of {api.called} are looked for"
+        if asked.elsewhere or not asked.credentials:
+            return warned(f"{text}; {asked.elsewhere}" if asked.elsewhere else text, asked.login)
+        return failed(text, asked.login)
+    if not asked.account:
+        return passed(f"{names} {'is' if len(api.variables) == 1 else 'are'} set")
+    try:
+        api.get(asked.account)
+    except Unanswered as error:
+        said = f"{api.called}: {error.reason}"
+        return failed(said, asked.login) if error.kind == "refused" else warned(said, "Run it again later.")
+    return passed(f"{api.called} accepts {names}")
+
+
+def _quota(api: Api, table: Quota, pool: Pool) -> Finding:
+    """The quota of the first machine type, and whether what is needed fits."""
+    machine = pool.types[0]
+    answer = api.get(table.path, region=pool.region or "")
+    name = next((row[2 if pool.spot else 1] for row in table.names if re.search(row[0], machine)), None)
+    if table.names:
+        if name is None:
+            return warned(f"the quota that {machine} counts towards is not known here", "See it in the console.")
+        found = [row for row in rows(answer, table.rows) if text(row, table.name) == name]
+        answer = found[0] if found else {}
+    limit, used = first(answer, table.limit), number(answer, table.used) if table.used else None
+    if not isinstance(limit, int | float):
+        return warned(f"{api.called} does not say the quota {name or table.what}", "See it in the console.")
+    need = pool.nodes * (pool.accelerators if table.per == "accelerator" else 1)
+    what = f"{name}: {limit:g}" if name else f"{limit:g} {table.what}{'' if limit == 1 else 's'}"
+    said = f"{what} in all{f', {used:g} in use' if used is not None else ''}; the pool needs {need}"
+    if (used or 0) + need > limit:
+        return failed(said, f"Declare fewer nodes, or ask {api.called} for more.")
+    return passed(said)
+
+
+def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
+    """Whether each machine type can be had now, and its price now."""
+    try:
+        found = listed(api, names=pool.types, region=pool.region)
+    except Unanswered as error:
+        yield "machine", warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
+        return
+    for machine in pool.types:
+        rows = [each for each in found if each.name == machine]
+        here = [each for each in rows if each.priced_in in (None, pool.region)]
+        yield "machine", _machine(api, pool, machine, here[0] if here else None)
+        if here:
+            yield "price", _price(pool, here[0])
+
+
+def _machine(api: Api, pool: Pool, name: str, machine: Listed | None) -> Finding:
+    other = " ".join(offers.instead(pool.kind, name, pool.region or "", spot=pool.spot))
+    if machine is None:
+        return warned(f"{api.called} does not list {name} now", other or "Declare another machine type.")
+    if machine.regions is None:
+        return passed(f"{api.called} lists {name}; it does not say where it is free")
+    if not machine.regions:
+        return failed(f"{name} is nowhere to be had now", other or "Try again later, or declare another machine type.")
+    places = ", ".join(machine.regions)
+    if pool.region is None or pool.region in machine.regions:
+        return passed(f"{name} can be had now in {places}")
+    return failed(
+        f"{name} cannot be had in {pool.region} now, but in {places}", f"Declare region={machine.regions[0]!r}."
+    )
+
+
+def _price(pool: Pool, machine: Listed) -> Finding:
+    purchase, now = ("spot", machine.spot) if pool.spot else ("on-demand", machine.on_demand)
+    offer = offers.named(pool.kind, machine.name)
+    shipped = offer.price(spot=pool.spot) if offer else None
+    about = f"the shipped price is {shipped}" if shipped else "no price of it is shipped"
+    if now is None:
+        return warned(f"the {purchase} price of {machine.name} now is not told; {about}", "")
+    said = f"{machine.name} costs {usd(now)}/h {purchase} now; {about}"
+    if pool.max_hourly_cost is not None and now > pool.max_hourly_cost:
+        return failed(f"{said}; max_hourly_cost is {usd(pool.max_hourly_cost)}", f"Raise it above {usd(now)}.")
+    if shipped is not None and now > _DEARER * shipped.usd_per_hour:
+        return warned(said, "The costs that plan and deploy show are too low.")
+    return passed(said)
