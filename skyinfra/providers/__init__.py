@@ -7,6 +7,7 @@ from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
+from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
 from skyinfra.providers.ssh import SSH, Host
@@ -20,6 +21,7 @@ __all__ = [
     "CloudProvider",
     "Container",
     "Data",
+    "DigitalOcean",
     "Host",
     "Local",
     "Machines",

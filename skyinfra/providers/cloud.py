@@ -220,8 +220,13 @@ class CloudProvider(Provider):
             # A machine of 64 GiB is what is meant by 64 GB.
             ram_gib=request.memory_gb,
             max_price=request.max_hourly_cost,
-            **{"region": self.region, **changes},
+            **{"region": self._listed_region, **changes},
         )
+
+    @property
+    def _listed_region(self) -> str | None:
+        """The region; None where the offers of the provider do not say what is offered where."""
+        return self.region if offers.regions(self.kind) else None
 
     def _found(self, request: Request) -> list[Offer]:
         try:
@@ -261,7 +266,7 @@ class CloudProvider(Provider):
 
     def _here(self, offer: Offer, request: Request) -> Offer:
         """*offer* without prices where it is not known to be offered in the region."""
-        if offer.in_region(self.region):
+        if self._listed_region is None or offer.in_region(self.region):
             return offer
         if request.max_hourly_cost is not None:
             raise NotSupported(

@@ -10,7 +10,7 @@ from typing import Any
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
 from skyinfra.providers.aws import AWS
-from skyinfra.providers.data import TerraformProvider, kinds, read
+from skyinfra.providers.data import TLS, TerraformProvider, kinds, read
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
 
@@ -80,6 +80,8 @@ def provider_of(address: str) -> TerraformProvider | None:
     found = _ADDRESS.search(address)
     if found is None or not found["alias"]:
         return None
+    if found["source"] == TLS.source:
+        return TLS
     known = next((d for d in map(read, kinds()) if d.terraform.get("source") == found["source"]), None)
     if known is None:
         return None
