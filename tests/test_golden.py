@@ -92,6 +92,19 @@ STACKS["digitalocean"] = f"""
     app.synth()
     """
 
+STACKS["verda"] = f"""
+    sky.FleetStack(app, "verda", pools=[sky.ComputePool(
+        name="spot", nodes=2, spot=True, accelerator="H100/3g.40gb", disk_gb=200,
+        provider=sky.Verda(ssh_public_key="{KEY}"))])
+    app.synth()
+    """
+
+STACKS["lambda"] = f"""
+    sky.FleetStack(app, "lambda", pools=[sky.ComputePool(
+        name="one", accelerator="GH200", provider=sky.Lambda(ssh_public_key="{KEY}", key_file="~/.ssh/fleet"))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

@@ -9,9 +9,11 @@ from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
+from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
+from skyinfra.providers.verda import Verda
 
 __all__ = [
     "AWS",
@@ -23,6 +25,7 @@ __all__ = [
     "Data",
     "DigitalOcean",
     "Host",
+    "Lambda",
     "Local",
     "Machines",
     "Provider",
@@ -32,6 +35,7 @@ __all__ = [
     "TerraformProvider",
     "Traits",
     "VastAI",
+    "Verda",
     "kinds",
     "machines_of",
     "provider_of",

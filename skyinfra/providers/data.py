@@ -121,7 +121,8 @@ class About(Declaration):
 
 class Data(Declaration):
     """The data file of a provider. images: by vendor ("cpu" for none; "nvidia:8" where eight have one of their own)
-    and architecture. errors: of its API.
+    and architecture. errors: of its API. terraform: name, source and version of the provider, config, the arguments of
+    its block, and machines: by resource, the attributes that say the type, region and purchase of a machine.
 
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, and `arm`, a pattern of types. prices: of machines
     without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`.

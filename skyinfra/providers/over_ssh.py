@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, model_validator
@@ -75,4 +76,5 @@ class MachineCloud(CloudProvider):
         found = super().select(request)
         own = {"region": self.region, "key_file": self.key_file, "wait_seconds": self.wait_seconds}
         found.inputs.update({name: value for name, value in own.items() if value is not None})
-        return found
+        kept = {"known_hosts": ".skyinfra/known_hosts"} if self.data.traits.host_keys == "first contact" else {}
+        return replace(found, project_paths=kept)

@@ -121,7 +121,7 @@ def _script(layout: str) -> Inputs:
     return {"user_data_head": text, "user_data_worker": text}
 
 
-def over_ssh(name: str, *mock: str, **inputs: Any) -> ModuleCase:
+def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, **inputs: Any) -> ModuleCase:
     """The case of a cloud whose machines are set up over SSH. inputs: those of its module besides the usual ones."""
     common = {
         **_script("a"),
@@ -132,17 +132,19 @@ def over_ssh(name: str, *mock: str, **inputs: Any) -> ModuleCase:
     }
     return ModuleCase(
         name=name,
-        mock=(name, *mock),
+        mock=mock,
         inputs=common,
         layout=_script("b"),
         nodes=r"(?!terraform_data)\w+\.node\[",
         # What sets a machine up, or hands a layout on, is none.
         carriers=r"terraform_data\.(layout|worker_layout)\b",
+        answers=answers,
         over_ssh=True,
     )
 
 
 DIGITALOCEAN = over_ssh(
+    "digitalocean",
     "digitalocean",
     "tls",
     region="nyc2",
@@ -152,7 +154,36 @@ DIGITALOCEAN = over_ssh(
     labels={"team": "ml"},
 )
 
-CASES = (LOCAL, AWS, DIGITALOCEAN)
+VERDA = over_ssh(
+    "verda",
+    "verda",
+    "tls",
+    region="FIN-02",
+    machine_types=["1H100.80S.32V"],
+    image="ubuntu-24.04-cuda-12.8-open-docker",
+)
+
+
+def lambda_answers(world: World) -> None:
+    """An account whose firewall lets in SSH, as it is made, and the scheduler's port."""
+    rules = [
+        {"protocol": "tcp", "port_range": [port, port], "source_network": "0.0.0.0/0", "description": ""}
+        for port in (22, 8786)
+    ]
+    world.answer("data.lambdalabs_firewall", {"rules": rules})
+
+
+LAMBDA = over_ssh(
+    "lambda",
+    "lambdalabs",
+    answers=lambda_answers,
+    region="us-east-1",
+    machine_types=["gpu_1x_h100_pcie"],
+    image="lambda-stack",
+    known_hosts="known_hosts",
+)
+
+CASES = (LOCAL, AWS, DIGITALOCEAN, VERDA, LAMBDA)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

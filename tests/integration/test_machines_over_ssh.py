@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
-from module_cases import DIGITALOCEAN, ModuleCase
+from module_cases import CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
 HOST_KEY = re.compile(r'"ed25519_public":"([^"]+)"')
@@ -24,12 +24,19 @@ def machines(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bed(tmp_path: Path, machines: Path) -> Iterator[Bed]:
-    with served(tmp_path, *DIGITALOCEAN.mock) as made:
+def bed(request: pytest.FixtureRequest, tmp_path: Path, machines: Path) -> Iterator[Bed]:
+    """A root with a module, DigitalOcean's unless another case is asked for."""
+    case: ModuleCase = getattr(request, "param", DIGITALOCEAN)
+    with served(tmp_path, *case.mock) as made:
         made.environment |= far_end(machines, made.environment["PATH"])
-        declare(made)
+        case.answers(made.world)
+        declare(made, case)
         made.run("init", "-no-color")
         yield made
+
+
+def clouds(*cases: ModuleCase) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("bed", cases, ids=lambda case: case.name, indirect=True)
 
 
 def declare(bed: Bed, case: ModuleCase = DIGITALOCEAN, **inputs: Any) -> None:
@@ -80,6 +87,7 @@ def test_a_machine_may_take_its_time_to_answer(bed: Bed, machines: Path) -> None
     assert node_file(machines, addresses(bed)["train-0"])["node"] == "train-0"
 
 
+@pytest.mark.slow
 def test_what_only_sets_up_anew_replaces_no_machine(bed: Bed, machines: Path) -> None:
     bed.apply()
     before = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
@@ -104,6 +112,7 @@ def test_what_only_sets_up_anew_replaces_no_machine(bed: Bed, machines: Path) ->
     assert {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]} == before
 
 
+@pytest.mark.slow
 def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_it(bed: Bed, machines: Path) -> None:
     bed.apply()
     old = addresses(bed)
@@ -123,6 +132,7 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
     assert node_file(machines, new["train-1"])["head"] == f"{address}:8786"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
@@ -149,18 +159,84 @@ def test_a_machine_that_is_gone_hinders_no_destroy(bed: Bed, machines: Path) -> 
     assert bed.world.standing() == {} and not (machines / "calls").exists()
 
 
-def test_what_replaces_a_machine(bed: Bed) -> None:
-    bed.apply()
-    replaced = {f'module.train.digitalocean_droplet.node["train-{number}"]': "replace" for number in (0, 1)}
-    for inputs in (
+# What makes a machine anew, one at a time: by module.
+REPLACING: dict[str, list[dict[str, Any]]] = {
+    "digitalocean": [
         {"image": "gpu-h100x8-base"},
         {"machine_types": ["gpu-h200x1-141gb"]},
         {"region": "tor1"},
         {"vpc_id": "mine"},
         {"gpu_partition_mode": "PARTITION_MODE_DPX_NPS2"},
+    ],
+    "verda": [
+        {"image": "ubuntu-24.04"},
+        {"machine_types": ["1A100.22V"]},
+        {"region": "FIN-03"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
+    "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
+}
+
+
+def test_it_is_known_of_every_cloud_what_makes_a_machine_anew() -> None:
+    assert set(REPLACING) == {case.name for case in CASES if case.over_ssh}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bed", "case"), [pytest.param(each, each, id=each.name) for each in CASES if each.over_ssh], indirect=["bed"]
+)
+def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase) -> None:
+    bed.apply()
+
+    def machines() -> set[str]:
+        return {action for address, action in bed.changes().items() if re.match(rf"module.train.{case.nodes}", address)}
+
+    for inputs in REPLACING[case.name]:
+        declare(bed, case, **inputs)
+        assert machines() == {"replace"}, inputs
+    for kept in (
+        {"labels": {"team": "ops"}},
+        {"ssh_public_key": f"{case.inputs['ssh_public_key']}9 me"},
+        {"key_file": "mine"},
+        {"wait_seconds": 60},
+        {"user_data_revision": "2"},
+        {"scheduler_port": 8786},
     ):
-        declare(bed, **inputs)
-        assert {each: what for each, what in bed.changes().items() if "droplet" in each} == replaced, inputs
+        declare(bed, case, **kept)
+        assert machines() <= {"update"}, kept
+    bed.apply()
+
+
+@clouds(LAMBDA)
+def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, machines: Path) -> None:
+    (machines / "10.0.0.1.key").write_text("ssh-ed25519 AAAAfirst")
+    (machines / "10.0.0.2.key").write_text("ssh-ed25519 AAAAsecond")
+    bed.apply()
+    kept = dict(line.split(" ", 1) for line in (bed.folder / "known_hosts").read_text().splitlines())
+    ids = {node["id"] for node in bed.output("fleet")["nodes"]}
+    assert set(kept) == {f"skyinfra-lambda-{each}" for each in ids}
+    assert set(kept.values()) == {"ssh-ed25519 AAAAfirst", "ssh-ed25519 AAAAsecond"}
+    (machines / "10.0.0.1.key").write_text("ssh-ed25519 AAAAstranger")
+    declare(bed, LAMBDA, **LAMBDA.layout)
+    assert "does not answer with the host key that this fleet knows" in bed.apply(code=1)
+
+
+@clouds(LAMBDA)
+def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> None:
+    declare(bed, LAMBDA, scheduler_port=9000)
+    assert "the firewall of the account lets nobody reach TCP port 9000" in bed.run("plan", "-no-color", code=1)
+
+
+@clouds(VERDA)
+def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    scripts = [each["script"] for each in bed.world.asked("verda_startup_script")]
+    # As the shell reads it: the key ends where its mark stands alone.
+    assert all(re.search(r"<<'KEY'\nprivate half \d\nKEY\nrm -f", each) for each in scripts), scripts
+    [disk, _] = [each["os_volume"] for each in bed.world.asked("verda_instance")]
+    assert disk["on_destroy"] == disk["on_spot_discontinue"] == "delete_permanently" and disk["size"] == 100
 
 
 def _lose(bed: Bed, name: str) -> None:

@@ -75,6 +75,23 @@ def test_the_provider_of_host_keys_is_found_again_in_a_state() -> None:
     assert providers.provider_of(address) in sky.DigitalOcean(**ACCESS).terraform()
 
 
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+def test_its_machines_are_found_again_in_a_state(cloud: type[MachineCloud]) -> None:
+    [(resource, _)] = providers.read(cloud.kind).terraform["machines"].items()
+    found = providers.machines_of(resource, {})
+    assert found and (found.provider, found.count) == (cloud.kind, 1)
+
+
+def test_what_stands_in_a_state_is_read() -> None:
+    droplet = providers.machines_of("digitalocean_droplet", {"size": "gpu-h100x1-80gb", "region": "tor1"})
+    assert droplet == providers.Machines("digitalocean", "gpu-h100x1-80gb", "tor1")
+    assert droplet.price and not droplet.elsewhere
+    verda = providers.machines_of(
+        "verda_instance", {"instance_type": "1H100.80S.32V", "location": "FIN-02", "is_spot": True}
+    )
+    assert verda and verda.spot and verda.price and verda.price.usd_per_hour == 0.8015
+
+
 # DigitalOcean
 
 
@@ -151,4 +168,48 @@ def test_what_droplets_are_not_is_refused(fields: dict[str, Any], words: str) ->
 )
 def test_what_digitalocean_refuses_is_explained(said: str, cause: str) -> None:
     [found] = refusals([("module.train.digitalocean_droplet.node[0]", said)])
+    assert found.cause == cause
+
+
+# Verda and Lambda
+
+
+def test_instances_of_verda() -> None:
+    found = selected(access(sky.Verda), accelerator="H100", spot=True)
+    assert (found.machine_types, found.image) == (("1H100.80S.32V",), "ubuntu-24.04-cuda-12.8-open-docker")
+    assert found.hourly_cost == pytest.approx(0.8015)
+    with pytest.raises(InvalidField, match="at least 50"):
+        selected(access(sky.Verda), accelerator="H100", disk_gb=20)
+    with pytest.raises(NotSupported, match="do not serve Volta"):
+        selected(access(sky.Verda, region="FIN-01"), accelerator="V100")
+
+
+def test_machines_of_lambda() -> None:
+    found = selected(access(sky.Lambda), accelerator="GH200")
+    assert (found.machine_types, found.image) == (("gpu_1x_gh200",), "lambda-stack")
+    assert found.project_paths == {"known_hosts": ".skyinfra/known_hosts"}
+    with pytest.raises(NotSupported, match="Lambda Stack alone"):
+        access(sky.Lambda, image="ubuntu")
+    with pytest.raises(NotSupported, match="no machines without accelerators"):
+        selected(access(sky.Lambda))
+    with pytest.raises(NotSupported, match="no spot machines"):
+        selected(access(sky.Lambda), accelerator="H100", spot=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "cause"),
+    [
+        ("verda_instance.node", "Unable to create instance, got error: service_unavailable", "CapacityUnavailable"),
+        ("verda_instance.node", "Unable to create instance, got error: insufficient_funds", "QuotaExceeded"),
+        ("lambdalabs_instance.node", "instance-operations/launch/insufficient-capacity", "CapacityUnavailable"),
+        (
+            "lambdalabs_instance.node",
+            "Could not create instance, unexpected error: Unauthorized",
+            "CloudCredentialsRefused",
+        ),
+        ("lambdalabs_instance.node", "global/quota-exceeded", "QuotaExceeded"),
+    ],
+)
+def test_what_they_refuse_is_explained(address: str, said: str, cause: str) -> None:
+    [found] = refusals([(f"module.train.{address}[0]", said)])
     assert found.cause == cause
