@@ -110,10 +110,13 @@ from skyinfra.providers import AWS as AWS
 from skyinfra.providers import CapacityBlock as CapacityBlock
 from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container
+from skyinfra.providers import DigitalOcean as DigitalOcean
 from skyinfra.providers import Host as Host
+from skyinfra.providers import Lambda as Lambda
 from skyinfra.providers import Local as Local
 from skyinfra.providers import SSH as SSH
 from skyinfra.providers import VastAI as VastAI
+from skyinfra.providers import Verda as Verda
 from skyinfra.stack import FleetStack as FleetStack
 from skyinfra.tasks import Gather as Gather
 from skyinfra.tasks import Task as Task

@@ -79,6 +79,32 @@ STACKS["ssh"] = """
     app.synth()
     """
 
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
+
+STACKS["digitalocean"] = f"""
+    access = {{"ssh_public_key": "{KEY}", "allow_cidrs": ["203.0.113.7/32"]}}
+    sky.FleetStack(app, "digitalocean", pools=[
+        sky.ComputePool(name="one", nodes=2, provider=sky.DigitalOcean(**access), accelerator="H100/3g.40gb",
+                        labels={{"team": "ml"}}),
+        sky.ComputePool(name="amd", accelerator=sky.accelerators.MI300X(partition="DPX", memory_mode="NPS2"),
+                        provider=sky.DigitalOcean(region="atl1", vpc_id="mine", registered_key=True, **access)),
+    ])
+    app.synth()
+    """
+
+STACKS["verda"] = f"""
+    sky.FleetStack(app, "verda", pools=[sky.ComputePool(
+        name="spot", nodes=2, spot=True, accelerator="H100/3g.40gb", disk_gb=200,
+        provider=sky.Verda(ssh_public_key="{KEY}"))])
+    app.synth()
+    """
+
+STACKS["lambda"] = f"""
+    sky.FleetStack(app, "lambda", pools=[sky.ComputePool(
+        name="one", accelerator="GH200", provider=sky.Lambda(ssh_public_key="{KEY}", key_file="~/.ssh/fleet"))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

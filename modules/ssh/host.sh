@@ -1,8 +1,10 @@
 #!/bin/sh
-# One machine that stands already, driven by Terraform through `ssh`, whose configuration, agent and known hosts hold.
+# One machine, driven by Terraform through `ssh`, whose configuration, agent and known hosts hold.
 # What it needs comes in the environment, so that nothing has to be quoted, and reaches the machine by standard input, so
 # that no list of processes shows it. Of the machine: HOST SSH_USER SSH_PORT HOST_KEY KEY_FILE, and VIA... for the one to
-# go through; of the fleet: FLEET FLEET_ID.
+# go through; of the fleet: FLEET FLEET_ID. Of a machine that was just made: PATIENCE, the seconds that it may take until it
+# answers; and where nobody can know its host key before the first contact, KNOWN_HOSTS, the file that keeps the key from
+# then on, under the name KNOWN_AS.
 #   host.sh claim        whether it can be a node, and of no other fleet
 #   host.sh deliver      SECRET VERSIONS RUNNER USER_DATA [HEAD_...]   what it is set up with, for root alone
 #   host.sh up           WAIT    set it up, until every slot is ready
@@ -31,6 +33,9 @@ reached_by() {
     # Under a name of its own, for whatever address and port it is reached by.
     echo "skyinfra-$1 $4" >"$work/known-$1"
     printf '  HostKeyAlias skyinfra-%s\n  UserKnownHostsFile "%s"\n  GlobalKnownHostsFile /dev/null\n' "$1" "$work/known-$1"
+  elif [ -n "${KNOWN_HOSTS-}" ]; then
+    mkdir -p "$(dirname "$KNOWN_HOSTS")"
+    printf '  HostKeyAlias %s\n  UserKnownHostsFile "%s"\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking accept-new\n' "$KNOWN_AS" "$KNOWN_HOSTS"
   fi
 }
 
@@ -64,6 +69,7 @@ refused() {
   said=$(tail -n 3 "$work/error" | tr '\n' ' ')
   case $said in
     *"Host key verification failed"*)
+      [ "${PATIENCE:-0}" = 0 ] || fail "$HOST does not answer with the host key that this fleet knows: another machine answers, or it has not taken what it was made with. Look at it in the cloud's console; terraform apply -replace makes it anew"
       if grep -q "key is known for" "$work/error" && [ -z "$HOST_KEY" ]; then
         fail "the host key of $HOST${VIA:+, or of $VIA,} is not known. Log in by hand once, comparing the key: ssh $HOST. Or declare it: sky.Host(host_key=...) with what \`ssh-keyscan $HOST\` says, compared with /etc/ssh/*.pub there"
       fi
@@ -75,8 +81,16 @@ refused() {
   fail "$HOST: $said${2-}"
 }
 
+# A machine that was just made answers after a while, and at first perhaps with another host key than that which it gets.
 claim() {
-  node claim "$FLEET" "$FLEET_ID" || refused $?
+  end=$(($(date +%s) + ${PATIENCE:-0}))
+  until node claim "$FLEET" "$FLEET_ID"; do
+    code=$?
+    [ "$code" = 255 ] && [ "$(date +%s)" -lt "$end" ] || refused "$code"
+    sleep 3
+  done
+  # What its image does at its first boot comes before what we do.
+  [ "${PATIENCE:-0}" = 0 ] || root "command -v cloud-init >/dev/null && timeout $PATIENCE cloud-init status --wait" </dev/null >/dev/null || true
 }
 
 # Puts standard input, of $2 bytes, there as $1 of the folder of what is delivered.
@@ -115,6 +129,7 @@ deliver() {
 
 from_head() (
   HOST=$HEAD_HOST SSH_USER=$HEAD_SSH_USER SSH_PORT=$HEAD_SSH_PORT HOST_KEY=$HEAD_HOST_KEY KEY_FILE=$HEAD_KEY_FILE
+  KNOWN_AS=${HEAD_KNOWN_AS-}
   VIA=$HEAD_VIA VIA_USER=$HEAD_VIA_USER VIA_PORT=$HEAD_VIA_PORT VIA_HOST_KEY=$HEAD_VIA_HOST_KEY VIA_KEY_FILE=$HEAD_VIA_KEY_FILE
   work=$work/head
   mkdir -p "$work"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What root does on a machine that stands already; host.sh sends it there by standard input.
+# What root does on a machine that is set up over SSH; host.sh sends it there by standard input.
 #   claim FLEET ID    make it a host of the fleet, where it can be one
 #   up                set it up with what was delivered, anew where it has been set up before
 #   configure         put the delivered configuration of the node in place: the running node takes it over

@@ -113,10 +113,3 @@ variable "hosts" {
     error_message = "hosts: a host_key is one line that begins with its kind, such as ssh-ed25519 AAAA...; `ssh-keyscan` puts a name before it, which goes."
   }
 }
-
-variable "wait_seconds" {
-  description = "How long a host may take, in seconds, until every slot is ready."
-  type        = number
-  default     = 1800
-  nullable    = false
-}

@@ -13,10 +13,13 @@ from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
+from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
+from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
+from skyinfra.providers.verda import Verda
 
 __all__ = [
     "AWS",
@@ -26,7 +29,9 @@ __all__ = [
     "CloudProvider",
     "Container",
     "Data",
+    "DigitalOcean",
     "Host",
+    "Lambda",
     "Local",
     "Machines",
     "Provider",
@@ -36,6 +41,7 @@ __all__ = [
     "TerraformProvider",
     "Traits",
     "VastAI",
+    "Verda",
     "deployable",
     "kinds",
     "machines_of",

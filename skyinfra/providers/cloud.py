@@ -212,8 +212,6 @@ class CloudProvider(Provider):
         return Chosen(accelerator, types, found, prices, f"{about}{purchase} in {price.region}, {price.date}")
 
     def _query(self, request: Request, **changes: Any) -> offers.Query:
-        # Of some clouds no list says in which regions they offer what.
-        region = self.region if offers.regions(self.kind) else None
         return offers.ask(
             request.accelerators,
             provider=self.kind,
@@ -222,8 +220,13 @@ class CloudProvider(Provider):
             # A machine of 64 GiB is what is meant by 64 GB.
             ram_gib=request.memory_gb,
             max_price=request.max_hourly_cost,
-            **{"region": region, **changes},
+            **{"region": self._listed_region, **changes},
         )
+
+    @property
+    def _listed_region(self) -> str | None:
+        """The region; None where the offers of the provider do not say what is offered where."""
+        return self.region if offers.regions(self.kind) else None
 
     def _found(self, request: Request) -> list[Offer]:
         try:
@@ -263,7 +266,7 @@ class CloudProvider(Provider):
 
     def _here(self, offer: Offer, request: Request) -> Offer:
         """*offer* without prices where it is not known to be offered in the region."""
-        if offer.in_region(self.region) or not offers.regions(self.kind):
+        if self._listed_region is None or offer.in_region(self.region):
             return offer
         if request.max_hourly_cost is not None:
             raise NotSupported(

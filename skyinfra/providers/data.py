@@ -63,6 +63,8 @@ class Traits(Declaration):
     whether nodes can connect to each other, which gangs over nodes need. groups: whether there are machine groups.
     spot: how interruptible capacity is asked for. metadata_hosts: addresses that tasks must not reach. scratch: glob
     of local disks. head_volume: globs of the volume with the head's jobs, {} being its id. ssh_user: of the images.
+    host_keys: of machines that are set up over SSH: given with their user data, or trusted at the first contact and
+    kept. firewall: whether the module makes one.
     """
 
     preemption_notice: Literal["aws", "gcp", "azure"] | None = None
@@ -75,6 +77,8 @@ class Traits(Declaration):
     scratch: str | None = None
     head_volume: Strings = ()
     ssh_user: str
+    host_keys: Literal["given", "first contact"] | None = None
+    firewall: bool = True
     source: str
     date: str
 
@@ -103,6 +107,10 @@ class TerraformProvider:
         return {"alias": self.alias, **dict(self.config), **dict(self.settings)}
 
 
+# Makes the host keys of machines whose user data bring them.
+TLS = TerraformProvider("tls", "registry.terraform.io/hashicorp/tls", ">= 4.0.0, < 5.0.0")
+
+
 class About(Declaration):
     """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
@@ -113,7 +121,9 @@ class About(Declaration):
 
 
 class Data(Declaration):
-    """The data file of a provider. images: by vendor ("cpu" for none) and architecture. errors: of its API.
+    """The data file of a provider. images: by vendor ("cpu" for none; "nvidia:8" where eight have one of their own)
+    and architecture. errors: of its API. terraform: name, source and version of the provider, config, the arguments of
+    its block, and machines: by resource, the attributes that say the type, region and purchase of a machine.
 
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, and `arm`, a pattern of types. prices: of machines
     without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`. preflight: what can be asked
@@ -155,6 +165,9 @@ class Data(Declaration):
     def general(self, vcpus: int | None, memory_gb: float | None) -> str:
         """The smallest machine type without accelerators that has as much. Raises `NotOffered`."""
         rows = self.machines["general"]
+        if not rows:
+            hint = "Declare an accelerator, or name a machine type with instance_types."
+            raise NotSupported(f"{self.about.called} has no machines without accelerators", field="provider", hint=hint)
         for name, has_vcpus, has_memory in rows:
             if has_vcpus >= (vcpus or 0) and has_memory >= (memory_gb or 0):
                 return str(name)
@@ -179,7 +192,9 @@ class Data(Declaration):
                 hint="Name types of one architecture.",
             )
         vendor, name = (accelerator.vendor, accelerator.name) if accelerator else ("cpu", "")
-        found = self.images.get(vendor, {}).get(architectures.pop())
+        # Some have an image of its own for machines with so many.
+        of_count = f"{vendor}:{accelerator.count}" if accelerator else vendor
+        found = self.images.get(of_count, self.images.get(vendor, {})).get(architectures.pop())
         if (why := self.no_image.get(name)) or found is None:
             why = why or f"no image with the driver of {name} is known"
             hint = f"Give an image that has it: {field.rpartition('.')[2]}=..."

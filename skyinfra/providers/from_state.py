@@ -10,7 +10,7 @@ from typing import Any
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
 from skyinfra.providers.aws import AWS
-from skyinfra.providers.data import TerraformProvider, kinds, read
+from skyinfra.providers.data import TLS, TerraformProvider, kinds, read
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
 
@@ -45,8 +45,28 @@ def machines_of(type: str, attributes: Mapping[str, Any]) -> Machines | None:
 
     type: of the resource. attributes: as Terraform's provider has written them.
     """
-    reader = _READERS.get(type)
-    return reader(attributes) if reader else None
+    if reader := _READERS.get(type):
+        return reader(attributes)
+    for data in map(read, kinds()):
+        if named := data.terraform.get("machines", {}).get(type):
+            return _declared(data.kind, named, attributes)
+    return None
+
+
+def _declared(kind: str, named: Mapping[str, str], attributes: Mapping[str, Any]) -> Machines:
+    """A machine as the data of its provider name the attributes that say its type, region and whether it is spot."""
+    machine_type = "/".join(str(_at(attributes, path) or "") for path in named["type"].split("/"))
+    spot = _at(attributes, named["spot"]) not in (None, False, "", [], {}, "Regular") if "spot" in named else False
+    return Machines(kind, machine_type, str(_at(attributes, named["region"]) or ""), spot)
+
+
+def _at(attributes: Any, path: str) -> Any:
+    """The value at *path*, such as ``resources.preset``; None where there is none. Of a list it is in the first."""
+    for name in path.split("."):
+        if isinstance(attributes, list):
+            attributes = attributes[0] if attributes else None
+        attributes = attributes.get(name) if isinstance(attributes, Mapping) else None
+    return attributes
 
 
 def _instance(attributes: Mapping[str, Any]) -> Machines:
@@ -80,6 +100,8 @@ def provider_of(address: str) -> TerraformProvider | None:
     found = _ADDRESS.search(address)
     if found is None or not found["alias"]:
         return None
+    if found["source"] == TLS.source:
+        return TLS
     known = next((d for d in map(read, kinds()) if d.terraform.get("source") == found["source"]), None)
     if known is None:
         return None

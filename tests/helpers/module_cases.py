@@ -23,7 +23,8 @@ class ModuleCase:
     """``name`` is its folder. ``mock`` names the schemas of its providers; without, it is applied for real.
 
     ``inputs`` make two nodes, ``layout`` are those that a changed layout changes. ``nodes`` matches the addresses of
-    machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines.
+    machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines. The
+    machines of ``over_ssh`` are set up by ssh, whose far end is then the stand-in of `far_end`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModuleCase:
     carriers: str = r"(?!)"
     providers: dict[str, Any] = field(default_factory=dict)
     answers: Callable[[World], None] = nothing
+    over_ssh: bool = False
 
     @property
     def folder(self) -> Path:
@@ -105,7 +107,83 @@ LOCAL = ModuleCase(
     carriers=r"terraform_data\.(head|worker)\b",
 )
 
-CASES = (LOCAL, AWS)
+# The modules whose machines are set up over SSH
+
+
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
+
+
+def _script(layout: str) -> Inputs:
+    """What a machine is set up with, as much of it as the far end's stand-in needs: the configuration of the node."""
+    put = """put() { mkdir -p "$DISK$(dirname "$2")" && printf '%s' "$3" >"$DISK$2"; }"""
+    node = json.dumps({"node": "@SKYINFRA_NODE@", "head": "@SKYINFRA_HEAD@", "layout": layout})
+    text = f"#!/bin/sh\n{put}\nput 0644 /etc/skyinfra/node.json '{node}\n'\n"
+    return {"user_data_head": text, "user_data_worker": text}
+
+
+def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, **inputs: Any) -> ModuleCase:
+    """The case of a cloud whose machines are set up over SSH. inputs: those of its module besides the usual ones."""
+    common = {
+        **_script("a"),
+        "user_data_revision": "1",
+        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        "ssh_public_key": PUBLIC_KEY,
+        **inputs,
+    }
+    return ModuleCase(
+        name=name,
+        mock=mock,
+        inputs=common,
+        layout=_script("b"),
+        nodes=r"(?!terraform_data)\w+\.node\[",
+        # What sets a machine up, or hands a layout on, is none.
+        carriers=r"terraform_data\.(layout|worker_layout)\b",
+        answers=answers,
+        over_ssh=True,
+    )
+
+
+DIGITALOCEAN = over_ssh(
+    "digitalocean",
+    "digitalocean",
+    "tls",
+    region="nyc2",
+    machine_types=["gpu-h100x1-80gb"],
+    image="gpu-h100x1-base",
+    allow_cidrs=["203.0.113.7/32"],
+    labels={"team": "ml"},
+)
+
+VERDA = over_ssh(
+    "verda",
+    "verda",
+    "tls",
+    region="FIN-02",
+    machine_types=["1H100.80S.32V"],
+    image="ubuntu-24.04-cuda-12.8-open-docker",
+)
+
+
+def lambda_answers(world: World) -> None:
+    """An account whose firewall lets in SSH, as it is made, and the scheduler's port."""
+    rules = [
+        {"protocol": "tcp", "port_range": [port, port], "source_network": "0.0.0.0/0", "description": ""}
+        for port in (22, 8786)
+    ]
+    world.answer("data.lambdalabs_firewall", {"rules": rules})
+
+
+LAMBDA = over_ssh(
+    "lambda",
+    "lambdalabs",
+    answers=lambda_answers,
+    region="us-east-1",
+    machine_types=["gpu_1x_h100_pcie"],
+    image="lambda-stack",
+    known_hosts="known_hosts",
+)
+
+CASES = (LOCAL, AWS, DIGITALOCEAN, VERDA, LAMBDA)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from far_end.stand_in import far_end
 from fleet import SCRIPTS, processes, until
 from mock_provider.bed import Bed, served
 from mock_provider.schema import Schema
@@ -31,6 +32,8 @@ def case(request: pytest.FixtureRequest) -> ModuleCase:
 def bed(case: ModuleCase, tmp_path: Path) -> Iterator[Bed]:
     with served(tmp_path, *case.mock) as made:
         made.environment["PATH"] = f"{SCRIPTS}{os.pathsep}{made.environment['PATH']}"
+        if case.over_ssh:
+            made.environment |= far_end(tmp_path / "far-end", made.environment["PATH"])
         case.answers(made.world)
         yield made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -71,13 +72,23 @@ class Hosts:
         until(lambda: answers(machine.address), seconds=60)
         return machine
 
+    def key_of(self, machine: Machine) -> str:
+        """Its public host key."""
+        return (machine.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()
+
+    def give_key(self, machine: Machine, other: Machine) -> None:
+        """*machine* has the host key of the other one from now on, as one that was made with it."""
+        for name in ("ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"):
+            shutil.copy2(other.root / "etc/ssh" / name, machine.root / "etc/ssh" / name)
+        machine.execute("systemctl", "restart", "ssh")
+        until(lambda: answers(machine.address), seconds=60)
+
     def host(self, machine: Machine, user: str = "root", **fields: object) -> dict[str, object]:
         """The fields of its `sky.Host`."""
-        known = (machine.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().strip()
         return {
             "address": machine.address,
             "user": user,
-            "host_key": known,
+            "host_key": self.key_of(machine),
             "key_file": str(self.key),
             **fields,
         }

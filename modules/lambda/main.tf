@@ -1,0 +1,88 @@
+locals {
+  kind  = "lambda"
+  order = local.names
+  head  = local.names[0]
+  zone  = var.region
+
+  ids = { for node, instance in lambdalabs_instance.node : node => instance.id }
+  machines = {
+    for node, instance in lambdalabs_instance.node : node => {
+      address  = instance.ip
+      inside   = instance.ip
+      outside  = instance.ip
+      user     = "ubuntu"
+      port     = 22
+      host_key = ""
+      key_file = var.key_file
+      via      = null
+    }
+  }
+  # There are no user data, so no host key can be given to a machine: that of the first contact is kept.
+  contact = {
+    for node, id in local.ids : node => {
+      PATIENCE    = "900"
+      KNOWN_HOSTS = var.known_hosts
+      KNOWN_AS    = "skyinfra-lambda-${id}"
+    }
+  }
+
+  # The jobs of the head stand on its own disk.
+  volume = ""
+  limit  = { bytes = null, gzip = false, called = "Lambda" }
+
+  # The firewall is that of the account, and lets in port 22 alone unless somebody opens another one.
+  open = [
+    for rule in data.lambdalabs_firewall.account.rules : rule
+    if contains(["tcp", "all"], rule.protocol) && (length(coalesce(rule.port_range, [])) < 2 || try(rule.port_range[0] <= var.scheduler_port && var.scheduler_port <= rule.port_range[1], false))
+  ]
+}
+
+data "lambdalabs_firewall" "account" {}
+
+resource "lambdalabs_ssh_key" "login" {
+  name       = "skyinfra-${var.stack}-${var.name}"
+  public_key = trimspace(var.ssh_public_key)
+
+  # The provider changes none in place, and Lambda has it in the form in which it was given.
+  lifecycle {
+    ignore_changes = [public_key]
+  }
+}
+
+# The provider would change a machine in place, and then refuses.
+resource "terraform_data" "machine" {
+  input = [var.region, var.machine_types[0]]
+}
+
+resource "lambdalabs_instance" "node" {
+  for_each = toset(local.names)
+
+  name               = each.key
+  region_name        = var.region
+  instance_type_name = var.machine_types[0]
+  ssh_key_names      = [lambdalabs_ssh_key.login.name]
+
+  # A machine that takes longer is in no state, and goes on costing.
+  timeouts {
+    create = "60m"
+  }
+
+  lifecycle {
+    replace_triggered_by = [terraform_data.machine]
+
+    precondition {
+      condition     = var.image == "lambda-stack"
+      error_message = "image: the provider launches Lambda Stack alone; give lambda-stack."
+    }
+
+    precondition {
+      condition     = length(var.allow_cidrs) == 0
+      error_message = "allow_cidrs: the firewall is that of the account, which the provider does not change; leave it empty, and open port ${var.scheduler_port} there."
+    }
+
+    precondition {
+      condition     = length(local.open) > 0
+      error_message = "scheduler_port: the firewall of the account lets nobody reach TCP port ${var.scheduler_port}. Open it at https://cloud.lambda.ai/firewall for the nodes and the clients: the scheduler lets in who has the secret of the fleet."
+    }
+  }
+}

@@ -1,0 +1,251 @@
+"""Machines of a cloud that are set up over SSH, on the mock bed with a stand-in for the far end of `ssh`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from far_end.stand_in import calls, far_end, node_file
+from mock_provider.bed import Bed, served
+from module_cases import CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
+from support import ROOT
+
+HOST_KEY = re.compile(r'"ed25519_public":"([^"]+)"')
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Path:
+    """Where the disks of the machines are."""
+    return tmp_path / "far-end"
+
+
+@pytest.fixture
+def bed(request: pytest.FixtureRequest, tmp_path: Path, machines: Path) -> Iterator[Bed]:
+    """A root with a module, DigitalOcean's unless another case is asked for."""
+    case: ModuleCase = getattr(request, "param", DIGITALOCEAN)
+    with served(tmp_path, *case.mock) as made:
+        made.environment |= far_end(machines, made.environment["PATH"])
+        case.answers(made.world)
+        declare(made, case)
+        made.run("init", "-no-color")
+        yield made
+
+
+def clouds(*cases: ModuleCase) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("bed", cases, ids=lambda case: case.name, indirect=True)
+
+
+def declare(bed: Bed, case: ModuleCase = DIGITALOCEAN, **inputs: Any) -> None:
+    module = {"source": str(case.folder), "name": "train", "node_count": 2, **case.inputs, **inputs}
+    fleet = {"fleet": {"value": "${module.train.fleet}", "sensitive": True}}
+    bed.write(json.dumps({"module": {"train": module}, "output": fleet}), "main.tf.json")
+
+
+def addresses(bed: Bed) -> dict[str, str]:
+    return {node["name"]: node["public_address"] for node in bed.output("fleet")["nodes"]}
+
+
+def done(machines: Path) -> dict[str, list[str]]:
+    """What was done on each machine since the last time: `claim`, `up`, `configure`."""
+    found: dict[str, list[str]] = {}
+    for call in calls(machines):
+        if named := re.match(r"exec sh -s (claim|up|configure|down)", call["command"]):
+            found.setdefault(call["host"], []).append(named[1])
+    (machines / "calls").unlink()
+    return found
+
+
+def test_a_machine_is_known_by_its_key_from_the_first_contact_on(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    asked = {each["name"]: each["user_data"] for each in bed.world.asked("digitalocean_droplet")}
+    keys = {node: HOST_KEY.search(text)[1] for node, text in asked.items()}  # type: ignore[index]
+    assert len(set(keys.values())) == 2
+    for node, address in addresses(bed).items():
+        assert {call["user"] for call in calls(machines) if call["host"] == address} == {"root"}
+        (machines / f"{address}.key").write_text(keys[node])
+    # The keys that the machines were made with are those that are looked for.
+    done(machines)
+    declare(bed, **DIGITALOCEAN.layout)
+    bed.apply()
+    assert set(done(machines)) == set(addresses(bed).values())
+    # Another key: somebody in the middle, who gets nothing.
+    (machines / f"{addresses(bed)['train-0']}.key").write_text("ssh-ed25519 AAAAstranger")
+    declare(bed)
+    said = bed.apply(code=1)
+    assert "does not answer with the host key that this fleet knows" in said
+
+
+def test_a_machine_may_take_its_time_to_answer(bed: Bed, machines: Path) -> None:
+    off = "ssh: connect to host port 22: Connection refused\nHost key verification failed.\n"
+    for number in (1, 2):
+        (machines / f"203.0.113.{number}.off").write_text(off)
+    bed.apply()
+    assert node_file(machines, addresses(bed)["train-0"])["node"] == "train-0"
+
+
+@pytest.mark.slow
+def test_what_only_sets_up_anew_replaces_no_machine(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    before = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
+    head, worker = addresses(bed)["train-0"], addresses(bed)["train-1"]
+    assert done(machines) == {head: ["claim", "up", "configure"], worker: ["claim", "up", "configure"]}
+    declare(bed, user_data_revision="2")
+    assert not [each for each in bed.changes() if "droplet" in each]
+    bed.apply()
+    assert done(machines) == {head: ["claim", "up", "configure"], worker: ["claim", "up", "configure"]}
+    bed.apply("-replace=module.train.terraform_data.secret")
+    assert done(machines) == {head: ["claim", "up", "configure"], worker: ["claim", "up", "configure"]}
+    secret = bed.output("fleet")["secret"]
+    assert {(machines / each / "opt/skyinfra/delivered/secret").read_text() for each in (head, worker)} == {secret}
+    # A new login key, and new labels, are no reason to make a machine anew.
+    declare(
+        bed,
+        user_data_revision="2",
+        labels={"team": "ops"},
+        ssh_public_key=f"{DIGITALOCEAN.inputs['ssh_public_key']} me",
+    )
+    assert not [each for each, action in bed.changes().items() if "droplet" in each and action != "update"]
+    assert {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]} == before
+
+
+@pytest.mark.slow
+def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_it(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    old = addresses(bed)
+    done(machines)
+    # A worker: nobody else is touched.
+    _lose(bed, "train-1")
+    bed.apply()
+    new = addresses(bed)
+    assert new["train-0"] == old["train-0"] and new["train-1"] != old["train-1"]
+    assert done(machines) == {new["train-1"]: ["claim", "up", "configure"]}
+    # The head: the workers get its address.
+    _lose(bed, "train-0")
+    bed.apply()
+    head = addresses(bed)["train-0"]
+    assert done(machines) == {each: ["claim", "up", "configure"] for each in (head, new["train-1"])}
+    [address] = [node["address"] for node in bed.output("fleet")["nodes"] if node["head"]]
+    assert node_file(machines, new["train-1"])["head"] == f"{address}:8786"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"allow_cidrs": []}, "allow_cidrs: the nodes are set up over SSH"),
+        ({"ssh_public_key": ""}, "ssh_public_key: one line such as"),
+        ({"spot": True}, "spot: DigitalOcean has no interruptible capacity"),
+        ({"disk_gb": 10}, "disk_gb: the disk of a droplet comes with its size"),
+        ({"gpu_partition_mode": "CPX"}, "PARTITION_MODE_DPX_NPS2"),
+        ({"user_data_worker": ""}, "user_data_worker: needed"),
+        ({"versions": None, "user_data_head": "@SKYINFRA_BUCKET@/versions.json"}, "versions: the user data ask"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_bought(bed: Bed, inputs: dict[str, Any], words: str) -> None:
+    declare(bed, **inputs)
+    assert words in bed.run("plan", "-no-color", code=1)
+
+
+def test_a_machine_that_is_gone_hinders_no_destroy(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    for address in addresses(bed).values():
+        (machines / f"{address}.off").write_text("ssh: connect: No route to host\n" * 100)
+    done(machines)
+    bed.destroy()
+    assert bed.world.standing() == {} and not (machines / "calls").exists()
+
+
+# What makes a machine anew, one at a time: by module.
+REPLACING: dict[str, list[dict[str, Any]]] = {
+    "digitalocean": [
+        {"image": "gpu-h100x8-base"},
+        {"machine_types": ["gpu-h200x1-141gb"]},
+        {"region": "tor1"},
+        {"vpc_id": "mine"},
+        {"gpu_partition_mode": "PARTITION_MODE_DPX_NPS2"},
+    ],
+    "verda": [
+        {"image": "ubuntu-24.04"},
+        {"machine_types": ["1A100.22V"]},
+        {"region": "FIN-03"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
+    "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
+}
+
+
+def test_it_is_known_of_every_cloud_what_makes_a_machine_anew() -> None:
+    assert set(REPLACING) == {case.name for case in CASES if case.over_ssh}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bed", "case"), [pytest.param(each, each, id=each.name) for each in CASES if each.over_ssh], indirect=["bed"]
+)
+def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase) -> None:
+    bed.apply()
+
+    def machines() -> set[str]:
+        return {action for address, action in bed.changes().items() if re.match(rf"module.train.{case.nodes}", address)}
+
+    for inputs in REPLACING[case.name]:
+        declare(bed, case, **inputs)
+        assert machines() == {"replace"}, inputs
+    for kept in (
+        {"labels": {"team": "ops"}},
+        {"ssh_public_key": f"{case.inputs['ssh_public_key']}9 me"},
+        {"key_file": "mine"},
+        {"wait_seconds": 60},
+        {"user_data_revision": "2"},
+        {"scheduler_port": 8786},
+    ):
+        declare(bed, case, **kept)
+        assert machines() <= {"update"}, kept
+    bed.apply()
+
+
+@clouds(LAMBDA)
+def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, machines: Path) -> None:
+    (machines / "10.0.0.1.key").write_text("ssh-ed25519 AAAAfirst")
+    (machines / "10.0.0.2.key").write_text("ssh-ed25519 AAAAsecond")
+    bed.apply()
+    kept = dict(line.split(" ", 1) for line in (bed.folder / "known_hosts").read_text().splitlines())
+    ids = {node["id"] for node in bed.output("fleet")["nodes"]}
+    assert set(kept) == {f"skyinfra-lambda-{each}" for each in ids}
+    assert set(kept.values()) == {"ssh-ed25519 AAAAfirst", "ssh-ed25519 AAAAsecond"}
+    (machines / "10.0.0.1.key").write_text("ssh-ed25519 AAAAstranger")
+    declare(bed, LAMBDA, **LAMBDA.layout)
+    assert "does not answer with the host key that this fleet knows" in bed.apply(code=1)
+
+
+@clouds(LAMBDA)
+def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> None:
+    declare(bed, LAMBDA, scheduler_port=9000)
+    assert "the firewall of the account lets nobody reach TCP port 9000" in bed.run("plan", "-no-color", code=1)
+
+
+@clouds(VERDA)
+def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    scripts = [each["script"] for each in bed.world.asked("verda_startup_script")]
+    # As the shell reads it: the key ends where its mark stands alone.
+    assert all(re.search(r"<<'KEY'\nprivate half \d\nKEY\nrm -f", each) for each in scripts), scripts
+    [disk, _] = [each["os_volume"] for each in bed.world.asked("verda_instance")]
+    assert disk["on_destroy"] == disk["on_spot_discontinue"] == "delete_permanently" and disk["size"] == 100
+
+
+def _lose(bed: Bed, name: str) -> None:
+    [file] = [file for file, each in bed.world.standing("digitalocean_droplet").items() if each["name"] == name]
+    (bed.world.folder / file).unlink()
+
+
+def test_nothing_of_a_module_is_said_twice() -> None:
+    """The files that set machines up are copies, and nothing in them is of one provider."""
+    for name in ("hosts.tf", "machines.tf", "keys.tf", "host.sh", "node.sh"):
+        text = (ROOT / "modules" / name).read_text().lower()
+        assert not [each for each in ("digitalocean", "verda", "lambda", "azure") if each in text], name

@@ -1,0 +1,215 @@
+"""The clouds whose machines are set up over SSH: what is declared, chosen and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from module_cases import CASES, PUBLIC_KEY
+
+import skyinfra as sky
+from skyinfra import providers
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import compile_pool
+from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.providers.over_ssh import MachineCloud
+from skyinfra.terraform.cloud_errors import refusals
+
+CLOUDS = [each for each in vars(providers).values() if isinstance(each, type) and issubclass(each, MachineCloud)]
+# What every one of them takes.
+ACCESS: dict[str, Any] = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
+
+
+def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
+    """The cloud with what it must be given."""
+    firewall = providers.read(cloud.kind).traits.firewall
+    needed = {name: value for name, value in ACCESS.items() if firewall or name != "allow_cidrs"}
+    return cloud(**{**needed, **fields})
+
+
+def selected(provider: providers.Provider, **fields: Any) -> providers.Selection:
+    return compile_pool(sky.ComputePool(name="train", provider=provider, **fields), "s").selection
+
+
+def test_all_of_them_are_cases_of_the_contract() -> None:
+    assert {each.kind for each in CLOUDS} == {each.name for each in CASES if each.over_ssh}
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+def test_who_sets_machines_up_needs_a_key_and_a_way(cloud: type[MachineCloud]) -> None:
+    with pytest.raises(InvalidField, match="ssh_public_key") as caught:
+        access(cloud, ssh_public_key=None)
+    assert "ssh-keygen -t ed25519" in str(caught.value)
+    if providers.read(cloud.kind).traits.firewall:
+        with pytest.raises(InvalidField, match="allow_cidrs: is needed"):
+            access(cloud, allow_cidrs=[])
+    else:
+        with pytest.raises(NotSupported, match="no firewall that a deploy can set"):
+            access(cloud, allow_cidrs=["203.0.113.7/32"])
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+def test_the_user_data_are_a_script_of_any_size(cloud: type[MachineCloud]) -> None:
+    pool = sky.ComputePool(
+        name="train", nodes=2, provider=access(cloud), accelerator="H100", image=sky.Image(pip=["six"])
+    )
+    deployment = compile_pool(pool, "s")
+    data = user_data(deployment)
+    assert data.head.startswith("#!/bin/sh\n") and "\nput 0644 /etc/skyinfra/node.json " in data.head
+    inputs = deployment.selection.inputs
+    assert inputs["ssh_public_key"] == PUBLIC_KEY and inputs["wait_seconds"] == 1800 and "layout" not in inputs
+    assert inputs["region"] == access(cloud).region  # type: ignore[attr-defined]
+    names = [each.name for each in pool.provider.terraform()]
+    assert ("tls" in names) == (providers.read(cloud.kind).traits.host_keys == "given")
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+def test_a_second_machine_type_would_never_be_tried(cloud: type[MachineCloud]) -> None:
+    types = [o.machine_type for o in sky.offers.load() if o.provider == cloud.kind][:2]
+    with pytest.raises(NotSupported, match="no machine groups"):
+        selected(access(cloud, instance_types=types), accelerator="H100")
+
+
+def test_the_provider_of_host_keys_is_found_again_in_a_state() -> None:
+    address = 'module.train.provider["registry.terraform.io/hashicorp/tls"].this'
+    assert providers.provider_of(address) in sky.DigitalOcean(**ACCESS).terraform()
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+def test_its_machines_are_found_again_in_a_state(cloud: type[MachineCloud]) -> None:
+    [(resource, _)] = providers.read(cloud.kind).terraform["machines"].items()
+    found = providers.machines_of(resource, {})
+    assert found and (found.provider, found.count) == (cloud.kind, 1)
+
+
+def test_what_stands_in_a_state_is_read() -> None:
+    droplet = providers.machines_of("digitalocean_droplet", {"size": "gpu-h100x1-80gb", "region": "tor1"})
+    assert droplet == providers.Machines("digitalocean", "gpu-h100x1-80gb", "tor1")
+    assert droplet.price and not droplet.elsewhere
+    verda = providers.machines_of(
+        "verda_instance", {"instance_type": "1H100.80S.32V", "location": "FIN-02", "is_spot": True}
+    )
+    assert verda and verda.spot and verda.price and verda.price.usd_per_hour == 0.8015
+
+
+# DigitalOcean
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "size", "image"),
+    [
+        ("H100", "gpu-h100x1-80gb", "gpu-h100x1-base"),
+        ("H100:8", "gpu-h100x8-640gb", "gpu-h100x8-base"),
+        ("H200", "gpu-h200x1-141gb", "gpu-h100x1-base"),
+        ("MI300X", "gpu-mi300x1-192gb", "gpu-amd-base"),
+        ("MI300X:8", "gpu-mi300x8-1536gb", "gpu-amd-base"),
+        ("", "g-2vcpu-8gb", "ubuntu-24-04-x64"),
+    ],
+)
+def test_droplets_and_their_images(accelerator: str, size: str, image: str) -> None:
+    found = selected(sky.DigitalOcean(**ACCESS), **({"accelerator": accelerator} if accelerator else {}))
+    assert (found.machine_types, found.image) == ((size,), image)
+    assert found.hourly_cost
+
+
+def test_amd_is_partitioned_when_the_droplet_is_made() -> None:
+    parted = sky.accelerators.MI300X(count=8, partition="DPX", memory_mode="NPS2")
+    inputs = selected(sky.DigitalOcean(**ACCESS), accelerator=parted).inputs
+    assert inputs["gpu_partition_mode"] == "PARTITION_MODE_DPX_NPS2"
+    with pytest.raises(NotSupported, match="does not partition GPUs so") as caught:
+        selected(sky.DigitalOcean(**ACCESS), accelerator=sky.accelerators.MI300X(partition="CPX"))
+    assert 'partition="DPX", memory_mode="NPS2"' in str(caught.value)
+    assert "gpu_partition_mode" not in selected(sky.DigitalOcean(**ACCESS), accelerator="MI300X").inputs
+
+
+def test_a_key_that_the_account_has_is_named_by_its_fingerprint() -> None:
+    inputs = selected(sky.DigitalOcean(registered_key=True, **ACCESS)).inputs
+    # ssh-keygen -l -E md5
+    assert inputs["ssh_key_id"] == "3c:f8:63:74:c4:9f:7b:dc:31:54:23:40:80:02:22:b5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"spot": True}, "no spot machines"),
+        ({"disk_gb": 500}, "comes with its type"),
+        ({"labels": {"a b": "c"}}, "KEY:VALUE"),
+        ({"accelerator": "A100"}, "accelerator"),
+        ({"vcpus": 400}, "vcpus"),
+    ],
+)
+def test_what_droplets_are_not_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(sky.SkyinfraError, match=words):
+        selected(sky.DigitalOcean(**ACCESS), **fields)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            'Error creating droplet: POST https://api/v2/droplets: 422 (request "1") creating this/these '
+            "droplet(s) will exceed your droplet limit",
+            "QuotaExceeded",
+        ),
+        (
+            'POST https://api/v2/account/keys: 422 (request "1") SSH Key is already in use on your account',
+            "CloudRefused",
+        ),
+        (
+            'GET https://api/v2/account: 401 (request "1") Unable to authenticate you',
+            "CloudCredentialsRefused",
+        ),
+        (
+            'POST https://api/v2/droplets: 422 (request "1") Size is not available in this region.',
+            "CapacityUnavailable",
+        ),
+        ('GET https://api/v2/droplets/1: 429 (request "1") Too many requests', "CloudThrottled"),
+    ],
+)
+def test_what_digitalocean_refuses_is_explained(said: str, cause: str) -> None:
+    [found] = refusals([("module.train.digitalocean_droplet.node[0]", said)])
+    assert found.cause == cause
+
+
+# Verda and Lambda
+
+
+def test_instances_of_verda() -> None:
+    found = selected(access(sky.Verda), accelerator="H100", spot=True)
+    assert (found.machine_types, found.image) == (("1H100.80S.32V",), "ubuntu-24.04-cuda-12.8-open-docker")
+    assert found.hourly_cost == pytest.approx(0.8015)
+    with pytest.raises(InvalidField, match="at least 50"):
+        selected(access(sky.Verda), accelerator="H100", disk_gb=20)
+    with pytest.raises(NotSupported, match="do not serve Volta"):
+        selected(access(sky.Verda, region="FIN-01"), accelerator="V100")
+
+
+def test_machines_of_lambda() -> None:
+    found = selected(access(sky.Lambda), accelerator="GH200")
+    assert (found.machine_types, found.image) == (("gpu_1x_gh200",), "lambda-stack")
+    assert found.project_paths == {"known_hosts": ".skyinfra/known_hosts"}
+    with pytest.raises(NotSupported, match="Lambda Stack alone"):
+        access(sky.Lambda, image="ubuntu")
+    with pytest.raises(NotSupported, match="no machines without accelerators"):
+        selected(access(sky.Lambda))
+    with pytest.raises(NotSupported, match="no spot machines"):
+        selected(access(sky.Lambda), accelerator="H100", spot=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "cause"),
+    [
+        ("verda_instance.node", "Unable to create instance, got error: service_unavailable", "CapacityUnavailable"),
+        ("verda_instance.node", "Unable to create instance, got error: insufficient_funds", "QuotaExceeded"),
+        ("lambdalabs_instance.node", "instance-operations/launch/insufficient-capacity", "CapacityUnavailable"),
+        (
+            "lambdalabs_instance.node",
+            "Could not create instance, unexpected error: Unauthorized",
+            "CloudCredentialsRefused",
+        ),
+        ("lambdalabs_instance.node", "global/quota-exceeded", "QuotaExceeded"),
+    ],
+)
+def test_what_they_refuse_is_explained(address: str, said: str, cause: str) -> None:
+    [found] = refusals([(f"module.train.{address}[0]", said)])
+    assert found.cause == cause
