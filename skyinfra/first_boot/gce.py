@@ -1,32 +1,39 @@
-"""The metadata service of Google Cloud, which also delivers the runner. It is in the user data of its machines alone."""
+"""The metadata service of Google Cloud, which also delivers the runner. It is in the user data of its machines only."""
 
 from __future__ import annotations
 
 import base64
 import bz2
+import contextlib
 import email.message
+import http.client
 import io
 import json
 import os
 import re
-import urllib.request
+import urllib.error
 import urllib.response
 from pathlib import Path
 from typing import Any
-
-from .fetch import direct
 
 _TIMEOUT_S = 30.0
 
 
 def metadata(path: str, base: str | None = None) -> str:
-    """The text at *path* of this machine. Raises OSError, ValueError."""
+    """The text at *path* of this machine: without a proxy and redirects. Raises OSError, ValueError."""
     # The variable that Google's own tools have for another address.
     base = base or f"http://{os.environ.get('GCE_METADATA_HOST', '169.254.169.254')}"
-    url = f"{base.rstrip('/')}/computeMetadata/v1/instance/{path}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})  # noqa: S310
-    with direct().open(request, timeout=_TIMEOUT_S) as answer:
-        return str(answer.read().decode())
+    address = f"/computeMetadata/v1/instance/{path}"
+    with contextlib.closing(http.client.HTTPConnection(base.partition("://")[2], timeout=_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", address, headers={"Metadata-Flavor": "Google"})
+            answer = connection.getresponse()
+            content = answer.read()
+        except http.client.HTTPException as error:
+            raise OSError(f"the metadata service ends its answer early: {error}") from None
+    if answer.status != 200:
+        raise urllib.error.HTTPError(base + address, answer.status, answer.reason, answer.headers, io.BytesIO(content))
+    return content.decode()
 
 
 def opened(url: str) -> Any:
@@ -37,9 +44,10 @@ def opened(url: str) -> Any:
     """
     found = json.loads(metadata("attributes/?recursive=true&alt=json"))
     key = re.sub(r"[^A-Za-z0-9_-]", "-", url[len("gce://") :])
-    parts = []
-    while f"{key}-{len(parts)}" in found:
-        parts.append(found[f"{key}-{len(parts)}"])
+    count = 0
+    while f"{key}-{count}" in found:
+        count += 1
+    parts = [found[f"{key}-{n}"] for n in range(count)]
     if key not in found and not parts:
         raise ValueError(f"the metadata of this machine have no {key}")
     content = base64.b64decode("".join(parts)) if parts else found[key].encode()

@@ -14,12 +14,14 @@ from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
+from skyinfra.providers.gcp import GCP
 from skyinfra.providers.local import Local
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 
 __all__ = [
     "AWS",
+    "GCP",
     "Boot",
     "CapacityBlock",
     "CapacityReservation",
