@@ -108,11 +108,12 @@ class FleetStack(metaclass=_BindingMeta):
         _add_backend(library, self, id, backend or LocalState(), project)
         kinds = dict.fromkeys(d.pool.provider.kind for d in self.deployments)
         sources = {kind: _module_source(library, self, kind) for kind in kinds}
-        runner = _runner_source(library, self) if any(map(carries_runner, self.deployments)) else ""
+        carriers = {_packs_runner(each) for each in self.deployments if carries_runner(each)}
+        runners = {packed: _runner_source(library, self, packed) for packed in sorted(carriers)}
         inputs = {each.pool.name: module_inputs(each, project) for each in self.deployments}
         carried = _carry_user_data(library, self, inputs)
         modules = {name: {**folded(literal(found)), **carried.get(name, {})} for name, found in inputs.items()}
-        for section, content in _sections(id, self.deployments, modules, sources, runner).items():
+        for section, content in _sections(id, self.deployments, modules, sources, runners).items():
             self.add_override(section, content)  # type: ignore[attr-defined]
 
 
@@ -135,18 +136,25 @@ def module_folder(kind: str) -> Path:
     return Path(shutil.copytree(bundled.folder("modules", kind), _temporary_folder() / kind, ignore=without))
 
 
-def _runner_source(library: ModuleType, stack: Any) -> str:
+def _packs_runner(deployment: Deployment) -> bool:
+    """Whether the runner is compressed on its way: metadata have no room for it as it is."""
+    return deployment.pool.provider.data.boot.delivery == "metadata"
+
+
+def _runner_source(library: ModuleType, stack: Any, packed: bool) -> str:
     """Carries the runner into the stack, for the modules that hand it on."""
-    asset = library.TerraformAsset(stack, "runner", path=str(_runner_file()), type=library.AssetType.FILE)
+    name = "runner-packed" if packed else "runner"
+    asset = library.TerraformAsset(stack, name, path=str(_runner_file(packed)), type=library.AssetType.FILE)
     return f"./{asset.path}"
 
 
 @cache
-def _runner_file() -> Path:
-    """The runner's wheel in a file."""
+def _runner_file(packed: bool) -> Path:
+    """The runner's wheel in a file; packed: compressed."""
     wheel = runner_wheel.wheel()
-    file = _temporary_folder() / wheel.name
-    file.write_bytes(wheel.content)
+    name, content = runner_wheel.packed(wheel) if packed else (wheel.name, wheel.content)
+    file = _temporary_folder() / name
+    file.write_bytes(content)
     return file
 
 
@@ -185,7 +193,7 @@ def _sections(
     deployments: Sequence[Deployment],
     inputs: dict[str, dict[str, Any]],
     sources: dict[str, str],
-    runner: str,
+    runners: dict[bool, str],
 ) -> dict[str, dict[str, Any]]:
     """Returns the additions of the pools to the stack's JSON, by its top-level sections.
 
@@ -197,7 +205,7 @@ def _sections(
         source = sources[deployment.pool.provider.kind]
         modules[name] = {"source": source, **inputs[name]}
         if carries_runner(deployment):
-            modules[name]["runner_file"] = runner
+            modules[name]["runner_file"] = runners[_packs_runner(deployment)]
         if providers := deployment.pool.provider.terraform():
             modules[name]["providers"] = {each.name: f"{each.name}.{each.alias}" for each in providers}
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}

@@ -72,6 +72,16 @@ STACKS["container"] = """
     app.synth()
     """
 
+STACKS["gcp"] = """
+    sky.FleetStack(app, "gcp", pools=[
+        sky.ComputePool(name="mig", nodes=2, accelerator="A100-40GB:2/3g.20gb+2g.10gb+1g.5gb*2", labels={"team": "ml"},
+                        provider=sky.GCP(project="my-project", allow_cidrs=["203.0.113.0/24"])),
+        sky.ComputePool(name="spot", nodes=3, spot=True, accelerator="L4", provider=sky.GCP(zones=["us-central1-b"])),
+        sky.ComputePool(name="flex", accelerator="H100:2", provider=sky.GCP(flex_start_hours=12)),
+    ])
+    app.synth()
+    """
+
 STACKS["ssh"] = """
     sky.FleetStack(app, "ssh", pools=[sky.ComputePool(
         name="lab", nodes=2, accelerator="H100:8/3g.40gb", labels={"team": "ml"}, provider=sky.SSH(hosts=[
@@ -150,8 +160,9 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
         # The last part is a hash of the module's files.
         module["source"] = module["source"].rpartition("/")[0] + "/HASH"
         if "runner_file" in module:
-            assert module["runner_file"].endswith(f"/{runner_wheel.wheel().name}")
-            module["runner_file"] = "./assets/runner/HASH/WHEEL"
+            found = re.fullmatch(r"(\./assets/runner(-packed)?)/\w+/(.+)", module["runner_file"])
+            assert found and found[3] == runner_wheel.wheel().name + (".bz2" if found[2] else "")
+            module["runner_file"] = f"{found[1]}/HASH/WHEEL"
         if "versions" in module:  # what is installed here
             module["versions"] = "VERSIONS"
         for key in ("user_data_head", "user_data_worker"):

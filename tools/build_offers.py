@@ -35,6 +35,7 @@ _LESS = 0.10
 _MORE = 0.01
 
 _VAST = re.compile(r"(?P<count>\d+)x-(?P<name>.+)-\d+-\d+")
+_N1 = re.compile(r"n1-\* \+ guest_accelerator (?P<gpu>[a-z0-9-]+) x(?P<count>\d)")
 _CARDS = re.compile(r"(?:^|; )efa=(?P<efa>\d+) network_cards=(?P<cards>\d+)")
 _UNDATED = re.compile(r"undated snapshot \((?P<then>.+) on (?P<day>\d{4}-\d\d-\d\d)\)")
 _SAME_AS = re.compile(r"undated snapshot \(same prices as (?P<day>\d{4}-\d\d-\d\d)\)")
@@ -225,6 +226,9 @@ def notes(row: Row, *more: str | None) -> list[str]:
 def machine_type(row: Row, doubles: set[tuple[str, str]]) -> str:
     """The machine type, told apart where a list has several of one name."""
     name = row["instance_type"]
+    if added := _N1.fullmatch(name):
+        # As modules/gcp takes it: eight vCPUs for each GPU, which all of them allow.
+        return f"n1-standard-{8 * int(added['count'])}+{added['gpu']}:{added['count']}"
     if (row["provider"], name) not in doubles:
         return name
     if row["provider"] == "coreweave":
@@ -249,8 +253,8 @@ def offer(row: Row, doubles: set[tuple[str, str]]) -> dict[str, Any]:
         "count": 1 if row["provider"] == "gcp-tpu" else count,
         "memory_gb": chosen.memory_gb,
         "fraction": fraction(row),
-        "vcpus": int(float(row["vcpu"])) if row["vcpu"] else None,
-        "ram_gib": float(row["ram_gib"]) if row["ram_gib"] else None,
+        "vcpus": int(float(row["vcpu"])) if row["vcpu"] else 8 * count if "+nvidia" in name else None,
+        "ram_gib": float(row["ram_gib"]) if row["ram_gib"] else 30.0 * count if "+nvidia" in name else None,
         "on_demand": bought.on_demand,
         "spot": bought.spot,
         "regions": regions(row),

@@ -46,7 +46,8 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     """
     started = ["skyinfra-partition.service", "skyinfra-partition.path", "skyinfra-runner.service"]
     started.append("skyinfra-upgrade.path")
-    traits = deployment.pool.provider.data.traits
+    data = deployment.pool.provider.data
+    traits = data.traits
     if config.head and traits.layout_channel == "metadata":
         started.append("skyinfra-watch.service")
     if traits.preemption_notice is not None:
@@ -57,7 +58,7 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     return [
         NodeFile(places.CONFIG, "0644", replace(config, folder=places.FOLDER).dumps() + "\n"),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
-        *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules()),
+        *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules(data.boot.delivery)),
         *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in (_BOOT_UNIT, _REPORT_UNIT)),
     ]
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import skyinfra
+from skyinfra.providers.data import Delivery
 
 # The start of a string of several lines.
 _SEVERAL = re.compile(r"\"{3}|'{3}|\\$")
@@ -19,12 +20,21 @@ _INDENT = 4
 _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 # For those whom a node tells of its failure: they have the package.
 _STAYS = "asking.py"
+# By module: the delivery of the runner that it is for.
+_FOR = {"gce.py": "metadata"}
 
 
 @cache
-def modules() -> tuple[tuple[str, str], ...]:
-    """File name and source of each module, in order; the same text for the same code, whichever Python compiles."""
-    files = [path for path in sorted(_FOLDER.glob("*.py")) if path.name != _STAYS]
+def modules(delivery: Delivery) -> tuple[tuple[str, str], ...]:
+    """File name and source of each module, in order; the same text for the same code, whichever Python compiles.
+
+    delivery: of the runner's wheel.
+    """
+    files = [
+        path
+        for path in sorted(_FOLDER.glob("*.py"))
+        if path.name != _STAYS and _FOR.get(path.name, delivery) == delivery
+    ]
     return tuple((path.name, stripped(path.read_text(encoding="utf-8"))) for path in files)
 
 

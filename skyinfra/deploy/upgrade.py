@@ -77,7 +77,9 @@ def check_kind(manifest: Manifest) -> None:
 
 
 def _carrying(kind: str) -> list[str]:
-    """The resources of a module that carry the runner to its nodes; empty where there are none."""
+    """The resources of a module that carry the runner to its nodes: those of the runner and of its versions, and what
+    hands them over. Empty where there are none.
+    """
     carrying: list[str] = read(kind).terraform.get("runner", []) if kind in kinds() else []
     return carrying
 
@@ -124,12 +126,12 @@ class Upgrade:
     def _publish(self) -> None:
         """Puts the runner and its versions where nodes take them from, those too that come later."""
         name = self.manifest.pool
-        runner, versions, named = (f"module.{name}.{part}" for part in _carrying(self.manifest.provider))
+        runner, versions, *named = (f"module.{name}.{part}" for part in _carrying(self.manifest.provider))
         carried = PurePosixPath(str(self.stack.modules[name].get("runner_file", ""))).name
         there = {r.attributes.get("key") for r in self.stack.resources() if (r.module, r.name) == (name, "runner")}
         # Made anew under the same key it would be removed again with the old one.
         again = [versions, runner] if carried and carried not in there else [versions]
-        kept = {runner, versions, named}
+        kept = {runner, versions, *named}
 
         def approve(plan: Plan) -> bool:
             others = [address for action, address in plan.changes if action != "update" and address not in kept]
@@ -140,7 +142,7 @@ class Upgrade:
                 )
             return True
 
-        carry_out(self.stack, approve=approve, replace=again, target=[named, runner])
+        carry_out(self.stack, approve=approve, replace=again, target=[*named, runner])
 
     def _prepare(self) -> None:
         self.say("installing the new runner beside the old one")

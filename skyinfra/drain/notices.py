@@ -23,7 +23,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from skyinfra.errors import NodeFailed, NotSupported
-from skyinfra.first_boot import fetch
+from skyinfra.first_boot import fetch, gce
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 # Overrides the address of the metadata service of every provider.
@@ -171,9 +171,20 @@ def _answers(question: str, where: str, hint: str | None = None) -> Iterator[Non
 
 def ec2_metadata(path: str, question: str, *, base: str | None = None, hint: str | None = None) -> str | None:
     """Returns the text at *path* of EC2's metadata service, or None where there is none. Raises `NodeFailed`."""
+    return _text(fetch.metadata, path, question, base, hint)
+
+
+def gce_metadata(path: str, question: str, *, base: str | None = None, hint: str | None = None) -> str | None:
+    """Returns the text at *path* of this machine on Google Cloud, or None where there is none. Raises `NodeFailed`."""
+    return _text(gce.metadata, path, question, base, hint)
+
+
+def _text(
+    read: Callable[[str, str | None], str], path: str, question: str, base: str | None, hint: str | None
+) -> str | None:
     with _answers(question, base or path, hint):
         try:
-            return fetch.metadata(path, base)
+            return read(path, base)
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise

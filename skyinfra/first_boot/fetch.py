@@ -1,4 +1,4 @@
-"""Fetching files: over HTTP, or from a bucket that only the nodes may read."""
+"""Fetching files: over HTTP, from a bucket that only the nodes may read, or from the machine's own metadata."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ _METADATA_S = 5.0
 
 
 def fetch(url: str, path: Path, sha256: str | None = None) -> None:
-    """Keeps what stands at *url* (https, http, file, or s3://BUCKET/KEY) at *path*, for root alone. Raises `Failed`.
+    """Keeps what stands at *url* at *path*, for root alone: https, http, file, s3://BUCKET/KEY, gce://PREFIX/NAME.
 
-    It is whole there, whenever the power fails; where *sha256* is given, it has that hash.
+    Raises `Failed`. It is whole there, whenever the power fails; where *sha256* is given, it has that hash.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("https", "http", "file", "s3"):
+    if not re.match("https?|file|s3|gce", url):
         raise Failed(f"no https://, http://, file:// or s3:// address: {url[:100]!r}")
-    request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310
     part = path.with_name(path.name + ".part")
     try:
-        with _opened(request, _TIMEOUT_S) as answer:
+        with _opened(url) as answer:
             found = _keep(answer, part)
     except urllib.error.HTTPError as error:
         code = re.search(rb"<Code>(\w+)</Code>", error.read(2000))
@@ -89,14 +88,19 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _opened(request: urllib.request.Request, timeout: float) -> Any:
+def _opened(url: str) -> Any:
+    if url.startswith("gce://"):
+        from . import gce  # which only its machines have
+
+        return gce.opened(url)
+    request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310
     # Made anew each time: the certificates may have changed since this program began.
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.HTTPSHandler(context=ssl.create_default_context()),
     ]
     if request.has_header("Authorization"):
         handlers.append(_Stay())
-    return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
+    return urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S)
 
 
 @lru_cache

@@ -278,7 +278,8 @@ class Python:
 class Runner:
     """The runner, in the virtual environment *venv*: a declared one (*requirements*), or else the wheel of the fleet.
 
-    The file *versions* names that wheel, which stands in *bucket*, and the versions that go with a declared runner.
+    The file *versions* names that wheel, which stands in *bucket* and may be compressed, and the versions that go with
+    a declared runner.
     """
 
     venv: str
@@ -322,6 +323,10 @@ class Runner:
                 with contextlib.suppress(Failed):
                     fetch(f"{self.bucket}/versions.json", Path(self.versions))
                 raise
+            if path.suffix != ".whl":
+                from . import gce
+
+                path = gce.unpacked(path)
             asked.append(str(path))
         uv, python = f"{self.tools}/bin/uv", f"{self.venv}/bin/python"
         pip = [uv, "pip", "install", "--python", python] if Path(uv).exists() else [python, "-m", "pip", "install"]

@@ -13,6 +13,8 @@ from skyinfra.mig.layout import PerGpu, per_gpu
 from skyinfra.mig.placement import resolve
 
 NAME = "skyinfra:layout"
+# Its name where keys take no colon.
+ATTRIBUTE = "skyinfra-layout"
 LIMIT = 256
 _OFF = "off"
 

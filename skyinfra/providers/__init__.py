@@ -15,6 +15,7 @@ from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
+from skyinfra.providers.gcp import GCP
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.ssh import SSH, Host
@@ -23,6 +24,7 @@ from skyinfra.providers.verda import Verda
 
 __all__ = [
     "AWS",
+    "GCP",
     "Boot",
     "CapacityBlock",
     "CapacityReservation",

@@ -1,24 +1,35 @@
-"""Watches the desired layout of a head on AWS: a tag of the instance, see `skyinfra.mig.layout_tag`.
+"""Watches the desired layout of a head in the metadata of its instance, see `skyinfra.mig.layout_tag`.
 
-It is read through the instance's metadata service (version 2, with tags allowed), which is closed to tasks and to the
-runner: `Watch` is a process of its own, with a user of its own, and leaves the tag for the runner, which takes the
-layout over (`Follower`).
+On AWS that is a tag, which the metadata service shows (version 2, with tags allowed), on Google Cloud an attribute of
+the instance. The service is closed to tasks and to the runner: `Watch` is a process of its own, with a user of its
+own, and leaves the tag for the runner, which takes the layout over (`Follower`).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from skyinfra.drain.notices import ec2_metadata
+from skyinfra.drain.notices import ec2_metadata, gce_metadata
 from skyinfra.errors import InvalidField, StateDirectoryError
 from skyinfra.gpu import desired
 from skyinfra.mig import Layout, layout_tag
 from skyinfra.node.folder import NodeDirectory, message, stamp
 from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.nodeconfig import NodeConfig
+
+# By provider: how the layout is read, where, and what the instance needs for it.
+_READ: dict[str, tuple[Callable[..., str | None], str, str | None]] = {
+    "aws": (
+        ec2_metadata,
+        f"tags/instance/{layout_tag.NAME}",
+        "The instance needs http_endpoint and instance_metadata_tags enabled.",
+    ),
+    "gcp": (gce_metadata, f"attributes/{layout_tag.ATTRIBUTE}", None),
+}
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -34,17 +45,18 @@ class Watch:
 
     def __post_init__(self) -> None:
         config = NodeConfig.load(self.path)
-        if not config.head or config.provider != "aws":
-            raise InvalidField("only the head of a fleet on AWS has something to watch", field=str(self.path))
+        if not config.head or config.provider not in _READ:
+            known = ", ".join(_READ)
+            raise InvalidField(f"only the head of a fleet on {known} has something to watch", field=str(self.path))
+        self._provider = config.provider
 
     def look(self) -> None:
         """Leaves the layout of the tag for the runner.
 
         Raises `NodeFailed` where the metadata service does not answer, and what `layout_tag.read_tag` raises.
         """
-        hint = "The instance needs http_endpoint and instance_metadata_tags enabled."
-        path, base = f"tags/instance/{layout_tag.NAME}", self.endpoint
-        text = ec2_metadata(path, "which layout is wanted", base=base, hint=hint)
+        read, path, hint = _READ[self._provider]
+        text = read(path, "which layout is wanted", base=self.endpoint, hint=hint)
         config = NodeConfig.load(self.path)
         if text is None or text == self._left or _layouts(text, config) is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import signal
@@ -17,6 +18,7 @@ from boots import PACKAGE, SECRET, FirstBoot, step
 from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from metadata_service import serving
 
 from skyinfra.first_boot.fetch import fetch, signed
 from skyinfra.first_boot.programs import Failed
@@ -185,6 +187,37 @@ def test_no_role_is_told_as_such(cloud: Cloud, tmp_path: Path) -> None:
     cloud.role = "gone"
     with pytest.raises(Failed, match="credentials of the instance's role, and there are none"):
         fetch("s3://bucket/x.whl", tmp_path / "x.whl", SHA256)
+
+
+@pytest.fixture
+def attributes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The attributes of this machine, as Google Cloud's metadata service gives them."""
+    with serving() as service:
+        monkeypatch.setenv("GCE_METADATA_HOST", service.url.removeprefix("http://"))
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        yield service.attributes
+
+
+def test_from_the_own_metadata_of_a_machine_of_google_cloud(attributes: dict[str, str], tmp_path: Path) -> None:
+    text = base64.b64encode(CONTENT).decode()
+    # More parts than have one digit.
+    cut = len(text) // 12 // 4 * 4
+    parts = [text[at : at + cut] for at in range(0, len(text), cut)]
+    name = "skyinfra-0.1.0+abc-py3-none-any.whl"
+    key = "skyinfra-skyinfra-0-1-0-abc-py3-none-any-whl"
+    attributes.update({f"{key}-{number}": part for number, part in enumerate(parts)})
+    attributes["skyinfra-secret"] = "sécret"
+    assert len(parts) > 10
+    fetch(f"gce://skyinfra/{name}", tmp_path / "x.whl", SHA256)
+    assert (tmp_path / "x.whl").read_bytes() == CONTENT
+    fetch("gce://skyinfra/secret", tmp_path / "secret")
+    assert (tmp_path / "secret").read_text() == "sécret"
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    del attributes[f"{key}-3"]
+    with pytest.raises(Failed, match="not the runner that the stack was compiled with"):
+        fetch(f"gce://skyinfra/{name}", tmp_path / "x.whl", SHA256)
+    with pytest.raises(Failed, match=r"the metadata of this machine have no skyinfra-versions-json$"):
+        fetch("gce://skyinfra/versions.json", tmp_path / "versions.json")
 
 
 def boot_of_secret(tmp_path: Path) -> tuple[FirstBoot, Path]:

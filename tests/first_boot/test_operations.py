@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import contextlib
 import hashlib
 import json
@@ -85,8 +86,13 @@ def only(folder: Path, *names: str) -> str:
 
 
 @pytest.mark.slow
-def test_python_and_runner_without_uv_and_without_an_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_python_and_runner_without_uv_and_without_an_index(packed: bool, tmp_path: Path) -> None:
     made = wheel(tmp_path / "served")
+    if packed:
+        plain, made = made, made.with_name(f"{made.name}.bz2")
+        made.write_bytes(bz2.compress(plain.read_bytes()))
+        plain.unlink()
     boot = FirstBoot(tmp_path / "node")
     venv, tools = tmp_path / "opt" / "venv", tmp_path / "opt" / "tools"
     version = ".".join(map(str, sys.version_info[:2]))

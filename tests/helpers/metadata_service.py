@@ -25,6 +25,8 @@ class MetadataService(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.values: dict[str, str] = {}
+        # Of the machine itself, on Google Cloud.
+        self.attributes: dict[str, str] = {}
         self.token = "first"
         self.acknowledged: list[str] = []
         self.asked: list[str] = []
@@ -73,6 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
         if parts.path.startswith("/metadata/") and (self.headers["Metadata"] != "true" or "api-version" not in query):
             self._answer(400, "")
             return
+        if parts.path == f"{GCP}attributes/" and query == {"recursive": ["true"], "alt": ["json"]}:
+            self.server.values[parts.path] = json.dumps(self.server.attributes)
         before = self.server.values.get(parts.path)
         if query.get("wait_for_change") == ["true"] and query.get("last_etag", [_etag(before)]) == [_etag(before)]:
             deadline = time.monotonic() + float(query["timeout_sec"][0])

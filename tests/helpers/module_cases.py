@@ -22,6 +22,7 @@ def nothing(world: World) -> None:
 class ModuleCase:
     """``name`` is its folder. ``mock`` names the schemas of its providers; without, it is applied for real.
 
+    ``types`` matches the machine types of its offers that are its own.
     ``inputs`` make two nodes, ``layout`` are those that a changed layout changes. ``nodes`` matches the addresses of
     machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines. The
     machines of ``over_ssh`` are set up by ssh, whose far end is then the stand-in of `far_end`.
@@ -31,6 +32,7 @@ class ModuleCase:
     inputs: Inputs
     layout: Inputs
     nodes: str
+    types: str = ""
     mock: tuple[str, ...] = ()
     carriers: str = r"(?!)"
     providers: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +84,51 @@ AWS = ModuleCase(
     layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
     nodes=r"aws_instance\.",
     answers=aws_answers,
+)
+
+
+# modules/gcp
+
+
+GCP_ZONES = [f"us-central1-{letter}" for letter in "abcf"]
+# Of which the module only counts how many there are.
+GCP_TYPE = {
+    **dict.fromkeys(("architecture", "description", "self_link"), ""),
+    **dict.fromkeys(("guest_cpus", "maximum_persistent_disks", "maximum_persistent_disks_size_gb", "memory_mb"), 1),
+    "accelerators": [],
+    "deprecated": [],
+    "is_shared_cpus": False,
+    "name": "a2-highgpu-1g",
+}
+
+
+def gcp_answers(world: World) -> None:
+    """A project where every zone has every machine type."""
+    world.answer("data.google_compute_zones", {"names": GCP_ZONES})
+    world.answer("data.google_compute_machine_types", {"machine_types": [GCP_TYPE]})
+    world.answer("data.google_compute_image", {"self_link": "projects/p/global/images/image-{n}"})
+    world.answer("google_compute_address", {"address": "10.84.0.{n}"})
+
+
+_GCP_DATA = "#cloud-config\n# @SKYINFRA_NODE@ @SKYINFRA_HEAD@ @SKYINFRA_BUCKET@/secret"
+
+GCP = ModuleCase(
+    name="gcp",
+    # But slices of TPUs.
+    types=r"(?!v\d)",
+    mock=("google",),
+    providers={"google": {"project": "p", "region": "us-central1"}},
+    inputs={
+        "machine_types": ["a2-highgpu-1g"],
+        "user_data_head": f"{_GCP_DATA} @SKYINFRA_VOLUME@\n",
+        "user_data_worker": f"{_GCP_DATA}\n",
+        "user_data_revision": "1",
+        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        "layout": "a",
+    },
+    layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
+    nodes=r"google_compute_instance\.",
+    answers=gcp_answers,
 )
 
 
@@ -183,7 +230,8 @@ LAMBDA = over_ssh(
     known_hosts="known_hosts",
 )
 
-CASES = (LOCAL, AWS, DIGITALOCEAN, VERDA, LAMBDA)
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA)
+
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -146,7 +146,7 @@ def test_prices_that_cannot_be_right_are_marked_and_not_counted() -> None:
 
 def test_prices_of_something_else_are_left_out_with_the_reason() -> None:
     assert one("gcp", "v6e-8").on_demand is None
-    host_is_extra = one("gcp", "n1-* + guest_accelerator nvidia-tesla-t4 x1")
+    host_is_extra = one("gcp", "n1-standard-8+nvidia-tesla-t4:1")
     assert host_is_extra.on_demand is None and any("0.35" in note for note in host_is_extra.notes)
 
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from metadata_service import GCP, serving
 from running_node import h100
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, NodeFailed, UnknownProfile
@@ -162,7 +163,22 @@ def test_a_metadata_service_that_refuses(metadata: Metadata, tmp_path: Path) -> 
         Watch(tmp_path / "node.json", endpoint="http://127.0.0.1:9").look()
 
 
+def test_an_attribute_of_the_instance_on_google_cloud(tmp_path: Path) -> None:
+    with serving() as service:
+        config = node(tmp_path, provider="gcp")
+        watch, runner = Watch(config, endpoint=service.url), Follower(config, NodeDirectory(tmp_path))
+        watch.look()
+        assert not runner.look(), "there is none yet"
+        service.values[f"{GCP}attributes/skyinfra-layout"] = "7g.80gb/1g.10gb:7\n"
+        watch.look()
+        assert runner.look()
+        assert desired(tmp_path) == [["7g.80gb"], ["1g.10gb"] * 7]
+        service.refuses = 503
+        with pytest.raises(NodeFailed, match="it answers 503"):
+            watch.look()
+
+
 def test_who_has_something_to_watch(tmp_path: Path) -> None:
     for other in ({"head": False}, {"provider": "local"}):
-        with pytest.raises(InvalidField, match="only the head of a fleet on AWS"):
+        with pytest.raises(InvalidField, match="only the head of a fleet on aws, gcp has something to watch"):
             Watch(node(tmp_path, **other))  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""Google Cloud: Compute Engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field, model_validator
+
+from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.providers.base import Request, Selection
+from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.data import Strings, TerraformProvider
+
+_LABELS = 60
+_HOUR_S = 3600
+
+
+def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
+    for zone in given:
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone):
+            raise InvalidField("expected a zone such as us-central1-a", field="GCP.zones", given=zone)
+    return given
+
+
+class GCP(CloudProvider):
+    """Google Cloud, by Terraform's hashicorp/google and the credentials that it finds.
+
+    project: its id; None takes that of the environment (``GOOGLE_PROJECT``). region: such as ``us-central1``. zones: to
+    use, in order of preference; empty is all that have the machine. instance_types: machine types to take, in order of
+    preference; empty takes the cheapest that carries the accelerator, and for a spot pool those besides that cost at
+    most twice that. head_instance_type: of the head of a pool that is a managed instance group (spot, or several
+    types), which carries no slots. subnetwork: your own, by its self link; without it the pool has a network of its
+    own, with Cloud NAT. network_tags: those of your firewall rules, instead of rules of the pool's own. allow_cidrs:
+    IPv4 networks that may reach the head, which has a static external address then; with none, clients come through
+    Identity-Aware Proxy. ssh_public_key: to log in with as ``ubuntu``; ``gcloud compute ssh`` needs none. image: your
+    own, or a family, as ``projects/PROJECT/global/images/[family/]NAME``. service_account: e-mail address; none by
+    default. flex_start_hours: nodes that are made when there is capacity and deleted after that many hours, at most
+    168. reservation: its name, or ``projects/PROJECT/reservations/NAME``. compact_placement: close together in one
+    zone. group: nodes in a managed instance group from the first one on, so that a spot pool of one node grows without
+    being replaced. head_volume_gb: of the disk with the jobs of the head, which may only grow; 20 unless it says
+    otherwise.
+    """
+
+    kind: ClassVar[str] = "gcp"
+
+    project: str | None = Field(default=None, pattern=r"^([a-z0-9.]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
+    region: str = Field(default="us-central1", pattern=r"^[a-z]+-[a-z]+\d+$")
+    zones: Annotated[Strings, AfterValidator(_zones)] = ()
+    subnetwork: str | None = Field(
+        default=None,
+        pattern=r"^(https://www\.googleapis\.com/compute/v1/)?projects/[^/]+/regions/[^/]+/subnetworks/[^/]+$",
+    )
+    network_tags: Strings = ()
+    image: str | None = Field(default=None, pattern=r"^projects/[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+$")
+    service_account: str | None = Field(default=None, pattern=r"^[^@\s]+@[^@\s]+$")
+    flex_start_hours: float | None = Field(default=None, ge=1 / 6, le=168)
+    reservation: str | None = Field(
+        default=None, pattern=r"^(projects/[^/]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?$"
+    )
+    compact_placement: bool = False
+    group: bool = False
+    head_volume_gb: int | None = Field(default=None, ge=10, le=65_536)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> GCP:
+        for zone in self.zones:
+            if zone.rpartition("-")[0] != self.region:
+                raise InvalidField(f"not a zone of {self.region}", field="GCP.zones", given=zone)
+        for cidr in self.allow_cidrs:
+            if ":" in cidr:
+                hint = "Its network has IPv4 addresses alone."
+                raise InvalidField("expected an IPv4 network", field="GCP.allow_cidrs", given=cidr, hint=hint)
+        return self
+
+    def terraform(self) -> tuple[TerraformProvider, ...]:
+        """The provider of the region, with the project where one is declared."""
+        return (self.data.terraform_provider(region=self.region, project=self.project),)
+
+    def check(self, request: Request) -> None:
+        """Raises `InvalidField` for a purchase that contradicts itself, and labels that Google Cloud does not take."""
+        ways = {"spot": request.spot, "provider.flex_start_hours": self.flex_start_hours}
+        asked = [name for name, value in {**ways, "provider.reservation": self.reservation}.items() if value]
+        if len(asked) > 1:
+            raise InvalidField(
+                "spot, flex start and a reservation are three ways to get a machine",
+                field=asked[1],
+                hint=f"Leave out all but one of {', '.join(asked)}.",
+            )
+        if self.flex_start_hours and (self.group or len(self.instance_types) > 1):
+            raise InvalidField(
+                "the nodes of a flex start are machines of one type",
+                field="provider.flex_start_hours",
+                given=self.flex_start_hours,
+                hint="Leave out group, and all machine types but one.",
+            )
+        _check_labels(request.labels)
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises `NotSupported` for TPUs, which are no machines of Compute Engine."""
+        if chosen.accelerator is not None and chosen.accelerator.vendor == "google":
+            raise NotSupported(
+                "TPUs cannot be deployed yet", field="accelerator", given=str(chosen.accelerator), hint="Declare GPUs."
+            )
+
+    def select(self, request: Request) -> Selection:
+        """As of every cloud; raises `NotSupported` besides for machines that are not sold on demand."""
+        found = super().select(request)
+        scarce = [name for name in found.machine_types if re.match(self.data.machines["scarce"], name)]
+        if scarce and not request.spot and self.flex_start_hours is None:
+            raise NotSupported(
+                f"{scarce[0]} is sold as a spot machine or by a flex start alone",
+                field="provider",
+                hint="Declare spot=True, sky.GCP(flex_start_hours=...), or more accelerators for each node.",
+            )
+        return found
+
+    def in_group(self, request: Request, chosen: Chosen) -> bool:
+        """Whether the nodes are a managed instance group."""
+        return self.group or super().in_group(request, chosen)
+
+    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+        """The inputs of modules/gcp besides those of every cloud."""
+        return {
+            "zones": list(self.zones),
+            "subnetwork": self.subnetwork,
+            "network_tags": list(self.network_tags),
+            "service_account": self.service_account,
+            "flex_start_seconds": round(self.flex_start_hours * _HOUR_S) if self.flex_start_hours else None,
+            "reservation": self.reservation,
+            "compact_placement": self.compact_placement,
+            "group": self.group or None,
+            "head_volume_gb": self.head_volume_gb,
+        }
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
+        if not re.fullmatch(r"(?!skyinfra-)[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            raise InvalidField(
+                "expected small letters, digits, dashes and underscores, at most 63 characters; a name begins with a "
+                "letter, and not with skyinfra-",
+                field="labels",
+                given=f"{key}={value}",
+            )
+    if len(labels) > _LABELS:
+        raise InvalidField(f"at most {_LABELS}: Google Cloud takes 64", field="labels", given=len(labels))

@@ -1,0 +1,238 @@
+"""modules/gcp besides the contract of all modules: what reaches the nodes, purchases, groups, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mock_provider.bed import Bed, served
+from module_cases import GCP, gcp_answers
+from support import ROOT
+
+INSTANCE, TEMPLATE = "google_compute_instance", "google_compute_instance_template"
+GROUP = "google_compute_region_instance_group_manager"
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    with served(tmp_path, "google") as made:
+        gcp_answers(made.world)
+        yield made
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Path:
+    """Longer than one value of the metadata takes."""
+    file = tmp_path / "skyinfra-0.1.0+1-py3-none-any.whl.bz2"
+    file.write_bytes(bytes(hashlib.sha512(b"x").digest()) * 4000)
+    return file
+
+
+def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
+    """What a plan would do, in the module."""
+    first = not (bed.folder / ".terraform").exists()
+    root = {
+        "terraform": {"required_providers": {"google": {"source": "registry.terraform.io/hashicorp/google"}}},
+        "provider": GCP.providers,
+        "module": {"train": {"source": str(GCP.folder), "name": "train", **GCP.inputs, **inputs}},
+        "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
+    }
+    bed.write(json.dumps(root), "main.tf.json")
+    if first:
+        bed.run("init", "-no-color")
+    return {address.removeprefix("module.train."): action for address, action in bed.changes().items()}
+
+
+def refused(bed: Bed, message: str, **inputs: Any) -> None:
+    with pytest.raises(AssertionError) as caught:
+        declare(bed, **inputs)
+    assert message in str(caught.value)
+
+
+def instances(bed: Bed) -> dict[str, dict[str, Any]]:
+    """By the names of the nodes."""
+    return {each["labels"]["skyinfra-node"]: each for each in bed.world.asked(INSTANCE)}
+
+
+def test_the_runner_is_in_the_metadata_and_stays_until_it_is_upgraded(bed: Bed, runner: Path) -> None:
+    given = {"node_count": 2, "runner_file": str(runner), "allow_cidrs": ["203.0.113.0/24"]}
+    declare(bed, **given)
+    bed.apply()
+    secret = bed.output("fleet")["secret"]
+    key = "skyinfra-skyinfra-0-1-0-1-py3-none-any-whl-bz2"
+
+    def delivered() -> dict[str, Any]:
+        """The same on all nodes; versions.json."""
+        first, second = (each["metadata"] for each in instances(bed).values())
+        parts = [first[f"{key}-{number}"] for number in range(2)]
+        assert max(map(len, parts)) < 256 * 1024 and f"{key}-2" not in first
+        assert base64.b64decode("".join(parts)) == runner.read_bytes()
+        assert first["skyinfra-secret"] == secret
+        shared = {name for name in first if name.startswith("skyinfra-") and name != "skyinfra-layout"}
+        assert {name: first[name] for name in shared} == {name: second[name] for name in shared}
+        found: dict[str, Any] = json.loads(first["skyinfra-versions-json"])
+        return found
+
+    sha256 = hashlib.sha256(runner.read_bytes()).hexdigest()
+    wheel = {"name": runner.name, "sha256": sha256}
+    before = delivered()
+    assert before == {"version": 1, "python": "3.12", "requirements": ["cloudpickle==3.1.2"], "wheel": wheel}
+    head = instances(bed)["train-0"]["metadata"]["user-data"]
+    assert "train-0 10.84.0." in head and "gce://skyinfra/secret" in head and "-jobs" in head
+
+    # Another version of skyinfra changes nothing, until somebody asks for it.
+    old = runner.read_bytes()
+    runner.write_bytes(old[:-1] + b"y")
+    newer = {**given, "versions": {"python": "3.13", "requirements": []}}
+    assert declare(bed, **newer) == {}
+    again = [f"-replace=module.train.terraform_data.{name}[0]" for name in ("runner", "versions")]
+    changes = {address.removeprefix("module.train."): action for address, action in bed.changes(*again).items()}
+    assert changes.pop("terraform_data.runner[0]") == changes.pop("terraform_data.versions[0]") == "replace"
+    assert changes == {f'{INSTANCE}.node["train-{number}"]': "update" for number in range(2)}
+    bed.apply(*again)
+    after = delivered()
+    assert (after["python"], after["wheel"]["sha256"]) == ("3.13", hashlib.sha256(runner.read_bytes()).hexdigest())
+    bed.destroy()
+    assert not any(secret in each or base64.b64encode(old).decode()[:200] in each for each in bed.printed)
+
+
+def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
+    types = ["g2-standard-8", "g2-standard-12"]
+    spot = {"node_count": 3, "spot": True, "machine_types": types, "runner_file": str(runner)}
+    declare(bed, **spot)
+    bed.apply()
+    fleet = bed.output("fleet")
+    assert [node["name"] for node in fleet["nodes"]] == ["train-head"] and fleet["group_nodes"] == 3
+    [head] = instances(bed).values()
+    assert (head["machine_type"], head["scheduling"][0]["provisioning_model"]) == ("e2-standard-2", "STANDARD")
+    assert head["metadata"]["skyinfra-layout"] == "a"
+    [template], [group] = bed.world.asked(TEMPLATE), bed.world.asked(GROUP)
+    assert template["scheduling"][0]["provisioning_model"] == "SPOT"
+    assert "train-asg" in template["metadata"]["user-data"] and "skyinfra-layout" not in template["metadata"]
+    assert group["target_size"] == 3
+    chosen = group["instance_flexibility_policy"][0]["instance_selections"]
+    assert {each["rank"]: each["machine_types"] for each in chosen} == {0: types[:1], 1: types[1:]}
+    # In place: the size, the layout; a new runner is for the nodes that come later.
+    assert declare(bed, **{**spot, **GCP.layout, "node_count": 5}) == {
+        f'{INSTANCE}.node["train-head"]': "update",
+        f"{GROUP}.workers[0]": "update",
+    }
+    changes = bed.changes("-replace=module.train.terraform_data.versions[0]")
+    assert changes[f"module.train.{TEMPLATE}.group[0]"] == "replace"
+    assert changes[f"module.train.{GROUP}.workers[0]"] == "update"
+
+
+def test_purchases_of_machines(bed: Bed) -> None:
+    def made(**inputs: Any) -> dict[str, Any]:
+        declare(bed, **inputs)
+        bed.apply()
+        return instances(bed)["train-0"]
+
+    plain = made(machine_types=["e2-standard-2"])
+    assert plain["scheduling"][0]["on_host_maintenance"] == "MIGRATE" and plain["service_account"] == []
+    n1 = made(machine_types=["n1-standard-16+nvidia-tesla-t4:2"])
+    assert (n1["machine_type"], n1["guest_accelerator"]) == (
+        "n1-standard-16",
+        [{"type": "nvidia-tesla-t4", "count": 2}],
+    )
+    assert n1["scheduling"][0]["on_host_maintenance"] == "TERMINATE"
+    spot = made(spot=True)["scheduling"][0]
+    assert (spot["provisioning_model"], spot["preemptible"], spot["automatic_restart"]) == ("SPOT", True, False)
+    flex = made(flex_start_seconds=7200)
+    assert flex["scheduling"][0]["provisioning_model"] == "FLEX_START"
+    assert flex["scheduling"][0]["max_run_duration"][0]["seconds"] == 7200
+    assert flex["reservation_affinity"][0]["type"] == "NO_RESERVATION"
+    reserved = made(reservation="mine", compact_placement=True, machine_types=["a4-highgpu-8g"])
+    [affinity] = reserved["reservation_affinity"]
+    assert affinity["specific_reservation"][0]["values"] == ["mine"]
+    assert len(reserved["resource_policies"]) == 1
+    assert reserved["boot_disk"][0]["initialize_params"][0]["type"] == "hyperdisk-balanced"
+
+
+def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
+    def rules(**inputs: Any) -> dict[str, Any]:
+        declare(bed, **inputs)
+        bed.apply()
+        return {each["name"].rpartition("-")[2]: each for each in bed.world.asked("google_compute_firewall")}
+
+    closed = rules()
+    assert closed["head"]["source_ranges"] == ["35.235.240.0/20"]
+    fleet = bed.output("fleet")
+    assert fleet["via"]["kind"] == "iap" and fleet["via"]["target"].startswith("train-0-")
+    assert fleet["head"]["address"] == fleet["nodes"][0]["address"] == fleet["nodes"][0]["address"]
+    assert instances(bed)["train-0"]["network_interface"][0]["access_config"] == []
+    opened = rules(allow_cidrs=["203.0.113.0/24"])
+    assert opened["head"]["source_ranges"] == ["203.0.113.0/24"] and opened["head"]["allow"][0]["ports"] == ["8786"]
+    fleet = bed.output("fleet")
+    assert "via" not in fleet and fleet["head"]["address"] == fleet["nodes"][0]["public_address"]
+    bed.world.answer("data.google_compute_subnetwork", {"network": "mine"})
+    own = "projects/p/regions/us-central1/subnetworks/mine"
+    assert rules(subnetwork=own, network_tags=["inside"]) == {}
+    assert instances(bed)["train-0"]["tags"] == ["inside"]
+    assert not bed.world.standing("google_compute_network") and not bed.world.standing("google_compute_router_nat")
+
+
+def test_what_replaces_a_node(bed: Bed) -> None:
+    given = {"node_count": 2, "labels": {"team": "a"}}
+    declare(bed, **given)
+    bed.apply()
+    everything = {f'{INSTANCE}.node["train-{number}"]': "replace" for number in range(2)}
+
+    def machines(**inputs: Any) -> dict[str, str]:
+        return {at: what for at, what in declare(bed, **{**given, **inputs}).items() if at.startswith(INSTANCE)}
+
+    for changed in (
+        {"user_data_revision": "2"},
+        {"image": "projects/p/global/images/other"},
+        {"machine_types": ["a2-highgpu-2g"]},
+        {"spot": True, "node_count": 1},
+        {"service_account": "a@b"},
+        {"scheduler_port": 9000},
+    ):
+        found = machines(**changed)
+        assert {at: what for at, what in found.items() if what != "delete"}.items() <= everything.items() and found
+    in_place = dict.fromkeys(everything, "update")
+    assert machines(labels={"team": "b"}) == in_place
+    assert machines(user_data_head="#cloud-config\n# new\n", zones=["us-central1-a", "us-central1-f"]) == {}
+    assert declare(bed, **given, head_volume_gb=40) == {"google_compute_disk.head": "update"}
+    refused(bed, "the nodes stand in us-central1-a, which is not among us-central1-f", **given, zones=["us-central1-f"])
+
+
+@pytest.mark.parametrize(
+    ("message", "inputs"),
+    [
+        ("user_data_worker: needed", {"node_count": 2, "user_data_worker": ""}),
+        (
+            "a machine type with GPUs that are added to it stands alone",
+            {"machine_types": ["g2-standard-4", "n1-standard-8+nvidia-l4:1"]},
+        ),
+        ("spot: a node is a spot machine, or comes by flex_start_seconds", {"spot": True, "flex_start_seconds": 3600}),
+        ("flex_start_seconds: for machines of one type", {"flex_start_seconds": 3600, "group": True}),
+        ("flex_start_seconds: 600", {"flex_start_seconds": 60}),
+        ("machine_types: at least one machine type such as", {"machine_types": ["p5.48xlarge"]}),
+        ("image: projects/PROJECT/global/images", {"image": "ami-1"}),
+        ("allow_cidrs: the first address of an IPv4 network", {"allow_cidrs": ["fd00::/8"]}),
+        ("labels: at most 60 names", {"labels": {"Team": "a"}}),
+    ],
+)
+def test_what_is_refused_says_what_would_work(bed: Bed, message: str, inputs: dict[str, Any]) -> None:
+    refused(bed, message, **inputs)
+
+
+def test_a_runner_that_does_not_fit_is_refused(bed: Bed, runner: Path) -> None:
+    runner.write_bytes(bytes(400_000))
+    refused(bed, "and the metadata of a machine take 512 KB", runner_file=str(runner))
+
+
+def test_no_zone_has_the_machine(bed: Bed) -> None:
+    bed.world.answer("data.google_compute_machine_types", {"machine_types": []})
+    refused(bed, "machine_types: a2-highgpu-1g is offered in none of us-central1-a")
+
+
+def test_the_module_is_formatted(bed: Bed) -> None:
+    bed.run("fmt", "-check", "-recursive", str(ROOT / "modules" / "gcp"))

@@ -1,0 +1,179 @@
+"""Google Cloud: from a declaration to machine types, image, module inputs and price; and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.bootstrap import user_data
+from skyinfra.compiler import Deployment, compile_pool
+from skyinfra.providers import Selection, read
+from skyinfra.terraform.cloud_errors import refusals
+
+
+def compiled(accelerator: Any = None, *, gcp: dict[str, Any] | None = None, **fields: Any) -> Deployment:
+    return compile_pool(
+        sky.ComputePool(name="p", provider=sky.GCP(**(gcp or {})), accelerator=accelerator, **fields), "s"
+    )
+
+
+def select(accelerator: Any = None, **fields: Any) -> Selection:
+    return compiled(accelerator, **fields).selection
+
+
+def refused(error: type[sky.SkyinfraError], accelerator: Any = None, **fields: Any) -> sky.SkyinfraError:
+    with pytest.raises(error) as caught:
+        select(accelerator, **fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine_type", "count"),
+    [
+        ("H100:8", "a3-megagpu-8g", 8),
+        ("A100-40GB:4", "a2-highgpu-4g", 4),
+        ("L4", "g2-standard-4", 1),
+        ("L4:8", "g2-standard-96", 8),
+        ("H200:8/3g.71gb", "a3-ultragpu-8g", 8),
+        ("B200:8", "a4-highgpu-8g", 8),
+    ],
+)
+def test_the_cheapest_machine_that_carries_it(accelerator: str, machine_type: str, count: int) -> None:
+    chosen = select(accelerator)
+    assert (chosen.machine_types[0], chosen.count, chosen.separate_head) == (machine_type, count, False)
+
+
+def test_machines_without_accelerators() -> None:
+    chosen = select(vcpus=40)
+    assert (chosen.machine_types, chosen.hourly_cost) == (("n2-standard-48",), 2.33083)
+    assert "ubuntu-2404-lts-amd64" in chosen.image
+    assert select(gcp={"region": "europe-west4"}).hourly_cost is None
+
+
+def test_n1_takes_gpus_of_its_own() -> None:
+    chosen = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
+    assert (chosen.machine_types, chosen.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
+    assert refused(sky.NotSupported, "V100", gcp={"instance_types": ["n1-standard-8+nvidia-tesla-v100:1"]}).field
+
+
+def test_spot_falls_back_in_a_group() -> None:
+    chosen = select("L4", spot=True, nodes=3)
+    assert chosen.machine_types[:2] == ("g2-standard-4", "g2-standard-8")
+    assert (chosen.head_machine, chosen.head_price.usd_per_hour) == ("e2-standard-2", 0.06701)  # type: ignore[union-attr]
+    assert "ubuntu-os-cloud" in str(chosen.inputs["head_image"])
+    one = select("A100-40GB", spot=True, gcp={"group": True})
+    assert one.separate_head and one.inputs["group"] is True
+
+
+def test_some_machines_are_sold_by_spot_or_flex_start_alone() -> None:
+    error = refused(sky.NotSupported, "H100:2")
+    assert "a3-highgpu-2g is sold as a spot machine or by a flex start" in str(error)
+    assert select("H100:2", spot=True).machine_types == ("a3-highgpu-2g",)
+    flex = select("H100:2", gcp={"flex_start_hours": 2.5})
+    assert (flex.machine_types, flex.inputs["flex_start_seconds"]) == (("a3-highgpu-2g",), 9000)
+
+
+def test_the_layout_travels_in_an_attribute_and_a_changed_one_replaces_nothing() -> None:
+    before, after = (compiled(f"A100-40GB:2/{layout}") for layout in ("3g.20gb", "2g.10gb+1g.5gb"))
+    assert (before.selection.inputs["layout"], after.selection.inputs["layout"]) == ("3g.20gb", "2g.10gb+1g.5gb")
+    assert user_data(before).revision == user_data(after).revision
+    assert "layout" not in select("L4").inputs
+
+
+def test_user_data_fetch_from_the_own_metadata_and_watch_it() -> None:
+    deployment = compiled("A100-40GB:2/3g.20gb", nodes=2)
+    data = user_data(deployment)
+    assert "first_boot/gce.py" in data.head and "google-local-nvme-ssd" in data.worker
+    assert "google-skyinfra-head" in data.head and "google-skyinfra-head" not in data.worker
+    head, worker = (re.findall(r'\\"units\\":\[(.*?)\]', text)[0] for text in (data.head, data.worker))
+    assert "skyinfra-watch.service" in head and "skyinfra-interrupt.service" in head
+    assert "skyinfra-watch.service" not in worker and "skyinfra-interrupt.service" in worker
+    assert max(map(len, (data.head, data.worker))) < 100_000
+
+
+def test_terraform_gets_project_and_region() -> None:
+    [one] = sky.GCP(project="my-project", region="us-east4").terraform()
+    assert one.configuration() == {"alias": "us-east4_my-project", "region": "us-east4", "project": "my-project"}
+    [other] = sky.GCP().terraform()
+    assert other.configuration() == {"alias": "us-central1", "region": "us-central1"}
+
+
+def test_inputs() -> None:
+    own = "projects/p/regions/us-central1/subnetworks/mine"
+    given = {"subnetwork": own, "network_tags": ["in"], "zones": ["us-central1-c"], "service_account": "a@b.c"}
+    inputs = select("L4", gcp={**given, "reservation": "mine", "compact_placement": True, "head_volume_gb": 50}).inputs
+    assert {**given, "reservation": "mine", "compact_placement": True, "head_volume_gb": 50}.items() <= inputs.items()
+    assert {"flex_start_seconds", "group"}.isdisjoint(inputs)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("GCP.zones", {"gcp": {"zones": ["us-east1-b"]}}),
+        ("GCP.zones", {"gcp": {"zones": ["us-central1"]}}),
+        ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["fd00::/8"]}}),
+        ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["10.0.0.1/8"]}}),
+        ("GCP.region", {"gcp": {"region": "us-central1-a"}}),
+        ("GCP.image", {"gcp": {"image": "ubuntu"}}),
+        ("GCP.subnetwork", {"gcp": {"subnetwork": "default"}}),
+        ("GCP.flex_start_hours", {"gcp": {"flex_start_hours": 200}}),
+        ("provider.flex_start_hours", {"gcp": {"flex_start_hours": 1}, "spot": True}),
+        ("provider.reservation", {"gcp": {"reservation": "mine"}, "spot": True}),
+        ("provider.flex_start_hours", {"gcp": {"flex_start_hours": 1, "group": True}}),
+        ("labels", {"labels": {"Team": "ml"}}),
+        ("labels", {"labels": {"team": "m l"}}),
+        ("labels", {"labels": {"skyinfra-pool": "x"}}),
+        ("labels", {"labels": {f"l{n}": "x" for n in range(61)}}),
+    ],
+)
+def test_what_is_refused_is_named(field: str, fields: dict[str, Any]) -> None:
+    assert refused(sky.InvalidField, "L4", **fields).field == field
+
+
+def test_tpus_are_refused() -> None:
+    assert (
+        refused(sky.NotSupported, sky.accelerators.TPUv5e(count=4), gcp={"region": "asia-east1"}).field == "accelerator"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (
+            "CapacityUnavailable",
+            "Error waiting for instance to create: The zone 'projects/p/zones/us-central1-a' does not have enough "
+            "resources available to fulfill the request. '(resource type:compute)'.",
+        ),
+        (
+            "CapacityUnavailable",
+            "Error waiting: A n1-standard-4 VM instance with 1 nvidia-tesla-t4 accelerator(s) is "
+            "currently unavailable in the us-central1-b zone. Consider trying your request in the us-central1-a zone",
+        ),
+        (
+            "QuotaExceeded",
+            "Error creating instance: googleapi: Error 403: QUOTA_EXCEEDED: Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: "
+            "0.0 globally.",
+        ),
+        ("QuotaExceeded", "Error waiting: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0.0 in region us-east4."),
+        (
+            "CloudPermissionDenied",
+            "Error creating Network: googleapi: Error 403: Required 'compute.networks.create' permission for "
+            "'projects/p/global/networks/x', forbidden",
+        ),
+        (
+            "CloudCredentialsRefused",
+            "Attempted to load application default credentials since neither `credentials` nor `access_token` was set.",
+        ),
+        (
+            "CloudCredentialsRefused",
+            "googleapi: Error 403: Compute Engine API has not been used in project 1 before or it is disabled.",
+        ),
+    ],
+)
+def test_what_its_api_refuses_is_known(cause: str, said: str) -> None:
+    [found] = refusals([("module.p.google_compute_instance.node", f"Error: {said}")])
+    assert found.cause == cause
+    assert found.hint in {row["hint"] for row in read("gcp").errors}
