@@ -107,19 +107,21 @@ def test_what_stands_in_a_state_is_read() -> None:
     ],
 )
 def test_droplets_and_their_images(accelerator: str, size: str, image: str) -> None:
-    found = selected(sky.DigitalOcean(**ACCESS), **({"accelerator": accelerator} if accelerator else {}))
+    region = "atl1" if "MI300X" in accelerator else "nyc2"
+    provider = sky.DigitalOcean(region=region, **ACCESS)
+    found = selected(provider, **({"accelerator": accelerator} if accelerator else {}))
     assert (found.machine_types, found.image) == ((size,), image)
     assert found.hourly_cost
 
 
 def test_amd_is_partitioned_when_the_droplet_is_made() -> None:
     parted = sky.accelerators.MI300X(count=8, partition="DPX", memory_mode="NPS2")
-    inputs = selected(sky.DigitalOcean(**ACCESS), accelerator=parted).inputs
+    inputs = selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator=parted).inputs
     assert inputs["gpu_partition_mode"] == "PARTITION_MODE_DPX_NPS2"
     with pytest.raises(NotSupported, match="does not partition GPUs so") as caught:
-        selected(sky.DigitalOcean(**ACCESS), accelerator=sky.accelerators.MI300X(partition="CPX"))
+        selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator=sky.accelerators.MI300X(partition="CPX"))
     assert 'partition="DPX", memory_mode="NPS2"' in str(caught.value)
-    assert "gpu_partition_mode" not in selected(sky.DigitalOcean(**ACCESS), accelerator="MI300X").inputs
+    assert "gpu_partition_mode" not in selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator="MI300X").inputs
 
 
 def test_a_key_that_the_account_has_is_named_by_its_fingerprint() -> None:
