@@ -115,6 +115,13 @@ STACKS["lambda"] = f"""
     app.synth()
     """
 
+STACKS["nebius"] = f"""
+    sky.FleetStack(app, "nebius", pools=[sky.ComputePool(
+        name="mig", nodes=2, accelerator="H100:8/3g.40gb", provider=sky.Nebius(project_id="project-e00abc",
+            subnet_id="vpcsubnet-e00abc", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

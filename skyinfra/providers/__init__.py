@@ -18,6 +18,7 @@ from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.gcp import GCP
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
+from skyinfra.providers.nebius import Nebius
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
@@ -36,6 +37,7 @@ __all__ = [
     "Lambda",
     "Local",
     "Machines",
+    "Nebius",
     "Provider",
     "SSH",
     "Request",

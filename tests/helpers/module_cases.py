@@ -230,7 +230,19 @@ LAMBDA = over_ssh(
     known_hosts="known_hosts",
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA)
+NEBIUS = over_ssh(
+    "nebius",
+    "nebius",
+    "tls",
+    region="eu-north1",
+    project_id="project-e00abc",
+    subnet_id="vpcsubnet-e00abc",
+    machine_types=["gpu-h100-sxm/1gpu-16vcpu-200gb"],
+    image="ubuntu24.04-cuda12",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS)
 
 
 # Modules that need an engine or machines: their whole life is in tests of their own.

@@ -176,6 +176,14 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"spot": True},
     ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
+    "nebius": [
+        {"image": "ubuntu24.04-driverless"},
+        {"machine_types": ["gpu-h200-sxm/1gpu-16vcpu-200gb"]},
+        {"project_id": "project-e00def"},
+        {"subnet_id": "vpcsubnet-e00def"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
 }
 
 

@@ -18,13 +18,15 @@ from skyinfra.terraform.cloud_errors import refusals
 CLOUDS = [each for each in vars(providers).values() if isinstance(each, type) and issubclass(each, MachineCloud)]
 # What every one of them takes.
 ACCESS: dict[str, Any] = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
+# What one of them takes besides.
+OWN: dict[str, dict[str, Any]] = {"nebius": {"project_id": "project-e00abc", "subnet_id": "vpcsubnet-e00abc"}}
 
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
     """The cloud with what it must be given."""
     firewall = providers.read(cloud.kind).traits.firewall
     needed = {name: value for name, value in ACCESS.items() if firewall or name != "allow_cidrs"}
-    return cloud(**{**needed, **fields})
+    return cloud(**{**needed, **OWN.get(cloud.kind, {}), **fields})
 
 
 def selected(provider: providers.Provider, **fields: Any) -> providers.Selection:
@@ -198,9 +200,24 @@ def test_machines_of_lambda() -> None:
         selected(access(sky.Lambda), accelerator="H100", spot=True)
 
 
+def test_machines_of_nebius() -> None:
+    found = selected(access(sky.Nebius), accelerator="H100:8", spot=True)
+    assert (found.machine_types, found.image) == (("gpu-h100-sxm/8gpu-128vcpu-1600gb",), "ubuntu24.04-cuda12")
+    [provider, _] = access(sky.Nebius).terraform()
+    assert provider.configuration()["service_account"]["account_id_env"] == "NB_SA_ID"
+    assert selected(access(sky.Nebius), vcpus=3).machine_types == ("cpu-e2/4vcpu-16gb",)
+    attributes = {"resources": {"platform": "gpu-h100-sxm", "preset": "1gpu-16vcpu-200gb"}, "preemptible": None}
+    machine = providers.machines_of("nebius_compute_v1_instance", attributes)
+    assert machine and machine.machine_type == "gpu-h100-sxm/1gpu-16vcpu-200gb" and not machine.spot
+    with pytest.raises(InvalidField, match="project_id"):
+        access(sky.Nebius, project_id="mine")
+
+
 @pytest.mark.parametrize(
     ("address", "said", "cause"),
     [
+        ("nebius_compute_v1_instance.node", "rpc error: code = ResourceExhausted", "CapacityUnavailable"),
+        ("nebius_compute_v1_instance.node", "rpc error: code = Unauthenticated", "CloudCredentialsRefused"),
         ("verda_instance.node", "Unable to create instance, got error: service_unavailable", "CapacityUnavailable"),
         ("verda_instance.node", "Unable to create instance, got error: insufficient_funds", "QuotaExceeded"),
         ("lambdalabs_instance.node", "instance-operations/launch/insufficient-capacity", "CapacityUnavailable"),
