@@ -122,6 +122,14 @@ STACKS["nebius"] = f"""
     app.synth()
     """
 
+STACKS["oci"] = f"""
+    sky.FleetStack(app, "oci", pools=[sky.ComputePool(
+        name="mig", nodes=2, accelerator="H100:8/3g.40gb", provider=sky.OCI(
+            compartment_id="ocid1.compartment.oc1..aaaa", availability_domain="Uocm:PHX-AD-1", ssh_user="opc",
+            image="ocid1.image.oc1.phx.aaaa", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

@@ -19,11 +19,13 @@ from skyinfra.providers.gcp import GCP
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.nebius import Nebius
+from skyinfra.providers.oci import OCI
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
 
 __all__ = [
+    "OCI",
     "AWS",
     "GCP",
     "Boot",

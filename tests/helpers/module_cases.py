@@ -242,7 +242,19 @@ NEBIUS = over_ssh(
     allow_cidrs=["203.0.113.7/32"],
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS)
+OCI = over_ssh(
+    "oci",
+    "oci",
+    "tls",
+    region="us-phoenix-1",
+    compartment_id="ocid1.compartment.oc1..aaaa",
+    availability_domain="Uocm:PHX-AD-1",
+    machine_types=["VM.GPU.A10.1"],
+    image="ocid1.image.oc1.phx.aaaa",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI)
 
 
 # Modules that need an engine or machines: their whole life is in tests of their own.

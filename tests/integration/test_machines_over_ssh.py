@@ -175,6 +175,13 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"disk_gb": 200},
         {"spot": True},
     ],
+    "oci": [
+        {"image": "ocid1.image.oc1.phx.bbbb"},
+        {"machine_types": ["VM.GPU.A10.2"]},
+        {"availability_domain": "Uocm:PHX-AD-2"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
     "nebius": [
         {"image": "ubuntu24.04-driverless"},

@@ -19,7 +19,14 @@ CLOUDS = [each for each in vars(providers).values() if isinstance(each, type) an
 # What every one of them takes.
 ACCESS: dict[str, Any] = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
 # What one of them takes besides.
-OWN: dict[str, dict[str, Any]] = {"nebius": {"project_id": "project-e00abc", "subnet_id": "vpcsubnet-e00abc"}}
+OWN: dict[str, dict[str, Any]] = {
+    "nebius": {"project_id": "project-e00abc", "subnet_id": "vpcsubnet-e00abc"},
+    "oci": {
+        "compartment_id": "ocid1.compartment.oc1..aaaa",
+        "availability_domain": "Uocm:PHX-AD-1",
+        "image": "ocid1.image.oc1.phx.aaaa",
+    },
+}
 
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
@@ -232,3 +239,16 @@ def test_machines_of_nebius() -> None:
 def test_what_they_refuse_is_explained(address: str, said: str, cause: str) -> None:
     [found] = refusals([(f"module.train.{address}[0]", said)])
     assert found.cause == cause
+
+
+def test_machines_of_oracle_cloud() -> None:
+    found = selected(access(sky.OCI), accelerator="H100:8")
+    assert (found.machine_types, found.image) == (("BM.GPU.H100.8",), "ocid1.image.oc1.phx.aaaa")
+    assert selected(access(sky.OCI), vcpus=3).machine_types == ("VM.Standard.E5.Flex/2/16",)
+    with pytest.raises(NotSupported, match="no preemptible bare machines"):
+        selected(access(sky.OCI), accelerator="H100:8", spot=True)
+    assert selected(access(sky.OCI), accelerator="A10", spot=True).machine_types == ("VM.GPU.A10.1",)
+    with pytest.raises(InvalidField, match="another OCID in each region"):
+        selected(access(sky.OCI, image=None))
+    [known] = refusals([("module.train.oci_core_instance.node", "Error: 500-InternalError, Out of host capacity.")])
+    assert known.cause == "CapacityUnavailable"
