@@ -107,6 +107,7 @@ from skyinfra.protocol.interruption import Interruption as Interruption
 from skyinfra.protocol.jobs import JobInfo as JobInfo
 from skyinfra.protocol.manifest import Manifest as Manifest
 from skyinfra.providers import AWS as AWS
+from skyinfra.providers import Azure as Azure
 from skyinfra.providers import CapacityBlock as CapacityBlock
 from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container

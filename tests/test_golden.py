@@ -130,6 +130,13 @@ STACKS["oci"] = f"""
     app.synth()
     """
 
+STACKS["azure"] = f"""
+    sky.FleetStack(app, "azure", pools=[sky.ComputePool(
+        name="spot", nodes=2, spot=True, accelerator="A100/3g.40gb", labels={{"team": "ml"}},
+        provider=sky.Azure(zone="1", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyinfra.offers import Offer
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
+from skyinfra.providers.azure import Azure
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
@@ -25,6 +26,7 @@ from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
 
 __all__ = [
+    "Azure",
     "OCI",
     "AWS",
     "GCP",

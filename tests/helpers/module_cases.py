@@ -168,7 +168,13 @@ def _script(layout: str) -> Inputs:
     return {"user_data_head": text, "user_data_worker": text}
 
 
-def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, **inputs: Any) -> ModuleCase:
+def over_ssh(
+    name: str,
+    *mock: str,
+    answers: Callable[[World], None] = nothing,
+    providers: dict[str, Any] | None = None,
+    **inputs: Any,
+) -> ModuleCase:
     """The case of a cloud whose machines are set up over SSH. inputs: those of its module besides the usual ones."""
     common = {
         **_script("a"),
@@ -186,6 +192,7 @@ def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, 
         # What sets a machine up, or hands a layout on, is none.
         carriers=r"terraform_data\.(layout|worker_layout)\b",
         answers=answers,
+        providers=providers or {},
         over_ssh=True,
     )
 
@@ -254,7 +261,18 @@ OCI = over_ssh(
     allow_cidrs=["203.0.113.7/32"],
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI)
+AZURE = over_ssh(
+    "azure",
+    "azurerm",
+    "tls",
+    providers={"azurerm": {"features": {}}},
+    region="eastus",
+    machine_types=["Standard_NC40ads_H100_v5"],
+    image="microsoft-dsvm:ubuntu-hpc:2204:latest",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE)
 
 
 # Modules that need an engine or machines: their whole life is in tests of their own.

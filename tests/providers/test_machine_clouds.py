@@ -252,3 +252,31 @@ def test_machines_of_oracle_cloud() -> None:
         selected(access(sky.OCI, image=None))
     [known] = refusals([("module.train.oci_core_instance.node", "Error: 500-InternalError, Out of host capacity.")])
     assert known.cause == "CapacityUnavailable"
+
+
+def test_machines_of_azure() -> None:
+    found = selected(access(sky.Azure), accelerator="A100", spot=True)
+    assert (found.machine_types, found.image) == (
+        ("Standard_NC24ads_A100_v4",),
+        "microsoft-dsvm:ubuntu-hpc:2204:latest",
+    )
+    [provider, _] = access(sky.Azure).terraform()
+    assert provider.configuration() == {"alias": "this", "features": {}}
+    for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):
+        with pytest.raises(InvalidField, match="labels"):
+            selected(access(sky.Azure), labels=labels)
+    with pytest.raises(InvalidField, match=r"Azure\.image"):
+        access(sky.Azure, image="ubuntu")
+    machine = providers.machines_of(
+        "azurerm_linux_virtual_machine", {"size": "a", "location": "b", "priority": "Regular"}
+    )
+    assert machine and not machine.spot
+    said = {
+        "polling failed: the Azure API returned AllocationFailed: Allocation failed.": "CapacityUnavailable",
+        "creating: OperationNotAllowed: Operation could not be completed as it results in exceeding approved Total "
+        "Regional Cores quota.": "QuotaExceeded",
+        "to be managed via Terraform this resource needs to be imported into the State.": "CloudRefused",
+    }
+    for words, cause in said.items():
+        [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
+        assert known.cause == cause
