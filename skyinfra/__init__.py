@@ -27,7 +27,7 @@ _NAMES = {
     "skyinfra.protocol.interruption": "Interruption",
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
-    "skyinfra.providers": "AWS CapacityBlock CapacityReservation Container Host Local SSH VastAI",
+    "skyinfra.providers": "AWS CapacityBlock CapacityReservation Container Host Local RunPod SSH VastAI",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
     "skyinfra.terraform.backends": "HCPTerraform LocalState S3",

@@ -112,6 +112,7 @@ from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container
 from skyinfra.providers import Host as Host
 from skyinfra.providers import Local as Local
+from skyinfra.providers import RunPod as RunPod
 from skyinfra.providers import SSH as SSH
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.stack import FleetStack as FleetStack

@@ -79,6 +79,16 @@ STACKS["ssh"] = """
     app.synth()
     """
 
+STACKS["runpod"] = """
+    RUNNER = "https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256=" + "a" * 64
+    sky.FleetStack(app, "runpod", pools=[
+        sky.ComputePool(name="gpu", nodes=2, accelerator=sky.accelerators.RTX_4090(count=2), disk_gb=100,
+                        provider=sky.RunPod(data_centers=["EU-RO-1"], min_cuda="12.8"), image=sky.Image(runner=RUNNER)),
+        sky.ComputePool(name="cpu", provider=sky.RunPod(), vcpus=8, image=sky.Image(runner=RUNNER)),
+    ])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

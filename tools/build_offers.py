@@ -5,7 +5,7 @@
 The table has one row for each machine type, collected from several lists that write names, sizes and prices each in
 its own way. Here they become one: accelerators by the catalog's names and nominal sizes, prices with region and date,
 and what is known to be wrong in a list is corrected or left out, with the reason among the notes of the row. Every row
-of the table becomes one offer. The same table gives the same bytes.
+of the table becomes one offer, unless nobody can buy it any more. The same table gives the same bytes.
 """
 
 from __future__ import annotations
@@ -255,6 +255,7 @@ def offer(row: Row, doubles: set[tuple[str, str]]) -> dict[str, Any]:
 
 def build(rows: list[Row]) -> str:
     """The text of offers.json: one line per offer; what many offers share stands in tables of its own."""
+    rows = [row for row in rows if not FACTS.matching("left_out", provider(row), row["instance_type"])]
     names = [(row["provider"], row["instance_type"]) for row in rows]
     doubles = {name for name in names if names.count(name) > 1}
     offers = [offer(row, doubles) for row in rows]

@@ -9,6 +9,7 @@ from skyinfra.providers.container import Container
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.local import Local
+from skyinfra.providers.runpod import RunPod
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 
@@ -24,8 +25,9 @@ __all__ = [
     "Local",
     "Machines",
     "Provider",
-    "SSH",
     "Request",
+    "RunPod",
+    "SSH",
     "Selection",
     "TerraformProvider",
     "Traits",

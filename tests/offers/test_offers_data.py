@@ -27,13 +27,13 @@ def one(provider: str, machine_type: str) -> Offer:
 
 
 def test_every_row_of_the_table_is_one_offer() -> None:
-    assert len(ALL) == 381
+    assert len(ALL) == 482
     assert Counter(offer.provider for offer in ALL) == {
         "aws": 88,
         "gcp": 75,
-        "vastai": 45,
+        "vastai": 91,
         "azure": 36,
-        "runpod": 31,
+        "runpod": 86,
         "lambda": 23,
         "verda": 19,
         "nebius": 17,
@@ -120,10 +120,19 @@ def test_prices_that_cannot_be_right_are_left_out_with_the_reason() -> None:
     assert gcp.on_demand is None and gcp.spot == Price(35.8736, "us-central1", "2026-05-20")
     assert any("43.0662" in note and "10.98" in note for note in gcp.notes)
     assert one("azure", "Standard_ND96isr_H200_v5").spot is None
-    assert one("runpod", "NVIDIA H100 80GB HBM3 (spot)").spot is None
     assert one("gcp", "v6e-8").on_demand is None
     host_is_extra = one("gcp", "n1-* + guest_accelerator nvidia-tesla-t4 x1")
     assert host_is_extra.on_demand is None and any("0.35" in note for note in host_is_extra.notes)
+
+
+def test_marketplaces_have_the_gpus_of_consumers_and_several_of_each() -> None:
+    two, mi300x = one("runpod", "2x NVIDIA GeForce RTX 4090 (secure)"), one("vastai", "1x-InstinctMI300X")
+    assert two.on_demand == Price(1.38, offers.EVERYWHERE, "2026-05-24") and any(
+        "2 times" in note for note in two.notes
+    )
+    assert mi300x.on_demand is None and "no price is listed" in mi300x.notes[0]
+    # Nobody can buy them any more.
+    assert not any("(spot)" in offer.machine_type for offer in ALL)
 
 
 def test_what_is_known_of_a_price_is_kept() -> None:
