@@ -115,6 +115,7 @@ from skyinfra.providers import GCP as GCP
 from skyinfra.providers import Host as Host
 from skyinfra.providers import Lambda as Lambda
 from skyinfra.providers import Local as Local
+from skyinfra.providers import RunPod as RunPod
 from skyinfra.providers import SSH as SSH
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.providers import Verda as Verda

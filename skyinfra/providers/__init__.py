@@ -18,6 +18,7 @@ from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.gcp import GCP
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
+from skyinfra.providers.runpod import RunPod
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
@@ -37,8 +38,9 @@ __all__ = [
     "Local",
     "Machines",
     "Provider",
-    "SSH",
     "Request",
+    "RunPod",
+    "SSH",
     "Selection",
     "TerraformProvider",
     "Traits",
