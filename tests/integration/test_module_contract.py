@@ -22,6 +22,10 @@ from skyinfra.offers.offer import load
 from skyinfra.protocol.manifest import Manifest
 
 
+# One of each kind: a bucket, machines over SSH, containers of a marketplace. `make test-all` has them all.
+EVERYDAY = ("aws", "digitalocean", "runpod")
+
+
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> ModuleCase:
     found: ModuleCase = request.param
@@ -41,7 +45,8 @@ def bed(case: ModuleCase, tmp_path: Path) -> Iterator[Bed]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(each, marks=[] if each.mock else pytest.mark.slow, id=each.name) for each in CASES]
+    "case",
+    [pytest.param(each, marks=[] if each.name in EVERYDAY else pytest.mark.slow, id=each.name) for each in CASES],
 )
 def test_the_life_of_a_fleet(case: ModuleCase, bed: Bed) -> None:
     def declare(**inputs: Any) -> dict[str, str]:
