@@ -21,7 +21,6 @@ from support import ROOT
 from skyinfra.offers.offer import load
 from skyinfra.protocol.manifest import Manifest
 
-
 # One of each kind: a bucket, machines over SSH, containers of a marketplace. `make test-all` has them all.
 EVERYDAY = ("aws", "digitalocean", "runpod")
 
