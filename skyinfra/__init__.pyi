@@ -118,6 +118,7 @@ from skyinfra.providers import Lambda as Lambda
 from skyinfra.providers import Local as Local
 from skyinfra.providers import Nebius as Nebius
 from skyinfra.providers import OCI as OCI
+from skyinfra.providers import RunPod as RunPod
 from skyinfra.providers import SSH as SSH
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.providers import Verda as Verda

@@ -46,8 +46,9 @@ class Image(Declaration):
     on the nodes. preload: modules, such as ``torch``, that are imported once on each node, before the processes of its
     slots are forked, which then start in a moment; one that opens a device while it is imported is not kept. run: shell
     commands, once, before the first slot starts. runner: where a cloud node gets skyinfra itself, as pip takes it (a
-    URL of a wheel, ``skyinfra==0.1.0``); None is a wheel of the code that deploys the fleet first, which travels with
-    it and is kept for nodes that come later.
+    URL of a wheel, ``skyinfra==0.1.0``); a wheel is held to the hash that its URL may end with
+    (``#sha256=...``). None is a wheel of the code that deploys the fleet first, which travels with it and is kept for
+    nodes that come later; pods and instances of marketplaces, to which nothing travels, need one with its hash.
 
     index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
     of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy:

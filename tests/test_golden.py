@@ -102,6 +102,16 @@ STACKS["digitalocean"] = f"""
     app.synth()
     """
 
+STACKS["runpod"] = """
+    RUNNER = "https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256=" + "a" * 64
+    sky.FleetStack(app, "runpod", pools=[
+        sky.ComputePool(name="gpu", nodes=2, accelerator=sky.accelerators.RTX_4090(count=2), disk_gb=100,
+                        provider=sky.RunPod(data_centers=["EU-RO-1"], min_cuda="12.8"), image=sky.Image(runner=RUNNER)),
+        sky.ComputePool(name="cpu", provider=sky.RunPod(), vcpus=8, image=sky.Image(runner=RUNNER)),
+    ])
+    app.synth()
+    """
+
 STACKS["verda"] = f"""
     sky.FleetStack(app, "verda", pools=[sky.ComputePool(
         name="spot", nodes=2, spot=True, accelerator="H100/3g.40gb", disk_gb=200,

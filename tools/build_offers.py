@@ -1,11 +1,12 @@
 """Write skyinfra/offers/offers.json from a table of machine types.
 
-    python tools/build_offers.py INSTANCES.csv [OUT.json]
+    python tools/build_offers.py [INSTANCES.csv [OUT.json]]
 
-The table has one row for each machine type, collected from several lists that write names, sizes and prices each in
-its own way. Here they become one: accelerators by the catalog's names and nominal sizes, prices with region and date,
-and what is known to be wrong in a list is corrected or left out, with the reason among the notes of the row. Every row
-of the table becomes one offer. The same table gives the same bytes.
+The table, tools/instances.csv unless another is given, has one row for each machine type, collected from several lists
+that write names, sizes and prices each in its own way. Here they become one: accelerators by the catalog's names and
+nominal sizes, prices with region and date, and what is known to be wrong in a list is corrected or left out, with the
+reason among the notes of the row. Every row of the table becomes one offer, unless nobody can buy it any more. The same
+table gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from skyinfra.accelerators import catalog  # noqa: E402 - the script runs from a checkout
 from skyinfra.offers.offer import COLUMNS, EVERYWHERE  # noqa: E402
 
+TABLE = Path(__file__).with_name("instances.csv")
 OUT = ROOT / "skyinfra" / "offers" / "offers.json"
 CORRECTIONS = Path(__file__).with_name("offers_corrections.json")
 
@@ -269,6 +271,7 @@ def offer(row: Row, doubles: set[tuple[str, str]]) -> dict[str, Any]:
 
 def build(rows: list[Row]) -> str:
     """The text of offers.json: one line per offer; what many offers share stands in tables of its own."""
+    rows = [row for row in rows if not FACTS.matching("left_out", provider(row), row["instance_type"])]
     names = [(row["provider"], row["instance_type"]) for row in rows]
     doubles = {name for name in names if names.count(name) > 1}
     offers = [offer(row, doubles) for row in rows]
@@ -294,12 +297,16 @@ def _index(table: list[Any], value: Any) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) not in (1, 2):
+    if len(arguments) > 2:
         raise SystemExit(__doc__)
-    with Path(arguments[0]).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    out = Path(arguments[1]) if len(arguments) == 2 else OUT
-    out.write_text(build(rows), encoding="utf-8")
+    table, out = [*map(Path, arguments), *(TABLE, OUT)[len(arguments) :]]
+    out.write_text(build(read(table)), encoding="utf-8")
+
+
+def read(table: Path) -> list[Row]:
+    """The rows of the file *table*."""
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,12 @@ MOST_FILES = 20
 
 @dataclass(frozen=True)
 class House:
-    """What was read. lines and imports: of each module, by its dotted name."""
+    """What was read. lines and imports: of each module, by its dotted name. alike: those with a data file beside them,
+    which are one thing each time, and more of which make a room no harder to hold in mind."""
 
     lines: Mapping[str, int]
     imports: Mapping[str, frozenset[str]]
+    alike: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -58,8 +60,9 @@ class House:
             share = self.lines_of(modules) / self.total
             if share > MOST_SHARE:
                 found.append(f"the room {name} is {share:.1%} of the package, more than {MOST_SHARE:.0%}")
-            if len(modules) > MOST_FILES:
-                found.append(f"the room {name} has {len(modules)} files, more than {MOST_FILES}")
+            files = len(set(modules) - self.alike)
+            if files > MOST_FILES:
+                found.append(f"the room {name} has {files} files, more than {MOST_FILES}")
         return found
 
 
@@ -77,7 +80,8 @@ def read(package: Path = PACKAGE) -> House:
         for name, text in texts.items()
         if name != package.name
     }
-    return House({name: len(text.splitlines()) for name, text in texts.items()}, imports)
+    alike = frozenset(name for name, path in paths.items() if path.with_suffix(".toml").exists())
+    return House({name: len(text.splitlines()) for name, text in texts.items()}, imports, alike)
 
 
 def _name(package: Path, path: Path) -> str:

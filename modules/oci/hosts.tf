@@ -73,6 +73,17 @@ locals {
         zone           = local.zone
         machine_type   = var.machine_types[0]
         head           = node == local.head
+        # What ssh has to be told; null is what it takes by itself.
+        ssh = {
+          user     = try(coalesce(local.machines[node].user), null)
+          port     = contains([0, 22], coalesce(local.machines[node].port, 0)) ? null : local.machines[node].port
+          key_file = try(coalesce(local.machines[node].key_file), null)
+          via = try(join("", [
+            local.machines[node].via.user == "" ? "" : "${local.machines[node].via.user}@",
+            local.machines[node].via.address,
+            contains([0, 22], local.machines[node].via.port) ? "" : ":${local.machines[node].via.port}",
+          ]), null)
+        }
       }
     ]
     group_nodes = 0

@@ -8,11 +8,12 @@ startup script or as the entry of a container elsewhere (`files`).
 from __future__ import annotations
 
 import gzip
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from skyinfra.bootstrap import files, places, steps
+from skyinfra.bootstrap import files, places, runner_wheel, steps
 from skyinfra.bootstrap.files import FORMS, Form
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.bootstrap.steps import carries_runner
@@ -43,9 +44,11 @@ class UserData:
 def user_data(deployment: Deployment) -> UserData:
     """The user data of *deployment*; the same bytes for the same Deployment.
 
-    Raises `NotSupported` where it is more than the provider takes.
+    Raises `NotSupported` where it is more than the provider takes, or where nobody brings the runner.
     """
     boot = deployment.pool.provider.data.boot
+    if boot.delivery == "index":
+        _check_runner(deployment)
     if boot.form == "node.json":
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
     found = [files.files(deployment, config) for config in (deployment.head, deployment.worker)]
@@ -64,6 +67,22 @@ def sizes(text: str) -> dict[str, int]:
     """Bytes of each file in a node's user data, compressed alone, and of the whole (key ``total``)."""
     found = files.read(text) if text.startswith("#cloud-config\n") else []
     return {**{file.path: len(_compressed(file.content)) for file in found}, "total": len(_compressed(text))}
+
+
+def _check_runner(deployment: Deployment) -> None:
+    """Raises `NotSupported` where the nodes, to which nothing is brought, are not told where the runner is."""
+    runner = deployment.pool.image.runner
+    if runner is None or not re.fullmatch(steps.PINNED, runner):
+        wheel = runner_wheel.wheel()
+        raise NotSupported(
+            f"a node of {deployment.pool.provider.data.about.called} fetches the runner itself, and needs its address "
+            "and its hash",
+            field="image.runner",
+            given=runner,
+            hint="`skyinfra render --runner DIR` writes the runner of this skyinfra. Put it where the nodes reach it, "
+            f'and declare image=sky.Image(runner="https://HOST/{wheel.name}#sha256={wheel.sha256}"). A released '
+            "skyinfra is a runner too: its page on PyPI says address and hash of the wheel.",
+        )
 
 
 def _check_size(name: str, text: str, boot: Boot) -> None:

@@ -73,7 +73,10 @@ def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any]
     arguments = {step["operation"]: step["arguments"] for step in steps}
     node = NodeConfig.read(json.loads(text.replace(HEAD_PLACEHOLDER, _SCHEDULERS["kubernetes"])))
     _refuse(node, arguments)
-    own = arguments.get("runner", {}).get("requirements") or [None]
+    own = (arguments.get("runner", {}).get("requirements") or [None])[0]
+    # A job has pip hold the wheel to its hash, which a node does itself.
+    pinned = (a for step in steps if own and (a := step["arguments"]).get("path") == own)
+    own = next((f"{a['url']}#sha256={a['sha256']}" for a in pinned), own)
     slots = tuple(ManifestSlot(**slot) for slot in inputs["slots"])
     return Declared(
         stack=stack,
@@ -82,7 +85,7 @@ def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any]
         node=node,
         slots=slots,
         python=arguments.get("python", {}).get("version") or python,
-        runner=own[0],
+        runner=own,
         vcpus=described.get("vcpus"),
         memory_gb=described.get("memory_gb"),
         disk_gb=inputs["disk_gb"] or None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from skyinfra.mig import drivers
 from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, VOLUME_PLACEHOLDER, NodeAccelerator, NodeConfig
 
 VERSION = 1
+# A declared runner with its hash, which nodes hold it to.
+PINNED = r"(?P<url>(https?|file)://\S+/(?P<file>[^/#\s]+\.whl))#sha256=(?P<sha256>[0-9a-f]{64})"
 _MINUTE = 60.0
 # No node has an earlier time: 2026-01-01, moved on with releases.
 _MADE = 1_767_225_600
@@ -76,7 +79,8 @@ class Step:
             "timeout_s": self.timeout_s,
             "attempts": self.attempts,
             "operation": _NAMES[type(self.operation)],
-            "arguments": vars(self.operation),
+            # User data have no room for what is seldom known.
+            "arguments": {name: v for name, v in vars(self.operation).items() if (name, v) != ("sha256", None)},
         }
 
 
@@ -131,6 +135,9 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     python = operations.Python(image.python, places.VENV, places.TOOLS, places.VERSIONS)
     yield Step("Python", python, 10 * _MINUTE, attempts=3)
     own = [image.runner] if image.runner is not None else []
+    if pinned := re.fullmatch(PINNED, image.runner or ""):
+        own = [f"{places.OPT}/{pinned['file'].replace('%2B', '+')}"]
+        yield Step("runner's wheel", operations.File(pinned["url"], own[0], pinned["sha256"]), 5 * _MINUTE, attempts=6)
     runner = operations.Runner(places.VENV, places.TOOLS, own, places.VERSIONS, BUCKET_PLACEHOLDER)
     yield Step("runner", runner, 10 * _MINUTE, attempts=4)
     if config.head and traits.head_volume:

@@ -152,6 +152,10 @@ def render(
     project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
     stack: Annotated[Optional[str], typer.Option(help="Only of this stack.")] = None,  # noqa: UP045
     out: Annotated[Optional[Path], typer.Option(metavar="DIR", help="Write the files there.")] = None,  # noqa: UP045
+    runner: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Write nothing but the runner of this skyinfra, a wheel, and say its hash."),
+    ] = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="Show what takes the room in the user data.")] = False,
     form: Annotated[
         Optional[str],  # noqa: UP045
@@ -164,8 +168,11 @@ def render(
     as_json: Json = False,
 ) -> None:
     """Write the nodes' user data, and the inputs of each pool's module as a tfvars file for plain Terraform."""
-    from skyinfra.cli.render import show_render
+    from skyinfra.cli.render import show_render, show_runner
 
+    if runner is not None:
+        show_runner(runner, as_json=as_json)
+        return
     show_render(project, stack=stack, out=out, sizes=sizes, form=form, as_json=as_json)
 
 

@@ -85,7 +85,7 @@ def ssh(
             hint=f"On its host: `docker exec -it {target.id} bash`, or the same with podman. `skyinfra exec` runs a "
             "program beside its runner.",
         )
-    if user is None and manifest.provider in kinds():
+    if user is None and target.ssh is None and manifest.provider in kinds():
         user = read(manifest.provider).traits.ssh_user
     line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
     if line is None:
@@ -106,12 +106,13 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
 
     user: None or empty is whom ``ssh`` takes.
     """
-    at = f"{user}@" if user else ""
+    user = user or (node.ssh.user if node.ssh else None)
+    at, options = f"{user}@" if user else "", node.ssh.options if node.ssh else []
     remote = ["--", shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
-    # A host that stands already may have another port, or a name that the configuration of ssh alone knows.
-    if manifest.provider == "ssh" or _answers(node.public_address or node.address):
-        return ["ssh", *terminal, f"{at}{node.public_address or node.address}", *remote]
+    # A host may have another port, or a name that the configuration of ssh alone knows.
+    if node.ssh is not None or _answers(node.public_address or node.address):
+        return ["ssh", *terminal, *options, f"{at}{node.public_address or node.address}", *remote]
     head = _head(manifest)
     if node != head and head.public_address and _answers(head.public_address):
         return ["ssh", *terminal, "-J", f"{at}{head.public_address}", f"{at}{node.address}", *remote]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, sizes, steps
 from skyinfra.cli import tables
 from skyinfra.errors import InvalidField, NotSupported, ProjectError
@@ -55,6 +57,23 @@ def show_render(
         if boot.limit is not None:
             packed = ", compressed" if boot.gzip else ""
             tables.console().print(f"{read(kind).about.called} takes {boot.limit} bytes of user data{packed}.")
+
+
+def show_runner(folder: Path, *, as_json: bool) -> None:
+    """Writes the runner of this skyinfra into *folder*, for nodes that fetch it themselves."""
+    wheel = runner_wheel.wheel()
+    file = folder / wheel.name
+    _write(file, wheel.content)
+    if as_json:
+        tables.print_json({"file": str(file), "sha256": wheel.sha256})
+        return
+    out = tables.console()
+    out.print(f"{file}: put it where the nodes reach it, and declare", soft_wrap=True)
+    out.print(
+        escape(f'image=sky.Image(runner="https://HOST/{wheel.name}#sha256={wheel.sha256}")'),
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _form(name: str | None) -> Form | None:

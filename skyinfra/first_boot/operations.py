@@ -52,10 +52,14 @@ _VERSION = ("-c", "import sys; print(sys.version.split()[0])")
 
 @dataclass(frozen=True)
 class File:
-    """The file *path*, which root alone reads, with what stands at *url*. A node keeps what it has got."""
+    """The file *path*, which root alone reads, with what stands at *url*. A node keeps what it has got.
+
+    sha256: of the file, where it is known.
+    """
 
     url: str
     path: str
+    sha256: str | None = None
 
     def done(self) -> bool:
         file = Path(self.path)
@@ -66,7 +70,7 @@ class File:
 
         file = Path(self.path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        fetch(self.url, file)
+        fetch(self.url, file, self.sha256)
         if not self.done():
             raise Failed(f"{self.url} is empty")
 

@@ -41,6 +41,8 @@ def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
         for name, less in _less(query).items()
         if name in asked
     ]
+    if "region" in asked and (found := _less(query)["region"].run(load())) and found[0].regions:
+        lines.append(f"{found[0].machine_type} is offered in {', '.join(found[0].regions)}.")
     # A region is one provider's.
     anywhere = replace(query, providers=(), region=None if query.providers else query.region)
     lines += [_line("In other numbers", _other_counts(query), query), _line("Elsewhere", _elsewhere(anywhere), query)]

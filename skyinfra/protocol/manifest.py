@@ -53,8 +53,27 @@ class ManifestSlot:
 
 
 @dataclass(frozen=True)
+class Login:
+    """What ``ssh`` has to be told of a node; None is what it takes by itself. via: ``USER@HOST:PORT`` to go through."""
+
+    user: str | None = None
+    port: int | None = None
+    key_file: str | None = None
+    via: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Options of ``ssh``."""
+        given = {"-p": self.port, "-i": self.key_file, "-J": self.via}
+        return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+
+
+@dataclass(frozen=True)
 class ManifestNode:
-    """One machine of the fleet. ``address`` is reachable by the other nodes, ``public_address`` by the client."""
+    """One machine of the fleet. ``address`` is reachable by the other nodes, ``public_address`` by the client.
+
+    ssh: how to log in; None where the provider says it, or there is no SSH server.
+    """
 
     name: str
     id: str
@@ -63,6 +82,7 @@ class ManifestNode:
     zone: str | None = None
     machine_type: str | None = None
     head: bool = False
+    ssh: Login | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.nebius import Nebius
 from skyinfra.providers.oci import OCI
+from skyinfra.providers.runpod import RunPod
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
@@ -43,8 +44,9 @@ __all__ = [
     "Machines",
     "Nebius",
     "Provider",
-    "SSH",
     "Request",
+    "RunPod",
+    "SSH",
     "Selection",
     "TerraformProvider",
     "Traits",

@@ -54,6 +54,8 @@ class CloudProvider(Provider):
     # The field that holds an image of one's own, and the kinds of SSH keys that the provider takes.
     image_field: ClassVar[str] = "image"
     key_kinds: ClassVar[tuple[str, ...]] = ("ssh-ed25519", "ssh-rsa")
+    # Fields above that make no sense here, and why.
+    lacks: ClassVar[dict[str, str]] = {}
 
     region: str
     instance_types: Strings = ()
@@ -64,6 +66,9 @@ class CloudProvider(Provider):
     @model_validator(mode="after")
     def _check_common(self) -> CloudProvider:
         name = type(self).__name__
+        for field, why in self.lacks.items():
+            if value := getattr(self, field):
+                raise NotSupported(why, field=f"{name}.{field}", given=value, hint=f"Leave {field} out.")
         for cidr in self.allow_cidrs:
             check_network(cidr, field=f"{name}.allow_cidrs")
         key = self.ssh_public_key

@@ -45,7 +45,7 @@ class GCP(CloudProvider):
 
     kind: ClassVar[str] = "gcp"
 
-    project: str | None = Field(default=None, pattern=r"^([a-z0-9.]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
+    project: str | None = Field(default=None, pattern=r"^[a-z0-9.:-]+$")
     region: str = Field(default="us-central1", pattern=r"^[a-z]+-[a-z]+\d+$")
     zones: Annotated[Strings, AfterValidator(_zones)] = ()
     subnetwork: str | None = Field(

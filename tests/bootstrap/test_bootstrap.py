@@ -82,6 +82,20 @@ def test_user_data_carries_every_value_unchanged(env: dict[str, str]) -> None:
         assert config.env == env
 
 
+def test_a_runner_with_its_hash_is_fetched_and_held_to_it_before_it_is_installed() -> None:
+    address, digest = "https://packages.example.com/skyinfra-0.1.0%2Babc-py3-none-any.whl", "a" * 64
+    wheel = "/opt/skyinfra/skyinfra-0.1.0+abc-py3-none-any.whl"
+    made = aws(image=sky.Image(runner=f"{address}#sha256={digest}"))
+    steps = {
+        step["name"]: step for step in json.loads(files(user_data(made).head)["/opt/skyinfra/steps.json"])["steps"]
+    }
+    assert list(steps).index("runner's wheel") < list(steps).index("runner")
+    assert steps["runner's wheel"]["arguments"] == {"url": address, "path": wheel, "sha256": digest}
+    assert steps["runner"]["arguments"]["requirements"] == [wheel]
+    plain = aws(image=sky.Image(runner=address))
+    assert "runner's wheel" not in user_data(plain).head and address in user_data(plain).head
+
+
 def test_user_data_fits() -> None:
     made = aws(nodes=2, image=sky.Image(pip=["torch", "transformers"], apt=["git"], env={"HF_HOME": "/data"}))
     data = user_data(made)

@@ -91,6 +91,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_a_job_takes_a_runner_with_its_hash_as_it_is_declared() -> None:
+    runner = f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}"
+    pool = declared(image=sky.Image(runner=runner))
+    assert pool.runner == runner and runner in clusters.render(pool, "sbatch", wheel=None)[1]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_cluster_cannot_carry_is_refused(name: str) -> None:
     fields, message = REFUSED[name]

@@ -94,7 +94,7 @@ def test_minima_and_preferences() -> None:
 
 
 def test_without_arguments_everything_is_listed() -> None:
-    assert len(json.loads(run("--json"))["offers"]) == 412 - 3 - 11  # without legacy machines and shares
+    assert len(json.loads(run("--json"))["offers"]) == 513 - 3 - 11  # without legacy machines and shares
 
 
 def test_nothing_found_and_wrong_names() -> None:

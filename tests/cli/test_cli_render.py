@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support import ROOT
 from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli.app import app
 from skyinfra.compiler import compile_pool
 from skyinfra.stack import module_inputs
@@ -117,3 +119,13 @@ def test_pools_on_clusters_come_with_the_runner(project: Path, tmp_path: Path, c
     assert "user data" not in shown
     # Config maps have room for 1 MiB.
     assert (tmp_path / wheel).stat().st_size < 2**20
+
+
+def test_the_runner_alone_for_nodes_that_fetch_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["render", "--runner", str(tmp_path / "out")])
+    wheel = runner_wheel.wheel()
+    assert result.exit_code == 0 and (tmp_path / "out" / wheel.name).read_bytes() == wheel.content
+    declared = re.search(r'runner="(\S+)"', result.output)
+    assert declared and declared[1] == f"https://HOST/{wheel.name}#sha256={wheel.sha256}"
+    again = CliRunner().invoke(app, ["render", "--runner", str(tmp_path), "--json"])
+    assert json.loads(again.output)["sha256"] == wheel.sha256

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import marketplaces
+from mock_provider.schema import Schema
 from mock_provider.world import World
 from support import ROOT
 
@@ -26,6 +29,9 @@ class ModuleCase:
     ``inputs`` make two nodes, ``layout`` are those that a changed layout changes. ``nodes`` matches the addresses of
     machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines. The
     machines of ``over_ssh`` are set up by ssh, whose far end is then the stand-in of `far_end`.
+    machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines.
+    ``layouts`` is false where nobody partitions: then other user data of the same revision change nothing. ``api`` is
+    the server that its programs ask, with the variables by which they find it.
     """
 
     name: str
@@ -35,9 +41,11 @@ class ModuleCase:
     types: str = ""
     mock: tuple[str, ...] = ()
     carriers: str = r"(?!)"
+    layouts: bool = True
     providers: dict[str, Any] = field(default_factory=dict)
     answers: Callable[[World], None] = nothing
     over_ssh: bool = False
+    api: Callable[[World], AbstractContextManager[tuple[object, dict[str, str]]]] | None = None
 
     @property
     def folder(self) -> Path:
@@ -46,6 +54,20 @@ class ModuleCase:
     @property
     def examples(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("examples/*/main.tf"))
+
+
+def root(case: ModuleCase, **inputs: Any) -> str:
+    """A root that calls the module, as JSON."""
+    sources = {name: f"registry.terraform.io/{Schema.read(name).source}" for name in case.mock}
+    content: dict[str, Any] = {
+        "terraform": {"required_providers": {name: {"source": source} for name, source in sources.items()}},
+        "provider": case.providers,
+        "module": {"train": {"source": str(case.folder), "name": "train", **case.inputs, **inputs}},
+        "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
+    }
+    return json.dumps(
+        {key: value for key, value in content.items() if value and value != {"required_providers": {}}}, indent=1
+    )
 
 
 # modules/aws
@@ -272,8 +294,30 @@ AZURE = over_ssh(
     allow_cidrs=["203.0.113.7/32"],
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE)
 
+# modules/runpod
+
+
+_SCRIPT = "#!/bin/sh\n# @SKYINFRA_NODE@ @SKYINFRA_BUCKET@/secret"
+
+RUNPOD = ModuleCase(
+    name="runpod",
+    mock=("runpod",),
+    providers={"runpod": {}},
+    inputs={
+        "machine_types": ["2x NVIDIA GeForce RTX 4090 (secure)"],
+        "user_data_head": f"{_SCRIPT}\n",
+        "user_data_worker": f"{_SCRIPT} @SKYINFRA_HEAD@\n",
+        "user_data_revision": "1",
+        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+    },
+    layouts=False,
+    layout={"user_data_head": f"{_SCRIPT} b\n", "user_data_worker": f"{_SCRIPT} b\n"},
+    nodes=r"runpod_pod\.",
+    api=marketplaces.runpod,
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -27,13 +27,13 @@ def one(provider: str, machine_type: str) -> Offer:
 
 
 def test_every_row_of_the_table_is_one_offer() -> None:
-    assert len(ALL) == 412
+    assert len(ALL) == 513
     assert Counter(offer.provider for offer in ALL) == {
         "aws": 88,
         "gcp": 75,
-        "vastai": 45,
+        "vastai": 91,
         "azure": 36,
-        "runpod": 31,
+        "runpod": 86,
         "lambda": 23,
         "verda": 19,
         "nebius": 17,
@@ -137,7 +137,6 @@ def test_prices_that_cannot_be_right_are_marked_and_not_counted() -> None:
     for provider, machine, spot in (
         ("gcp", "a2-ultragpu-1g", False),
         ("azure", "Standard_ND96isr_H200_v5", True),
-        ("runpod", "NVIDIA H100 80GB HBM3 (spot)", True),
     ):
         offer = one(provider, machine)
         marked = offer.spot if spot else offer.on_demand
@@ -155,6 +154,16 @@ def test_prices_in_euros_are_estimates_that_say_their_rate() -> None:
     assert scaleway.on_demand == Price(3.2687, "fr-par-2", "2026-09-26", "estimated")
     assert "EUR 2.8665" in scaleway.notes[0] and "1.1403 of 2026-09-25" in scaleway.notes[1]
     assert (scaleway.carries, scaleway.regions) == ("H100-PCIe:1", ("fr-par-2", "pl-waw-2"))
+
+
+def test_marketplaces_have_the_gpus_of_consumers_and_several_of_each() -> None:
+    two, mi300x = one("runpod", "2x NVIDIA GeForce RTX 4090 (secure)"), one("vastai", "1x-InstinctMI300X")
+    assert two.on_demand == Price(1.38, offers.EVERYWHERE, "2026-05-24") and any(
+        "2 times" in note for note in two.notes
+    )
+    assert mi300x.on_demand is None and "no price is listed" in mi300x.notes[0]
+    # Nobody can buy them any more.
+    assert not any("(spot)" in offer.machine_type for offer in ALL)
 
 
 def test_what_is_known_of_a_price_is_kept() -> None:

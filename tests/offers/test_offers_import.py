@@ -71,3 +71,10 @@ def test_a_table_that_cannot_be_right_is_refused(tmp_path: Path, row: str, why: 
     result = build(tmp_path, row)
     assert result.returncode != 0 and why in result.stderr
     assert not (tmp_path / "offers.json").exists()
+
+
+def test_the_shipped_offers_are_those_of_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "offers.json"
+    table = ROOT / "tools" / "instances.csv"
+    subprocess.run([sys.executable, str(ROOT / "tools" / "build_offers.py"), str(table), str(out)], check=True)
+    assert out.read_bytes() == (ROOT / "skyinfra" / "offers" / "offers.json").read_bytes()

@@ -11,7 +11,7 @@ import skyinfra as sky
 from skyinfra import providers
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
-from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.providers.over_ssh import MachineCloud
 from skyinfra.terraform.cloud_errors import refusals
 
@@ -117,20 +117,23 @@ def test_what_stands_in_a_state_is_read() -> None:
 )
 def test_droplets_and_their_images(accelerator: str, size: str, image: str) -> None:
     region = "atl1" if "MI300X" in accelerator else "nyc2"
-    provider = sky.DigitalOcean(region=region, **ACCESS)
-    found = selected(provider, **({"accelerator": accelerator} if accelerator else {}))
+    pool = {"accelerator": accelerator} if accelerator else {}
+    found = selected(sky.DigitalOcean(region=region, **ACCESS), **pool)
     assert (found.machine_types, found.image) == ((size,), image)
     assert found.hourly_cost
 
 
 def test_amd_is_partitioned_when_the_droplet_is_made() -> None:
     parted = sky.accelerators.MI300X(count=8, partition="DPX", memory_mode="NPS2")
-    inputs = selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator=parted).inputs
+    place = sky.DigitalOcean(region="atl1", **ACCESS)
+    inputs = selected(place, accelerator=parted).inputs
     assert inputs["gpu_partition_mode"] == "PARTITION_MODE_DPX_NPS2"
     with pytest.raises(NotSupported, match="does not partition GPUs so") as caught:
-        selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator=sky.accelerators.MI300X(partition="CPX"))
+        selected(place, accelerator=sky.accelerators.MI300X(partition="CPX"))
     assert 'partition="DPX", memory_mode="NPS2"' in str(caught.value)
-    assert "gpu_partition_mode" not in selected(sky.DigitalOcean(region="atl1", **ACCESS), accelerator="MI300X").inputs
+    assert "gpu_partition_mode" not in selected(place, accelerator="MI300X").inputs
+    with pytest.raises(NotOffered, match="gpu-mi300x1-192gb is offered in atl1"):
+        selected(sky.DigitalOcean(**ACCESS), accelerator="MI300X")
 
 
 def test_a_key_that_the_account_has_is_named_by_its_fingerprint() -> None:

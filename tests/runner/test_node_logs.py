@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from skyinfra import InvalidField, NodeFailed
 from skyinfra.cli import execute
 from skyinfra.cli.app import app
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
+from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode
 from skyinfra.runner import answers, commands
 from skyinfra.runner.commands import Commands
 from skyinfra.worker import output
@@ -168,7 +169,12 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     reached.clear()
     assert execute.ssh_line(fleet, other, (), user="ubuntu") is None
-    assert execute.ssh_line(manifest("ssh"), head, (), user=None) == ["ssh", "203.0.113.1"]
+    host = replace(head, ssh=Login())
+    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", "203.0.113.1"]
+    host = replace(head, ssh=Login("me", 2222, "~/.ssh/lab", "you@bastion:2200"))
+    options = ["-p", "2222", "-i", "~/.ssh/lab", "-J", "you@bastion:2200"]
+    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "me@203.0.113.1"]
+    assert execute.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "root@203.0.113.1", "--", "ls"]
     start = ["aws", "ssm", "start-session", "--target", "i-1", "--region", "us-east-1"]
     assert execute.session_line(fleet, other, ()) == start
     assert execute.session_line(fleet, other, ("ls", "a b")) == [

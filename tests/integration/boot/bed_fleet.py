@@ -78,12 +78,19 @@ class Bed:
             self._left.close()
             raise
 
-    def declare(self, nodes: int = 1, accelerator: sky.Accelerator | None = None, **image: Any) -> sky.ComputePool:
-        """Nodes of AWS, each with one H100 in a mixed layout unless *accelerator* says other. *image*: `sky.Image`."""
+    def declare(
+        self,
+        nodes: int = 1,
+        accelerator: sky.Accelerator | None = None,
+        *,
+        provider: sky.AWS | sky.GCP | None = None,
+        **image: Any,
+    ) -> sky.ComputePool:
+        """Nodes of AWS, each with one H100 in a mixed layout, unless it is said otherwise. *image*: `sky.Image`."""
         return sky.ComputePool(
             name="mig",
             nodes=nodes,
-            provider=sky.AWS(region="us-east-1"),
+            provider=provider or sky.AWS(region="us-east-1"),
             accelerator=accelerator or sky.accelerators.H100(count=1, mig=LAYOUT),
             image=sky.Image(wheelhouse=self.index, **image),
         )

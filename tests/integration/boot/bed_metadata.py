@@ -1,11 +1,13 @@
-"""The instance metadata service of one booted node, as EC2 has it with ``http_tokens = "required"``."""
+"""The metadata service of one booted node: EC2's with ``http_tokens = "required"``, and Google Cloud's."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 Tree = dict[str, Any]
 _VERSIONS = ("2009-04-04", "2016-09-02", "2018-09-24", "2021-03-23", "latest")
 _LONGEST_TOKEN_S = 21600
+_GOOGLE = "/computeMetadata/v1/"
 
 
 class Metadata:
     """Serves on *listener*. What it says can be changed at any time: ``user_data``, ``tree``, ``tags``, `notice`.
 
-    ``refused``: how many requests came without a token.
+    On Google Cloud: ``attributes``, ``preempted``. ``refused``: how many requests came without a token, or the header.
     """
 
     def __init__(self, listener: socket.socket, instance: str, address: str) -> None:
@@ -38,6 +41,8 @@ class Metadata:
             "placement": {"availability-zone": "us-east-1a", "region": "us-east-1"},
             "tags": {"instance": self.tags},
         }
+        self.attributes: dict[str, str] = {}
+        self.preempted = "FALSE"
         self.refused = 0
         self._tokens: set[str] = set()
         self._identity = {"instanceId": instance, "region": "us-east-1", "privateIp": address, "accountId": "0"}
@@ -72,6 +77,21 @@ class Metadata:
             return True
         self.refused += 1
         return False
+
+    def of_google(self, path: str) -> str | None:
+        """What stands at *path* below ``/computeMetadata/v1/``, None where nothing does."""
+        place, _, query = path.partition("?")
+        if place.startswith("instance/attributes/") and place.count("/") == 2 and not query:
+            return self.attributes.get(place.rpartition("/")[2])
+        return {
+            "instance/attributes/": json.dumps(self.attributes),
+            "instance/hostname": f"{self.tree['local-hostname']}",
+            "instance/id": str(int(self.tree["instance-id"].removeprefix("i-"), 16)),
+            "instance/maintenance-event": "NONE",
+            "instance/preempted": self.preempted,
+            "instance/zone": "projects/1/zones/us-central1-a",
+            "project/attributes/": "{}",
+        }.get(place)
 
     def find(self, path: str) -> bytes | None:
         """What stands at *path*, None where nothing does."""
@@ -110,6 +130,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, self.metadata.token().encode(), **ttl)
 
     def do_GET(self) -> None:
+        if self.path.startswith(_GOOGLE):
+            self._of_google(self.path.removeprefix(_GOOGLE))
+            return
         if not self.metadata.accepts(self.headers.get("X-aws-ec2-metadata-token")):
             self._answer(HTTPStatus.UNAUTHORIZED)
             return
@@ -118,6 +141,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND)
         else:
             self._answer(HTTPStatus.OK, found)
+
+    def _of_google(self, path: str) -> None:
+        if self.headers.get("Metadata-Flavor") != "Google":
+            self.metadata.refused += 1
+            self._answer(HTTPStatus.FORBIDDEN)
+            return
+        seen = re.search(r"last_etag=(\w+)", path)
+        deadline = time.monotonic() + 5
+        while seen and seen[1] == self.metadata.preempted and time.monotonic() < deadline:
+            time.sleep(0.1)
+        found = self.metadata.of_google(path)
+        status = HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK
+        self._answer(status, (found or "").encode(), ETag=self.metadata.preempted)
 
     def _answer(self, status: HTTPStatus, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)

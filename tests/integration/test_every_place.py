@@ -1,0 +1,83 @@
+"""One stack with a pool at each place that this version deploys to, driven by the commands that people use."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from far_end.stand_in import far_end
+from fleet import skyinfra
+from mock_provider.bed import Bed, served
+from module_cases import CASES, PUBLIC_KEY
+
+from skyinfra import providers
+
+ACCESS = f'ssh_public_key="{PUBLIC_KEY}", allow_cidrs=["203.0.113.7/32"]'
+RUNNER = f'image=sky.Image(runner="https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={"a" * 64}")'
+# What a pool declares there. Whatever is deployable has to be here.
+POOLS = {
+    "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
+    "azure": f'accelerator="A100/3g.40gb", spot=True, provider=sky.Azure({ACCESS})',
+    "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
+    "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
+    "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
+    "nebius": 'accelerator="H100", provider=sky.Nebius(project_id="project-e00abc", subnet_id="vpcsubnet-e00abc", '
+    f"{ACCESS})",
+    "oci": 'accelerator="A10", provider=sky.OCI(compartment_id="ocid1.compartment.oc1..aaaa", '
+    f'availability_domain="Uocm:PHX-AD-1", image="ocid1.image.oc1.phx.aaaa", {ACCESS})',
+    "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
+    "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
+}
+# Those have tests of their own, for real.
+HERE = {"container", "local", "ssh"}
+MOCKED = [case for case in CASES if case.mock]
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    names = tuple(dict.fromkeys(name for case in MOCKED for name in case.mock))
+    with ExitStack() as stack:
+        bed = stack.enter_context(served(tmp_path, *names))
+        bed.environment |= far_end(tmp_path / "far-end", bed.environment["PATH"])
+        for case in MOCKED:
+            case.answers(bed.world)
+            if case.api is not None:
+                bed.environment |= stack.enter_context(case.api(bed.world))[1]
+        # No two machines have one address.
+        bed.world.answer("verda_instance", {"ip": "198.51.100.{n}"})
+        yield bed
+
+
+def test_each_place_has_a_pool() -> None:
+    assert set(POOLS) == set(providers.deployable()) - HERE
+
+
+@pytest.mark.slow
+def test_a_stack_with_a_pool_at_each_place(bed: Bed) -> None:
+    pools = [f'sky.ComputePool(name="{kind}", {declared}),' for kind, declared in POOLS.items()]
+    program = "import skyinfra as sky\nfrom cdktf import App\n\napp = App()\n"
+    program += 'sky.FleetStack(app, "everywhere", pools=[\n' + textwrap.indent("\n".join(pools), "    ") + "\n])\n"
+    (bed.folder / "main.py").write_text(program + "app.synth()\n")
+    (bed.folder / "cdktf.json").write_text('{"language": "python", "app": "python main.py", "projectId": "x"}\n')
+
+    project = bed.folder
+
+    def run(*arguments: str) -> str:
+        return skyinfra(project, *arguments, **bed.environment).stdout
+
+    planned = run("plan")
+    assert all(re.search(rf"^\S*{kind}\s.*\$\d", planned, re.MULTILINE) for kind in POOLS), planned
+    run("deploy", "--auto-approve", "--no-wait")
+    [stack] = json.loads((bed.folder / "cdktf.out" / "manifest.json").read_text())["stacks"].values()
+    bed.folder = bed.folder / "cdktf.out" / stack["workingDirectory"]
+    fleets = {kind: bed.output(f"fleet_{kind}") for kind in POOLS}
+    assert {kind: fleet["provider"] for kind, fleet in fleets.items()} == {kind: kind for kind in POOLS}
+    assert len({fleet["secret"] for fleet in fleets.values()}) == len(POOLS)
+    assert json.loads(run("plan", "--json"))["changes"] == []
+    run("destroy", "--auto-approve")
+    assert bed.world.standing() == {}
