@@ -25,8 +25,10 @@ from skyinfra.providers.runpod import RunPod
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
+from skyinfra.providers.vultr import Vultr
 
 __all__ = [
+    "Vultr",
     "Azure",
     "OCI",
     "AWS",

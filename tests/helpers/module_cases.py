@@ -317,7 +317,17 @@ RUNPOD = ModuleCase(
     api=marketplaces.runpod,
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD)
+VULTR = over_ssh(
+    "vultr",
+    "vultr",
+    "tls",
+    region="ewr",
+    machine_types=["vcg-l40s-16c-180g-48vram"],
+    image="2284",
+    allow_cidrs=["203.0.113.7/32", "2001:db8::/32"],
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

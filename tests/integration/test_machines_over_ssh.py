@@ -194,6 +194,11 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"disk_gb": 200},
         {"spot": True},
     ],
+    "vultr": [
+        {"image": "1743"},
+        {"machine_types": ["vcg-a16-6c-64g-16vram"]},
+        {"region": "fra"},
+    ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
     "nebius": [
         {"image": "ubuntu24.04-driverless"},
