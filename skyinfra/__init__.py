@@ -28,7 +28,7 @@ _NAMES = {
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
     "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container DigitalOcean GCP Host "
-    "Lambda Local Nebius OCI RunPod SSH VastAI Verda Vultr",
+    "Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
     "skyinfra.terraform.backends": "HCPTerraform LocalState S3",

@@ -327,7 +327,17 @@ VULTR = over_ssh(
     allow_cidrs=["203.0.113.7/32", "2001:db8::/32"],
 )
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR)
+SCALEWAY = over_ssh(
+    "scaleway",
+    "scaleway",
+    "tls",
+    region="fr-par-2",
+    machine_types=["H100-1-80G"],
+    image="ubuntu_jammy_gpu_os_12",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

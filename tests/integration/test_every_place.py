@@ -32,6 +32,7 @@ POOLS = {
     f'availability_domain="Uocm:PHX-AD-1", image="ocid1.image.oc1.phx.aaaa", {ACCESS})',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
     "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
+    "scaleway": f'accelerator="L4", provider=sky.Scaleway({ACCESS})',
     "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
 }
 # Those have tests of their own, for real.

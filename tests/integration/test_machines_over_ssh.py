@@ -199,6 +199,12 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"machine_types": ["vcg-a16-6c-64g-16vram"]},
         {"region": "fra"},
     ],
+    "scaleway": [
+        {"image": "ubuntu_noble"},
+        {"machine_types": ["L4-1-24G"]},
+        {"region": "pl-waw-2"},
+        {"disk_gb": 200},
+    ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
     "nebius": [
         {"image": "ubuntu24.04-driverless"},

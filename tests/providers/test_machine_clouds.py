@@ -300,3 +300,14 @@ def test_instances_of_vultr() -> None:
         [("module.train.vultr_instance.node", 'error creating server: {"error":"Invalid API token.","status":401}')]
     )
     assert known.cause == "CloudCredentialsRefused"
+
+
+def test_instances_of_scaleway() -> None:
+    found = selected(access(sky.Scaleway), accelerator="H100-PCIe")
+    assert (found.machine_types, found.image) == (("H100-1-80G",), "ubuntu_jammy_gpu_os_12")
+    assert selected(access(sky.Scaleway)).price_note == "on-demand price not known"
+    with pytest.raises(NotSupported, match="no image with a driver for Blackwell"):
+        selected(access(sky.Scaleway), accelerator="B300:8")
+    said = "scaleway-sdk-go: resource instance_server is out of stock"
+    [known] = refusals([("module.train.scaleway_instance_server.node", said)])
+    assert known.cause == "CapacityUnavailable"
