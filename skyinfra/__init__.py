@@ -27,8 +27,8 @@ _NAMES = {
     "skyinfra.protocol.interruption": "Interruption",
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
-    "skyinfra.providers": "AWS CapacityBlock CapacityReservation Container DigitalOcean GCP Host Lambda Local RunPod "
-    "SSH VastAI Verda",
+    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container DigitalOcean GCP Host "
+    "Lambda Local Nebius OCI RunPod SSH VastAI Verda",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
     "skyinfra.terraform.backends": "HCPTerraform LocalState S3",

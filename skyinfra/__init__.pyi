@@ -107,6 +107,7 @@ from skyinfra.protocol.interruption import Interruption as Interruption
 from skyinfra.protocol.jobs import JobInfo as JobInfo
 from skyinfra.protocol.manifest import Manifest as Manifest
 from skyinfra.providers import AWS as AWS
+from skyinfra.providers import Azure as Azure
 from skyinfra.providers import CapacityBlock as CapacityBlock
 from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container
@@ -115,6 +116,8 @@ from skyinfra.providers import GCP as GCP
 from skyinfra.providers import Host as Host
 from skyinfra.providers import Lambda as Lambda
 from skyinfra.providers import Local as Local
+from skyinfra.providers import Nebius as Nebius
+from skyinfra.providers import OCI as OCI
 from skyinfra.providers import RunPod as RunPod
 from skyinfra.providers import SSH as SSH
 from skyinfra.providers import VastAI as VastAI

@@ -125,6 +125,28 @@ STACKS["lambda"] = f"""
     app.synth()
     """
 
+STACKS["nebius"] = f"""
+    sky.FleetStack(app, "nebius", pools=[sky.ComputePool(
+        name="mig", nodes=2, accelerator="H100:8/3g.40gb", provider=sky.Nebius(project_id="project-e00abc",
+            subnet_id="vpcsubnet-e00abc", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
+STACKS["oci"] = f"""
+    sky.FleetStack(app, "oci", pools=[sky.ComputePool(
+        name="mig", nodes=2, accelerator="H100:8/3g.40gb", provider=sky.OCI(
+            compartment_id="ocid1.compartment.oc1..aaaa", availability_domain="Uocm:PHX-AD-1", ssh_user="opc",
+            image="ocid1.image.oc1.phx.aaaa", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
+STACKS["azure"] = f"""
+    sky.FleetStack(app, "azure", pools=[sky.ComputePool(
+        name="spot", nodes=2, spot=True, accelerator="A100/3g.40gb", labels={{"team": "ml"}},
+        provider=sky.Azure(zone="1", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

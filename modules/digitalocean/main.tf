@@ -19,6 +19,8 @@ locals {
   }
   contact = { for node in local.names : node => { PATIENCE = "600" } }
 
+  cloud_config = {}
+
   # The jobs of the head stand on its own disk.
   volume = ""
   limit  = { bytes = null, gzip = false, called = "DigitalOcean" }

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyinfra.offers import Offer
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
+from skyinfra.providers.azure import Azure
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
@@ -18,12 +19,16 @@ from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.gcp import GCP
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
+from skyinfra.providers.nebius import Nebius
+from skyinfra.providers.oci import OCI
 from skyinfra.providers.runpod import RunPod
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
 
 __all__ = [
+    "Azure",
+    "OCI",
     "AWS",
     "GCP",
     "Boot",
@@ -37,6 +42,7 @@ __all__ = [
     "Lambda",
     "Local",
     "Machines",
+    "Nebius",
     "Provider",
     "Request",
     "RunPod",

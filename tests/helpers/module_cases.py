@@ -190,7 +190,13 @@ def _script(layout: str) -> Inputs:
     return {"user_data_head": text, "user_data_worker": text}
 
 
-def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, **inputs: Any) -> ModuleCase:
+def over_ssh(
+    name: str,
+    *mock: str,
+    answers: Callable[[World], None] = nothing,
+    providers: dict[str, Any] | None = None,
+    **inputs: Any,
+) -> ModuleCase:
     """The case of a cloud whose machines are set up over SSH. inputs: those of its module besides the usual ones."""
     common = {
         **_script("a"),
@@ -208,6 +214,7 @@ def over_ssh(name: str, *mock: str, answers: Callable[[World], None] = nothing, 
         # What sets a machine up, or hands a layout on, is none.
         carriers=r"terraform_data\.(layout|worker_layout)\b",
         answers=answers,
+        providers=providers or {},
         over_ssh=True,
     )
 
@@ -252,6 +259,41 @@ LAMBDA = over_ssh(
     known_hosts="known_hosts",
 )
 
+NEBIUS = over_ssh(
+    "nebius",
+    "nebius",
+    "tls",
+    region="eu-north1",
+    project_id="project-e00abc",
+    subnet_id="vpcsubnet-e00abc",
+    machine_types=["gpu-h100-sxm/1gpu-16vcpu-200gb"],
+    image="ubuntu24.04-cuda12",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+OCI = over_ssh(
+    "oci",
+    "oci",
+    "tls",
+    region="us-phoenix-1",
+    compartment_id="ocid1.compartment.oc1..aaaa",
+    availability_domain="Uocm:PHX-AD-1",
+    machine_types=["VM.GPU.A10.1"],
+    image="ocid1.image.oc1.phx.aaaa",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+AZURE = over_ssh(
+    "azure",
+    "azurerm",
+    "tls",
+    providers={"azurerm": {"features": {}}},
+    region="eastus",
+    machine_types=["Standard_NC40ads_H100_v5"],
+    image="microsoft-dsvm:ubuntu-hpc:2204:latest",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
 
 # modules/runpod
 
@@ -275,7 +317,8 @@ RUNPOD = ModuleCase(
     api=marketplaces.runpod,
 )
 
-CASES = (LOCAL, AWS, GCP, RUNPOD, DIGITALOCEAN, VERDA, LAMBDA)
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD)
 
 # Modules that need an engine or machines: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -24,6 +24,11 @@ POOLS = {
     "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
     "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
     "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
+    "azure": f'accelerator="H100-NVL", provider=sky.Azure({ACCESS})',
+    "nebius": f'accelerator="H100", provider=sky.Nebius(project_id="project-e00x", subnet_id="vpcsubnet-e00x", {ACCESS})',
+    "oci": f"""accelerator="A10", provider=sky.OCI(
+        compartment_id="ocid1.compartment.oc1..a", availability_domain="Uocm:PHX-AD-1",
+        image="ocid1.image.oc1.phx.a", {ACCESS})""",
     "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
     "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',

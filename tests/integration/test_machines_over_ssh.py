@@ -14,6 +14,8 @@ from mock_provider.bed import Bed, served
 from module_cases import CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
+from skyinfra.providers import read
+
 HOST_KEY = re.compile(r'"ed25519_public":"([^"]+)"')
 
 
@@ -42,7 +44,8 @@ def clouds(*cases: ModuleCase) -> pytest.MarkDecorator:
 def declare(bed: Bed, case: ModuleCase = DIGITALOCEAN, **inputs: Any) -> None:
     module = {"source": str(case.folder), "name": "train", "node_count": 2, **case.inputs, **inputs}
     fleet = {"fleet": {"value": "${module.train.fleet}", "sensitive": True}}
-    bed.write(json.dumps({"module": {"train": module}, "output": fleet}), "main.tf.json")
+    root = {"provider": case.providers, "module": {"train": module}, "output": fleet}
+    bed.write(json.dumps({key: value for key, value in root.items() if value}), "main.tf.json")
 
 
 def addresses(bed: Bed) -> dict[str, str]:
@@ -175,7 +178,31 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"disk_gb": 200},
         {"spot": True},
     ],
+    "oci": [
+        {"image": "ocid1.image.oc1.phx.bbbb"},
+        {"machine_types": ["VM.GPU.A10.2"]},
+        {"availability_domain": "Uocm:PHX-AD-2"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
+    "azure": [
+        {"image": "Canonical:ubuntu-24_04-lts:server:latest"},
+        {"machine_types": ["Standard_NC80adis_H100_v5"]},
+        {"region": "westeurope"},
+        {"zone": "2"},
+        {"resource_group": "mine"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
+    "nebius": [
+        {"image": "ubuntu24.04-driverless"},
+        {"machine_types": ["gpu-h200-sxm/1gpu-16vcpu-200gb"]},
+        {"project_id": "project-e00def"},
+        {"subnet_id": "vpcsubnet-e00def"},
+        {"disk_gb": 200},
+        {"spot": True},
+    ],
 }
 
 
@@ -191,7 +218,8 @@ def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase)
     bed.apply()
 
     def machines() -> set[str]:
-        return {action for address, action in bed.changes().items() if re.match(rf"module.train.{case.nodes}", address)}
+        [kind] = read(case.name).terraform["machines"]
+        return {action for address, action in bed.changes().items() if address.startswith(f"module.train.{kind}.node[")}
 
     for inputs in REPLACING[case.name]:
         declare(bed, case, **inputs)

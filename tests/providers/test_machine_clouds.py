@@ -18,13 +18,22 @@ from skyinfra.terraform.cloud_errors import refusals
 CLOUDS = [each for each in vars(providers).values() if isinstance(each, type) and issubclass(each, MachineCloud)]
 # What every one of them takes.
 ACCESS: dict[str, Any] = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
+# What one of them takes besides.
+OWN: dict[str, dict[str, Any]] = {
+    "nebius": {"project_id": "project-e00abc", "subnet_id": "vpcsubnet-e00abc"},
+    "oci": {
+        "compartment_id": "ocid1.compartment.oc1..aaaa",
+        "availability_domain": "Uocm:PHX-AD-1",
+        "image": "ocid1.image.oc1.phx.aaaa",
+    },
+}
 
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
     """The cloud with what it must be given."""
     firewall = providers.read(cloud.kind).traits.firewall
     needed = {name: value for name, value in ACCESS.items() if firewall or name != "allow_cidrs"}
-    return cloud(**{**needed, **fields})
+    return cloud(**{**needed, **OWN.get(cloud.kind, {}), **fields})
 
 
 def selected(provider: providers.Provider, **fields: Any) -> providers.Selection:
@@ -201,9 +210,24 @@ def test_machines_of_lambda() -> None:
         selected(access(sky.Lambda), accelerator="H100", spot=True)
 
 
+def test_machines_of_nebius() -> None:
+    found = selected(access(sky.Nebius), accelerator="H100:8", spot=True)
+    assert (found.machine_types, found.image) == (("gpu-h100-sxm/8gpu-128vcpu-1600gb",), "ubuntu24.04-cuda12")
+    [provider, _] = access(sky.Nebius).terraform()
+    assert provider.configuration()["service_account"]["account_id_env"] == "NB_SA_ID"
+    assert selected(access(sky.Nebius), vcpus=3).machine_types == ("cpu-e2/4vcpu-16gb",)
+    attributes = {"resources": {"platform": "gpu-h100-sxm", "preset": "1gpu-16vcpu-200gb"}, "preemptible": None}
+    machine = providers.machines_of("nebius_compute_v1_instance", attributes)
+    assert machine and machine.machine_type == "gpu-h100-sxm/1gpu-16vcpu-200gb" and not machine.spot
+    with pytest.raises(InvalidField, match="project_id"):
+        access(sky.Nebius, project_id="mine")
+
+
 @pytest.mark.parametrize(
     ("address", "said", "cause"),
     [
+        ("nebius_compute_v1_instance.node", "rpc error: code = ResourceExhausted", "CapacityUnavailable"),
+        ("nebius_compute_v1_instance.node", "rpc error: code = Unauthenticated", "CloudCredentialsRefused"),
         ("verda_instance.node", "Unable to create instance, got error: service_unavailable", "CapacityUnavailable"),
         ("verda_instance.node", "Unable to create instance, got error: insufficient_funds", "QuotaExceeded"),
         ("lambdalabs_instance.node", "instance-operations/launch/insufficient-capacity", "CapacityUnavailable"),
@@ -218,3 +242,44 @@ def test_machines_of_lambda() -> None:
 def test_what_they_refuse_is_explained(address: str, said: str, cause: str) -> None:
     [found] = refusals([(f"module.train.{address}[0]", said)])
     assert found.cause == cause
+
+
+def test_machines_of_oracle_cloud() -> None:
+    found = selected(access(sky.OCI), accelerator="H100:8")
+    assert (found.machine_types, found.image) == (("BM.GPU.H100.8",), "ocid1.image.oc1.phx.aaaa")
+    assert selected(access(sky.OCI), vcpus=3).machine_types == ("VM.Standard.E5.Flex/2/16",)
+    with pytest.raises(NotSupported, match="no preemptible bare machines"):
+        selected(access(sky.OCI), accelerator="H100:8", spot=True)
+    assert selected(access(sky.OCI), accelerator="A10", spot=True).machine_types == ("VM.GPU.A10.1",)
+    with pytest.raises(InvalidField, match="another OCID in each region"):
+        selected(access(sky.OCI, image=None))
+    [known] = refusals([("module.train.oci_core_instance.node", "Error: 500-InternalError, Out of host capacity.")])
+    assert known.cause == "CapacityUnavailable"
+
+
+def test_machines_of_azure() -> None:
+    found = selected(access(sky.Azure), accelerator="A100", spot=True)
+    assert (found.machine_types, found.image) == (
+        ("Standard_NC24ads_A100_v4",),
+        "microsoft-dsvm:ubuntu-hpc:2204:latest",
+    )
+    [provider, _] = access(sky.Azure).terraform()
+    assert provider.configuration() == {"alias": "this", "features": {}}
+    for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):
+        with pytest.raises(InvalidField, match="labels"):
+            selected(access(sky.Azure), labels=labels)
+    with pytest.raises(InvalidField, match=r"Azure\.image"):
+        access(sky.Azure, image="ubuntu")
+    machine = providers.machines_of(
+        "azurerm_linux_virtual_machine", {"size": "a", "location": "b", "priority": "Regular"}
+    )
+    assert machine and not machine.spot
+    said = {
+        "polling failed: the Azure API returned AllocationFailed: Allocation failed.": "CapacityUnavailable",
+        "creating: OperationNotAllowed: Operation could not be completed as it results in exceeding approved Total "
+        "Regional Cores quota.": "QuotaExceeded",
+        "to be managed via Terraform this resource needs to be imported into the State.": "CloudRefused",
+    }
+    for words, cause in said.items():
+        [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
+        assert known.cause == cause

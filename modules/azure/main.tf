@@ -1,0 +1,178 @@
+locals {
+  kind  = "azure"
+  order = local.names
+  head  = local.names[0]
+  zone  = coalesce(var.zone, var.region)
+
+  ids = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
+  machines = {
+    for node, address in azurerm_public_ip.node : node => {
+      address  = address.ip_address
+      inside   = local.inside[node]
+      outside  = address.ip_address
+      user     = local.user
+      port     = 22
+      host_key = local.host_keys[node]
+      key_file = var.key_file
+      via      = null
+    }
+  }
+  contact = { for node in local.names : node => { PATIENCE = "900" } }
+
+  cloud_config = {}
+
+  # The jobs of the head stand on its own disk.
+  volume = ""
+  limit  = { bytes = null, gzip = false, called = "Azure" }
+
+  own  = "skyinfra-${var.stack}-${var.name}"
+  tags = merge(var.labels, { "skyinfra-stack" = var.stack, "skyinfra-pool" = var.name })
+  user = "ubuntu"
+  # Of the subnet Azure keeps the first four. A head that is made anew has the address that its workers know.
+  subnet = "10.0.0.0/20"
+  inside = { for index, node in local.names : node => cidrhost(local.subnet, 4 + index) }
+
+  resource_group = var.resource_group == null ? azurerm_resource_group.pool[0].name : var.resource_group
+  # PUBLISHER:OFFER:SKU:VERSION, or the id of an image.
+  image = split(":", var.image)
+}
+
+resource "azurerm_resource_group" "pool" {
+  count    = var.resource_group == null ? 1 : 0
+  name     = local.own
+  location = var.region
+  tags     = local.tags
+}
+
+resource "azurerm_virtual_network" "pool" {
+  name                = local.own
+  location            = var.region
+  resource_group_name = local.resource_group
+  address_space       = [local.subnet]
+  tags                = local.tags
+}
+
+resource "azurerm_subnet" "pool" {
+  name                 = "nodes"
+  resource_group_name  = local.resource_group
+  virtual_network_name = azurerm_virtual_network.pool.name
+  address_prefixes     = [local.subnet]
+}
+
+# Azure's own rules let the nodes reach each other and the outside, and nobody in.
+resource "azurerm_network_security_group" "pool" {
+  name                = local.own
+  location            = var.region
+  resource_group_name = local.resource_group
+  tags                = local.tags
+
+  lifecycle {
+    precondition {
+      condition     = length(var.allow_cidrs) > 0
+      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
+    }
+  }
+}
+
+resource "azurerm_network_security_rule" "from_outside" {
+  name                        = "skyinfra"
+  resource_group_name         = local.resource_group
+  network_security_group_name = azurerm_network_security_group.pool.name
+  priority                    = 100
+  direction                   = "Inbound"
+  access                      = "Allow"
+  protocol                    = "Tcp"
+  source_port_range           = "*"
+  source_address_prefixes     = var.allow_cidrs
+  destination_port_ranges     = ["22", tostring(var.scheduler_port)]
+  destination_address_prefix  = "*"
+}
+
+resource "azurerm_subnet_network_security_group_association" "pool" {
+  subnet_id                 = azurerm_subnet.pool.id
+  network_security_group_id = azurerm_network_security_group.pool.id
+}
+
+resource "azurerm_public_ip" "node" {
+  for_each = toset(local.names)
+
+  name                = "${local.own}-${each.key}"
+  location            = var.region
+  resource_group_name = local.resource_group
+  allocation_method   = "Static"
+  zones               = var.zone == null ? null : [var.zone]
+  tags                = local.tags
+}
+
+resource "azurerm_network_interface" "node" {
+  for_each = toset(local.names)
+
+  name                           = "${local.own}-${each.key}"
+  location                       = var.region
+  resource_group_name            = local.resource_group
+  accelerated_networking_enabled = var.accelerated_networking
+  tags                           = local.tags
+
+  ip_configuration {
+    name                          = "main"
+    subnet_id                     = azurerm_subnet.pool.id
+    private_ip_address_allocation = "Static"
+    private_ip_address            = local.inside[each.key]
+    public_ip_address_id          = azurerm_public_ip.node[each.key].id
+  }
+}
+
+# What would be changed in place, for which a machine is stopped.
+resource "terraform_data" "machine" {
+  input = [var.machine_types[0], var.disk_gb]
+}
+
+resource "azurerm_linux_virtual_machine" "node" {
+  for_each = toset(local.names)
+
+  name                  = "${local.own}-${each.key}"
+  computer_name         = each.key
+  location              = var.region
+  resource_group_name   = local.resource_group
+  zone                  = var.zone
+  size                  = var.machine_types[0]
+  network_interface_ids = [azurerm_network_interface.node[each.key].id]
+  admin_username        = local.user
+  custom_data           = base64encode(local.host_key_data[each.key])
+  priority              = var.spot ? "Spot" : "Regular"
+  eviction_policy       = var.spot ? "Delete" : null
+  source_image_id       = length(local.image) == 1 ? var.image : null
+  # Drivers that are built on the machine are not signed.
+  secure_boot_enabled = false
+  tags                = local.tags
+
+  admin_ssh_key {
+    username   = local.user
+    public_key = trimspace(var.ssh_public_key)
+  }
+
+  os_disk {
+    caching              = "ReadWrite"
+    storage_account_type = "Premium_LRS"
+    disk_size_gb         = var.disk_gb == 0 ? 128 : var.disk_gb
+  }
+
+  dynamic "source_image_reference" {
+    for_each = length(local.image) == 4 ? [local.image] : []
+    content {
+      publisher = source_image_reference.value[0]
+      offer     = source_image_reference.value[1]
+      sku       = source_image_reference.value[2]
+      version   = source_image_reference.value[3]
+    }
+  }
+
+  lifecycle {
+    # A key that is changed is for machines that are made later.
+    ignore_changes       = [custom_data, admin_ssh_key]
+    replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
+  }
+
+  # Nothing reaches a machine that the rules do not let in.
+  depends_on = [azurerm_subnet_network_security_group_association.pool, azurerm_network_security_rule.from_outside]
+}

@@ -1,0 +1,140 @@
+locals {
+  kind  = "nebius"
+  order = local.names
+  head  = local.names[0]
+  zone  = var.region
+
+  ids = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
+  # Addresses come with the length of their prefix.
+  addresses = {
+    for node, instance in nebius_compute_v1_instance.node : node => {
+      private = split("/", instance.status.network_interfaces[0].ip_address.address)[0]
+      public  = split("/", instance.status.network_interfaces[0].public_ip_address.address)[0]
+    }
+  }
+  machines = {
+    for node, address in local.addresses : node => {
+      address  = address.public
+      inside   = address.private
+      outside  = address.public
+      user     = "ubuntu"
+      port     = 22
+      host_key = local.host_keys[node]
+      key_file = var.key_file
+      via      = null
+    }
+  }
+  contact = { for node in local.names : node => { PATIENCE = "900" } }
+
+  # The images have no user that one could log in as.
+  cloud_config = {
+    users = [{
+      name                = "ubuntu"
+      shell               = "/bin/bash"
+      sudo                = "ALL=(ALL) NOPASSWD:ALL"
+      ssh_authorized_keys = [trimspace(var.ssh_public_key)]
+    }]
+  }
+
+  # The jobs of the head stand on its own disk.
+  volume = ""
+  limit  = { bytes = null, gzip = false, called = "Nebius" }
+
+  own = "skyinfra-${var.stack}-${var.name}"
+}
+
+data "nebius_vpc_v1_subnet" "pool" {
+  id = var.subnet_id
+}
+
+resource "nebius_vpc_v1_security_group" "pool" {
+  parent_id  = var.project_id
+  name       = local.own
+  network_id = data.nebius_vpc_v1_subnet.pool.network_id
+  labels     = var.labels
+}
+
+# A rule has at most 8 networks.
+resource "nebius_vpc_v1_security_rule" "from_outside" {
+  for_each = { for number, cidrs in chunklist(var.allow_cidrs, 8) : number => cidrs }
+
+  parent_id = nebius_vpc_v1_security_group.pool.id
+  name      = "${local.own}-in-${each.key}"
+  access    = "ALLOW"
+  protocol  = "TCP"
+  ingress   = { source_cidrs = each.value, destination_ports = [22, var.scheduler_port] }
+}
+
+resource "nebius_vpc_v1_security_rule" "among_themselves" {
+  parent_id = nebius_vpc_v1_security_group.pool.id
+  name      = "${local.own}-nodes"
+  access    = "ALLOW"
+  protocol  = "ANY"
+  ingress   = { source_security_group_id = nebius_vpc_v1_security_group.pool.id }
+}
+
+resource "nebius_vpc_v1_security_rule" "to_outside" {
+  parent_id = nebius_vpc_v1_security_group.pool.id
+  name      = "${local.own}-out"
+  access    = "ALLOW"
+  protocol  = "ANY"
+  egress    = { destination_cidrs = ["0.0.0.0/0"] }
+}
+
+# What the provider would change in place, or try to: a machine that is stopped for it, or refused.
+resource "terraform_data" "machine" {
+  input = [var.project_id, var.subnet_id, var.region, var.machine_types[0], var.image, var.disk_gb, var.spot]
+
+  lifecycle {
+    precondition {
+      condition     = length(var.allow_cidrs) > 0
+      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
+    }
+  }
+}
+
+resource "nebius_compute_v1_instance" "node" {
+  for_each = toset(local.names)
+
+  parent_id = var.project_id
+  name      = "${local.own}-${each.key}"
+  hostname  = each.key
+  labels    = var.labels
+
+  resources = {
+    platform = split("/", var.machine_types[0])[0]
+    preset   = split("/", var.machine_types[0])[1]
+  }
+
+  # A disk that goes with the machine.
+  boot_disk = {
+    attach_mode = "READ_WRITE"
+    managed_disk = {
+      name = "${local.own}-${each.key}"
+      spec = {
+        type                = "NETWORK_SSD"
+        size_gibibytes      = var.disk_gb == 0 ? 100 : var.disk_gb
+        source_image_family = { image_family = var.image }
+      }
+    }
+  }
+
+  network_interfaces = [{
+    name              = "eth0"
+    subnet_id         = var.subnet_id
+    ip_address        = {}
+    public_ip_address = {}
+    security_groups   = [{ id = nebius_vpc_v1_security_group.pool.id }]
+  }]
+
+  # One that is taken back is stopped, and not started again by Nebius.
+  preemptible          = var.spot ? { on_preemption = "STOP" } : null
+  recovery_policy      = var.spot ? "FAIL" : "RECOVER"
+  cloud_init_user_data = local.host_key_data[each.key]
+
+  lifecycle {
+    # A key and labels that are changed are for machines that are made later.
+    ignore_changes       = [cloud_init_user_data, labels]
+    replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
+  }
+}

@@ -1,0 +1,175 @@
+locals {
+  kind  = "oci"
+  order = local.names
+  head  = local.names[0]
+  zone  = var.availability_domain
+
+  ids = { for node, instance in oci_core_instance.node : node => instance.id }
+  machines = {
+    for node, instance in oci_core_instance.node : node => {
+      address  = instance.public_ip
+      inside   = instance.private_ip
+      outside  = instance.public_ip
+      user     = var.ssh_user
+      port     = 22
+      host_key = local.host_keys[node]
+      key_file = var.key_file
+      via      = null
+    }
+  }
+  # A bare machine takes its time to boot.
+  contact = { for node in local.names : node => { PATIENCE = "1800" } }
+
+  # The images close all ports but 22 in the machine itself. Here the network does that.
+  cloud_config = {
+    runcmd = [["sh", "-c", "systemctl disable --now firewalld; iptables -P INPUT ACCEPT; iptables -F INPUT; iptables -F FORWARD; netfilter-persistent save; true"]]
+  }
+
+  # The jobs of the head stand on its own disk.
+  volume = ""
+  limit  = { bytes = null, gzip = false, called = "Oracle Cloud" }
+
+  own   = "skyinfra-${var.stack}-${var.name}"
+  shape = split("/", var.machine_types[0])
+}
+
+resource "oci_core_vcn" "pool" {
+  compartment_id = var.compartment_id
+  cidr_blocks    = ["10.0.0.0/16"]
+  display_name   = local.own
+  freeform_tags  = var.labels
+}
+
+resource "oci_core_internet_gateway" "pool" {
+  compartment_id = var.compartment_id
+  vcn_id         = oci_core_vcn.pool.id
+  display_name   = local.own
+}
+
+resource "oci_core_default_route_table" "pool" {
+  manage_default_resource_id = oci_core_vcn.pool.default_route_table_id
+
+  route_rules {
+    destination       = "0.0.0.0/0"
+    network_entity_id = oci_core_internet_gateway.pool.id
+  }
+}
+
+# Without rules: the one that a network is made with lets everybody reach port 22.
+resource "oci_core_default_security_list" "pool" {
+  manage_default_resource_id = oci_core_vcn.pool.default_security_list_id
+}
+
+resource "oci_core_subnet" "pool" {
+  compartment_id = var.compartment_id
+  vcn_id         = oci_core_vcn.pool.id
+  cidr_block     = "10.0.0.0/20"
+  display_name   = local.own
+  freeform_tags  = var.labels
+
+  depends_on = [oci_core_default_security_list.pool, oci_core_default_route_table.pool]
+}
+
+resource "oci_core_network_security_group" "pool" {
+  compartment_id = var.compartment_id
+  vcn_id         = oci_core_vcn.pool.id
+  display_name   = local.own
+  freeform_tags  = var.labels
+}
+
+resource "oci_core_network_security_group_security_rule" "from_outside" {
+  for_each = { for each in setproduct(var.allow_cidrs, ["22", tostring(var.scheduler_port)]) : join(" ", each) => each }
+
+  network_security_group_id = oci_core_network_security_group.pool.id
+  direction                 = "INGRESS"
+  protocol                  = "6"
+  source                    = each.value[0]
+  source_type               = "CIDR_BLOCK"
+
+  tcp_options {
+    destination_port_range {
+      min = tonumber(each.value[1])
+      max = tonumber(each.value[1])
+    }
+  }
+}
+
+resource "oci_core_network_security_group_security_rule" "among_themselves" {
+  network_security_group_id = oci_core_network_security_group.pool.id
+  direction                 = "INGRESS"
+  protocol                  = "all"
+  source                    = oci_core_network_security_group.pool.id
+  source_type               = "NETWORK_SECURITY_GROUP"
+}
+
+resource "oci_core_network_security_group_security_rule" "to_outside" {
+  network_security_group_id = oci_core_network_security_group.pool.id
+  direction                 = "EGRESS"
+  protocol                  = "all"
+  destination               = "0.0.0.0/0"
+  destination_type          = "CIDR_BLOCK"
+}
+
+# What would be changed in place, for which a machine is restarted.
+resource "terraform_data" "machine" {
+  input = [var.machine_types[0], var.image, var.disk_gb, var.spot]
+
+  lifecycle {
+    precondition {
+      condition     = length(var.allow_cidrs) > 0
+      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
+    }
+  }
+}
+
+resource "oci_core_instance" "node" {
+  for_each = toset(local.names)
+
+  compartment_id      = var.compartment_id
+  availability_domain = var.availability_domain
+  display_name        = "${local.own}-${each.key}"
+  shape               = local.shape[0]
+  freeform_tags       = var.labels
+  metadata = {
+    ssh_authorized_keys = trimspace(var.ssh_public_key)
+    user_data           = base64encode(local.host_key_data[each.key])
+  }
+  preserve_boot_volume = false
+
+  # Of a shape that has sizes: SHAPE/OCPUS/GB.
+  dynamic "shape_config" {
+    for_each = length(local.shape) == 3 ? [local.shape] : []
+    content {
+      ocpus         = tonumber(shape_config.value[1])
+      memory_in_gbs = tonumber(shape_config.value[2])
+    }
+  }
+
+  source_details {
+    source_type             = "image"
+    source_id               = var.image
+    boot_volume_size_in_gbs = tostring(var.disk_gb == 0 ? 100 : var.disk_gb)
+  }
+
+  create_vnic_details {
+    subnet_id        = oci_core_subnet.pool.id
+    assign_public_ip = "true"
+    nsg_ids          = [oci_core_network_security_group.pool.id]
+  }
+
+  dynamic "preemptible_instance_config" {
+    for_each = var.spot ? [true] : []
+    content {
+      preemption_action {
+        type                 = "TERMINATE"
+        preserve_boot_volume = false
+      }
+    }
+  }
+
+  lifecycle {
+    # A key that is changed is for machines that are made later.
+    ignore_changes       = [metadata]
+    replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
+  }
+}

@@ -1,0 +1,64 @@
+"""Oracle Cloud: virtual and bare machines with GPUs."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.providers.base import Request
+from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.over_ssh import MachineCloud
+
+# The least that a boot volume has.
+_SMALLEST_DISK = 50
+
+
+class OCI(MachineCloud):
+    """Machines of Oracle Cloud Infrastructure, by Terraform's oracle/oci and the credentials that it finds.
+
+    region: such as ``us-phoenix-1``. compartment_id: its OCID. availability_domain: such as ``Uocm:PHX-AD-1``.
+    image: the OCID of an image in the region; for an accelerator, one with its driver. ssh_user: the user of the image,
+    ``ubuntu`` or ``opc``. instance_types: one shape, such as ``VM.GPU.A10.1``; of one with sizes
+    ``VM.Standard.E5.Flex/OCPUS/GB``. ssh_public_key, key_file, allow_cidrs, wait_seconds: see `MachineCloud`.
+    """
+
+    kind: ClassVar[str] = "oci"
+
+    region: str = Field(default="us-phoenix-1", pattern=r"^[a-z]+-[a-z]+-\d$")
+    compartment_id: str = Field(pattern=r"^ocid1\.(compartment|tenancy)\.")
+    availability_domain: str = Field(pattern=r"^\S+-AD-\d$")
+    image: str | None = Field(default=None, pattern=r"^ocid1\.image\.")
+    ssh_user: Literal["ubuntu", "opc"] = "ubuntu"
+
+    def check(self, request: Request) -> None:
+        """Raises a `DeclarationError` for a disk that is too small, and for no image."""
+        super().check(request)
+        if request.disk_gb is not None and request.disk_gb < _SMALLEST_DISK:
+            raise InvalidField(f"at least {_SMALLEST_DISK}", field="disk_gb", given=request.disk_gb)
+        if self.image is None:
+            raise InvalidField(
+                "is needed: images of Oracle Cloud have another OCID in each region",
+                field="provider.image",
+                hint="Ubuntu's: oci compute image list --operating-system 'Canonical Ubuntu'; for GPUs one with their "
+                "driver.",
+            )
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises `NotSupported` for a bare machine that is to be preemptible."""
+        if chosen.price_note.startswith("spot") and chosen.machine_types[0].startswith("BM."):
+            raise NotSupported(
+                "Oracle Cloud has no preemptible bare machines",
+                field="spot",
+                given=chosen.machine_types[0],
+                hint="Leave spot out, or declare an accelerator of a virtual machine (VM.GPU.A10.1).",
+            )
+
+    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+        """The inputs of modules/oci besides those of every such cloud."""
+        return {
+            "compartment_id": self.compartment_id,
+            "availability_domain": self.availability_domain,
+            "ssh_user": self.ssh_user,
+        }
