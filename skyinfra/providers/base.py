@@ -109,6 +109,14 @@ class Provider(Declaration):
         """What this provider differs in from others."""
         return read(self.kind)
 
+    def of(self, accelerators: tuple[Accelerator, ...]) -> Provider:
+        """The provider of a pool of *accelerators*: this one, or one made of it, with a module of its own."""
+        kind = self.data.apart.get(accelerators[0].vendor) if accelerators else None
+        if kind is None:
+            return self
+        other = next(each for each in type(self).__subclasses__() if each.kind == kind)
+        return other(**self.model_dump(exclude_unset=True))
+
     def terraform(self) -> tuple[TerraformProvider, ...]:
         """The Terraform providers that its module needs."""
         return ()
