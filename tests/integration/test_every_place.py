@@ -24,6 +24,7 @@ POOLS = {
     "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
     "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
     "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
+    "gcptpu": 'accelerator=sky.accelerators.TPUv5e(), provider=sky.GCP(project="my-project")',
     "azure": f'accelerator="H100-NVL", provider=sky.Azure({ACCESS})',
     "nebius": f"""accelerator="H100", provider=sky.Nebius(
         project_id="project-e00x", subnet_id="vpcsubnet-e00x", {ACCESS})""",
@@ -49,7 +50,7 @@ MOCKED = [case for case in CASES if case.mock]
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Iterator[Bed]:
-    names = tuple(dict.fromkeys(name for case in MOCKED for name in case.mock))
+    names = tuple(dict.fromkeys([*(name for case in MOCKED for name in case.mock), "google-beta"]))
     with ExitStack() as stack:
         bed = stack.enter_context(served(tmp_path, *names))
         bed.environment |= far_end(tmp_path / "far-end", bed.environment["PATH"])
