@@ -113,6 +113,7 @@ from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container
 from skyinfra.providers import DigitalOcean as DigitalOcean
 from skyinfra.providers import GCP as GCP
+from skyinfra.providers import GCPTPU as GCPTPU
 from skyinfra.providers import Host as Host
 from skyinfra.providers import Lambda as Lambda
 from skyinfra.providers import Local as Local

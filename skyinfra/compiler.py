@@ -78,6 +78,8 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     if pool.stack is not None and pool.stack != stack:
         raise InvalidField(f"the pool is declared in the stack {stack!r}", field="stack", given=pool.stack)
     _check_placeholders(pool)
+    if (provider := pool.provider.of(pool.accelerators)) is not pool.provider:
+        pool = pool.model_copy(update={"provider": provider})
     selection = pool.provider.select(_request(pool))
     accelerator = selection.accelerator
     if accelerator is not None:

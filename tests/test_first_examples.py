@@ -247,15 +247,15 @@ def test_on_a_marketplace(accelerator: str) -> None:
         compiled(arguments)
 
 
-@pytest.mark.parametrize(
-    "slice_", ["TPUv5e()", "TPUv5p_8()", "TPUv4_64()", "TPUv3_32()", "TPUv2_8()", "TPUv6(count=8)"]
-)
+@pytest.mark.parametrize("slice_", ["TPUv5e()", "TPUv5p_8()", "TPUv2_8()", "TPUv6(count=8)"])
 def test_tpu_slices_on_google_cloud(slice_: str) -> None:
-    if "gcp" not in providers.deployable():
-        with pytest.raises(AttributeError):
-            compiled(f"provider=sky.GCP(), accelerator=sky.accelerators.{slice_}")
-        return
     found = sky.offers.find(eval(f"sky.accelerators.{slice_}", {"sky": sky}), provider="gcp")
     region = found[0].regions[0]
     made = compiled(f"provider=sky.GCP(project='p', region={region!r}), accelerator=sky.accelerators.{slice_}")
     assert made.slots and made.selection.machine_types[0] == found[0].machine_type
+
+
+@pytest.mark.parametrize(("slice_", "region"), [("TPUv4_64()", "us-central2"), ("TPUv3_32()", "europe-west4")])
+def test_tpu_slices_of_several_hosts_are_refused(slice_: str, region: str) -> None:
+    with pytest.raises(sky.NotSupported, match="a slice of several hosts"):
+        compiled(f"provider=sky.GCP(region={region!r}), accelerator=sky.accelerators.{slice_}")

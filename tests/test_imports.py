@@ -155,7 +155,11 @@ def test_what_is_not_in_order_is_found(tmp_path: Path) -> None:
         path.write_text(text)
     for number in range(house.MOST_FILES):
         (package / "b" / f"y{number}.py").write_text("")
+    for number in range(house.MOST_FILES + 2):
+        (package / "a" / f"z{number}.py").write_text("")
+        (package / "a" / f"z{number}.toml").write_text("")
     found = "\n".join(house.read(package).problems())
+    assert "the room a has" not in found
     assert "the rooms a and b import one another" in found
     assert "the modules skyinfra.a.x and skyinfra.b.y import one another" in found
     assert "the room b has 22 files, more than 20" in found

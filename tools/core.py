@@ -27,6 +27,7 @@ def copies() -> Iterator[tuple[Path, Path]]:
             if data.boot.delivery == "ssh":
                 names += ["hosts.tf", "host.sh", "node.sh"]
                 names += ["machines.tf"] if data.terraform else []
+            names += data.terraform.get("shared", [])
             names += ["keys.tf"] if data.traits.host_keys == "given" else []
         yield from ((MODULES / name, folder / name) for name in names)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,12 @@ MOST_FILES = 20
 
 @dataclass(frozen=True)
 class House:
-    """What was read. lines and imports: of each module, by its dotted name. alike: those with a data file beside them,
-    which are one thing each time, and more of which make a room no harder to hold in mind."""
+    """What was read. lines and imports: of each module, by its dotted name. data: how many data files of one kind, of
+    which each goes with a module that is like the others, stand in a room."""
 
     lines: Mapping[str, int]
     imports: Mapping[str, frozenset[str]]
-    alike: frozenset[str] = frozenset()
+    data: Mapping[str, int]
 
     @property
     def total(self) -> int:
@@ -60,9 +61,9 @@ class House:
             share = self.lines_of(modules) / self.total
             if share > MOST_SHARE:
                 found.append(f"the room {name} is {share:.1%} of the package, more than {MOST_SHARE:.0%}")
-            files = len(set(modules) - self.alike)
-            if files > MOST_FILES:
-                found.append(f"the room {name} has {files} files, more than {MOST_FILES}")
+            # Who knows one provider knows them all.
+            if len(modules) - self.data.get(name, 0) > MOST_FILES:
+                found.append(f"the room {name} has {len(modules)} files, more than {MOST_FILES}")
         return found
 
 
@@ -80,8 +81,8 @@ def read(package: Path = PACKAGE) -> House:
         for name, text in texts.items()
         if name != package.name
     }
-    alike = frozenset(name for name, path in paths.items() if path.with_suffix(".toml").exists())
-    return House({name: len(text.splitlines()) for name, text in texts.items()}, imports, alike)
+    data = Counter(path.parent.name for path in package.glob("*/*.toml"))
+    return House({name: len(text.splitlines()) for name, text in texts.items()}, imports, data)
 
 
 def _name(package: Path, path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from skyinfra.errors import NotSupported
 from skyinfra.preflight.aws import ACTIONS
 from skyinfra.preflight.pool_inputs import is_group
-from skyinfra.providers.aws_data import partition, permissions
+from skyinfra.providers.aws_fields import partition, permissions
 from skyinfra.terraform.project import SynthesizedStack
 
 

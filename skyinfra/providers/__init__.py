@@ -17,6 +17,7 @@ from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds
 from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 from skyinfra.providers.gcp import GCP
+from skyinfra.providers.gcptpu import GCPTPU
 from skyinfra.providers.lambdalabs import Lambda
 from skyinfra.providers.local import Local
 from skyinfra.providers.nebius import Nebius
@@ -35,6 +36,7 @@ __all__ = [
     "OCI",
     "AWS",
     "GCP",
+    "GCPTPU",
     "Boot",
     "CapacityBlock",
     "CapacityReservation",

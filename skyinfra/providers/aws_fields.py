@@ -1,16 +1,19 @@
-"""The fields of `AWS` whose values AWS would refuse in the middle of a plan: checked where they are declared."""
+"""What is AWS's alone: values that it would refuse in the middle of a plan, and the IAM permissions of a deploy."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
 from skyinfra.errors import InvalidField
 from skyinfra.providers.data import Strings
 
+_ACTIONS = Path(__file__).with_name("aws_actions.json")
 # The metadata service shows the tags of an instance by their keys, so EC2 takes no spaces and slashes there.
 _LABEL = re.compile(r"[A-Za-z0-9+=.,_:@-]{1,128}")
 _TAKEN = re.compile(r"(?i:aws:)|skyinfra:|Name$|\.{1,2}$|_index$")
@@ -59,3 +62,14 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 Zones = Annotated[Strings, AfterValidator(_zones)]
 MachineTypes = Annotated[Strings, AfterValidator(_types)]
+
+
+def permissions() -> dict[str, Any]:
+    """The IAM actions of a deploy, by part of modules/aws: those that Terraform calls, and others with a reason."""
+    found: dict[str, Any] = json.loads(_ACTIONS.read_text(encoding="utf-8"))
+    return found
+
+
+def partition(region: str) -> str:
+    """The AWS partition of a region, which has accounts and prices of its own."""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"

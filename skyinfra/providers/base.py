@@ -11,7 +11,7 @@ from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.errors import NotSupported
 from skyinfra.offers import Price
-from skyinfra.providers.data import Data, TerraformProvider, read
+from skyinfra.providers.data import Data, TerraformProvider, kinds, read
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,15 @@ class Provider(Declaration):
     def data(self) -> Data:
         """What this provider differs in from others."""
         return read(self.kind)
+
+    def of(self, accelerators: tuple[Accelerator, ...]) -> Provider:
+        """The provider of a pool of *accelerators*: this one, or one made of it, with a module of its own."""
+        known = accelerators and self.kind in kinds()
+        kind = self.data.apart.get(accelerators[0].vendor) if known else None
+        if kind is None:
+            return self
+        other = next(each for each in type(self).__subclasses__() if each.kind == kind)
+        return other(**self.model_dump(exclude_unset=True))
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
         """The Terraform providers that its module needs."""

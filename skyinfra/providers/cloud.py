@@ -54,6 +54,8 @@ class CloudProvider(Provider):
     # The field that holds an image of one's own, and the kinds of SSH keys that the provider takes.
     image_field: ClassVar[str] = "image"
     key_kinds: ClassVar[tuple[str, ...]] = ("ssh-ed25519", "ssh-rsa")
+    # The name of the provider in the offers, where it is not the kind.
+    offered_by: ClassVar[str] = ""
     # Fields above that make no sense here, and why.
     lacks: ClassVar[dict[str, str]] = {}
 
@@ -111,6 +113,11 @@ class CloudProvider(Provider):
         return None
 
     # What all of them do.
+
+    @property
+    def seller(self) -> str:
+        """The name of the provider in the offers."""
+        return self.offered_by or self.kind
 
     @property
     def own_image(self) -> str | None:
@@ -219,7 +226,7 @@ class CloudProvider(Provider):
     def _query(self, request: Request, **changes: Any) -> offers.Query:
         return offers.ask(
             request.accelerators,
-            provider=self.kind,
+            provider=self.seller,
             spot=request.spot,
             vcpus=request.vcpus,
             # A machine of 64 GiB is what is meant by 64 GB.
@@ -231,7 +238,7 @@ class CloudProvider(Provider):
     @property
     def _listed_region(self) -> str | None:
         """The region; None where the offers of the provider do not say what is offered where."""
-        return self.region if offers.regions(self.kind) else None
+        return self.region if offers.regions(self.seller) else None
 
     def _found(self, request: Request) -> list[Offer]:
         try:
@@ -250,10 +257,10 @@ class CloudProvider(Provider):
         # Wherever they are: the shipped regions are not all there are, and the cloud is asked before anything is made.
         query = self._query(request, fraction=0.001, region=None)
         by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}
-        known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.kind}
+        known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.seller}
         for name in self.instance_types:
             if name not in known:
-                hint = did_you_mean(name, known) or f"`skyinfra offers --provider {self.kind}` lists them."
+                hint = did_you_mean(name, known) or f"`skyinfra offers --provider {self.seller}` lists them."
                 raise InvalidField(
                     "no machine with accelerators", field="provider.instance_types", given=name, hint=hint
                 )

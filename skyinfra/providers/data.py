@@ -127,7 +127,8 @@ class Data(Declaration):
 
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, and `arm`, a pattern of types. prices: of machines
     without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`. preflight: what can be asked
-    before anything is made, and where from; see `skyinfra.providers.asked`.
+    before anything is made, and where from; see `skyinfra.providers.asked`. apart: by vendor of accelerators, the kind
+    of the provider that has those of this place; its class is made of this one's.
     """
 
     kind: str
@@ -142,6 +143,7 @@ class Data(Declaration):
     quotas: Mapping[str, Any] = Field(default_factory=dict)
     errors: Sequence[Mapping[str, Any]] = ()
     preflight: Asked | None = None
+    apart: Mapping[str, str] = Field(default_factory=dict)
 
     def terraform_provider(self, **config: Any) -> TerraformProvider:
         """The Terraform provider with *config*, of which None is left out."""

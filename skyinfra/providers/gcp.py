@@ -98,16 +98,19 @@ class GCP(CloudProvider):
         _check_labels(request.labels)
 
     def check_chosen(self, chosen: Chosen) -> None:
-        """Raises `NotSupported` for TPUs, which are no machines of Compute Engine."""
+        """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one."""
         if chosen.accelerator is not None and chosen.accelerator.vendor == "google":
             raise NotSupported(
-                "TPUs cannot be deployed yet", field="accelerator", given=str(chosen.accelerator), hint="Declare GPUs."
+                "TPUs and other accelerators are set up in different ways",
+                field="accelerator",
+                given=str(chosen.accelerator),
+                hint="Declare a pool for each.",
             )
 
     def select(self, request: Request) -> Selection:
         """As of every cloud; raises `NotSupported` besides for machines that are not sold on demand."""
         found = super().select(request)
-        scarce = [name for name in found.machine_types if re.match(self.data.machines["scarce"], name)]
+        scarce = [name for name in found.machine_types if re.match(self.data.machines.get("scarce", "(?!)"), name)]
         if scarce and not request.spot and self.flex_start_hours is None:
             raise NotSupported(
                 f"{scarce[0]} is sold as a spot machine or by a flex start alone",

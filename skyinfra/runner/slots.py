@@ -28,6 +28,20 @@ _VARIABLES: dict[Vendor, tuple[str, ...]] = {
     "intel": ("HABANA_VISIBLE_MODULES",),
     "custom": (),
 }
+# What a process needs besides, to take its one chip for all that there is: tasks do not reach the metadata service,
+# from which libtpu has the topology of the machine. https://cloud.google.com/tpu/docs/run-multiple-workloads-tpu-vm
+# (the bounds), https://github.com/pytorch/xla/issues/7714 (the rest).
+_BESIDES: dict[Vendor, dict[str, str]] = {
+    "google": {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }
+}
 _NUMBERLESS = -1
 
 
@@ -84,7 +98,7 @@ def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
     variables = {name: value}
     # Inside the devices that ROCR leaves, HIP counts from 0 again.
     variables.update(dict.fromkeys(_VARIABLES[vendor][1:], "0"))
-    return variables
+    return variables | _BESIDES.get(vendor, {})
 
 
 def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[Partition]) -> Iterator[InstanceInfo]:

@@ -337,10 +337,12 @@ SCALEWAY = over_ssh(
     allow_cidrs=["203.0.113.7/32"],
 )
 
+
 CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY)
 
-# Modules that need an engine or machines: their whole life is in tests of their own.
+# Modules that need an engine or machines, or whose nodes no manifest lists: their whole life is in tests of their own.
 BY_THEMSELVES = {
     "container": "tests/integration/test_containers.py",
+    "gcptpu": "tests/integration/test_gcptpu_module.py",
     "ssh": "tests/integration/boot/test_ssh_hosts_boot.py",
 }

@@ -22,18 +22,28 @@ RUNNER = f'image=sky.Image(runner="https://packages.example.com/skyinfra-0.1.0-p
 # What a pool declares there. Whatever is deployable has to be here.
 POOLS = {
     "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
-    "azure": f'accelerator="A100/3g.40gb", spot=True, provider=sky.Azure({ACCESS})',
     "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
     "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
+    "gcptpu": 'accelerator=sky.accelerators.TPUv5e(), provider=sky.GCP(project="my-project")',
+    "azure": f'accelerator="H100-NVL", provider=sky.Azure({ACCESS})',
+    "nebius": f"""accelerator="H100", provider=sky.Nebius(
+        project_id="project-e00x", subnet_id="vpcsubnet-e00x", {ACCESS})""",
+    "oci": f"""accelerator="A10", provider=sky.OCI(
+        compartment_id="ocid1.compartment.oc1..a", availability_domain="Uocm:PHX-AD-1",
+        image="ocid1.image.oc1.phx.a", {ACCESS})""",
     "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
-    "nebius": 'accelerator="H100", provider=sky.Nebius(project_id="project-e00abc", subnet_id="vpcsubnet-e00abc", '
-    f"{ACCESS})",
-    "oci": 'accelerator="A10", provider=sky.OCI(compartment_id="ocid1.compartment.oc1..aaaa", '
-    f'availability_domain="Uocm:PHX-AD-1", image="ocid1.image.oc1.phx.aaaa", {ACCESS})',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
-    "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
     "scaleway": f'accelerator="L4", provider=sky.Scaleway({ACCESS})',
+    "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
     "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
+}
+# No two machines have one address: where the types of machines have theirs.
+ADDRESSES = {
+    "azurerm_public_ip": "ip_address",
+    "digitalocean_droplet": "ipv4_address",
+    "lambdalabs_instance": "ip",
+    "oci_core_instance": "public_ip",
+    "verda_instance": "ip",
 }
 # Those have tests of their own, for real.
 HERE = {"container", "local", "ssh"}
@@ -42,7 +52,7 @@ MOCKED = [case for case in CASES if case.mock]
 
 @pytest.fixture
 def bed(tmp_path: Path) -> Iterator[Bed]:
-    names = tuple(dict.fromkeys(name for case in MOCKED for name in case.mock))
+    names = tuple(dict.fromkeys([*(name for case in MOCKED for name in case.mock), "google-beta"]))
     with ExitStack() as stack:
         bed = stack.enter_context(served(tmp_path, *names))
         bed.environment |= far_end(tmp_path / "far-end", bed.environment["PATH"])
@@ -50,8 +60,8 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
             case.answers(bed.world)
             if case.api is not None:
                 bed.environment |= stack.enter_context(case.api(bed.world))[1]
-        # No two machines have one address.
-        bed.world.answer("verda_instance", {"ip": "198.51.100.{n}"})
+        for number, (kind, address) in enumerate(ADDRESSES.items()):
+            bed.world.answer(kind, {address: f"198.51.100.{number}{{n}}"})
         yield bed
 
 

@@ -133,10 +133,49 @@ def test_what_is_refused_is_named(field: str, fields: dict[str, Any]) -> None:
     assert refused(sky.InvalidField, "L4", **fields).field == field
 
 
-def test_tpus_are_refused() -> None:
-    assert (
-        refused(sky.NotSupported, sky.accelerators.TPUv5e(count=4), gcp={"region": "asia-east1"}).field == "accelerator"
-    )
+@pytest.mark.parametrize(
+    ("accelerator", "region", "machine_type", "version", "chips"),
+    [
+        ("TPUv5e", "us-central1", "v5litepod-1", "v2-alpha-tpuv5-lite", 1),
+        ("TPUv5e:8", "us-central1", "v5litepod-8", "v2-alpha-tpuv5-lite", 8),
+        ("TPUv5p-8", "europe-west4", "v5p-8", "v2-alpha-tpuv5", 4),
+        ("TPUv6e:4", "us-east5", "v6e-4", "v2-alpha-tpuv6e", 4),
+        ("TPUv4-8", "us-central2", "v4-8", "tpu-ubuntu2204-base", 4),
+    ],
+)
+def test_tpu_slices_on_one_host(accelerator: str, region: str, machine_type: str, version: str, chips: int) -> None:
+    made = compiled(accelerator, gcp={"region": region}, nodes=2)
+    chosen = made.selection
+    assert made.pool.provider.kind == made.worker.provider == "gcptpu"
+    assert (chosen.machine_types, chosen.image, chosen.count) == ((machine_type,), version, chips)
+    assert [slot.kind for slot in made.slots] == ["chip"] * chips
+    assert made.head.scheduler_only and chosen.head_machine == "e2-standard-2"
+    zones = chosen.inputs["zones"]
+    assert isinstance(zones, list) and zones and {zone.rpartition("-")[0] for zone in zones} == {region}
+    names = [(each.name, each.alias) for each in made.pool.provider.terraform()]
+    assert names == [("google", region), ("google-beta", region)]
+    data = user_data(made)
+    assert data.worker.startswith("#!/bin/sh") and "skyinfra-interrupt" not in data.worker.split("units")[-1]
+
+
+def test_tpus_take_what_google_cloud_takes() -> None:
+    given = {"subnetwork": "projects/p/regions/us-central1/subnetworks/mine", "zones": ["us-central1-b"]}
+    inputs = select("TPUv5e:4", gcp={**given, "head_volume_gb": 30}, spot=True, nodes=3).inputs
+    assert {**given, "head_volume_gb": 30}.items() <= inputs.items()
+    assert {"reservation", "group", "layout", "compact_placement"}.isdisjoint(inputs)
+    own = sky.GCPTPU(runtime_version="tpu-ubuntu2204-base")
+    pool = sky.ComputePool(provider=own, accelerator="TPUv5e:4")
+    assert compile_pool(pool, "s").selection.image == "tpu-ubuntu2204-base"
+
+
+def test_tpus_that_are_refused() -> None:
+    assert "v5litepod-16 is a slice of several hosts" in str(refused(sky.NotSupported, "TPUv5e:16"))
+    assert refused(sky.NotSupported, "TPUv5e:4", gcp={"flex_start_hours": 2}).field == "GCPTPU.flex_start_hours"
+    assert refused(sky.NotSupported, "TPUv5e:4", disk_gb=200).field == "disk_gb"
+    assert "Declare a pool for each" in str(refused(sky.NotSupported, ["TPUv5e:4", "L4"]))
+    assert "Declare a pool for each" in str(refused(sky.NotSupported, ["T4:16", "TPUv5e:4"]))
+    spot = refused(sky.NotOffered, "TPUv5e:4", gcp={"region": "me-west1"})
+    assert spot.field in ("region", "accelerator")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,18 @@ def test_cpu_slots() -> None:
 KINDS: list[tuple[Vendor, str, dict[str, str]]] = [
     ("amd", "gpu", {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}),
     ("aws", "cores", {"NEURON_RT_VISIBLE_CORES": "2-3"}),
-    ("google", "chip", {"TPU_VISIBLE_CHIPS": "1"}),
+    (
+        "google",
+        "chip",
+        {
+            "TPU_VISIBLE_CHIPS": "1",
+            "TPU_SKIP_MDS_QUERY": "1",
+            **dict.fromkeys(("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"), "1,1,1"),
+            **dict.fromkeys(("TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"), "1,1,1"),
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+        },
+    ),
     ("intel", "chip", {"HABANA_VISIBLE_MODULES": "1"}),
     ("custom", "chip", {}),
 ]

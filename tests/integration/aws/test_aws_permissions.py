@@ -13,7 +13,7 @@ from projects import Project
 from recorded import recording
 
 from skyinfra.preflight.aws import ACTIONS
-from skyinfra.providers.aws_data import permissions
+from skyinfra.providers.aws_fields import permissions
 
 PLAIN = 'sky.ComputePool(name="plain", {more}provider=sky.AWS(zones=["us-east-1b"], instance_types=["m7i.large"]))'
 MORE = (

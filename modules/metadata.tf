@@ -1,4 +1,4 @@
-# What the nodes fetch at their first boot stands in their own metadata: the fleet secret, and the runner with the
+# The same in the modules of Google Cloud: `python -m tools.core` copies it. What the nodes fetch at their first boot stands in their own metadata: the fleet secret, and the runner with the
 # versions of what it needs. A fleet keeps the runner and the versions that it was made with, whoever applies it later:
 # nodes that come later get the same.
 

@@ -1,0 +1,36 @@
+data "google_compute_zones" "up" {
+  status = "UP"
+}
+
+data "google_compute_machine_types" "offered" {
+  for_each = { for pair in setproduct(local.considered, distinct([for each in values(local.types) : each[0].machine])) : join("/", pair) => pair }
+
+  zone   = each.value[0]
+  filter = "name = '${each.value[1]}'"
+}
+
+locals {
+  considered = length(var.zones) > 0 ? var.zones : sort(data.google_compute_zones.up.names)
+  # The zones of the group take one of its types each; that of machines has theirs.
+  group_zones = [for zone in local.considered : zone if anytrue([for type in var.machine_types : length(data.google_compute_machine_types.offered["${zone}/${local.types[type][0].machine}"].machine_types) > 0])]
+  zones       = [for zone in local.considered : zone if length(data.google_compute_machine_types.offered["${zone}/${local.of[local.role].machine}"].machine_types) > 0]
+}
+
+# The zone of the machines is kept, whatever is offered where from then on.
+resource "terraform_data" "zone" {
+  input = try(local.zones[0], "")
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.input != "" && (!local.grouped || length(local.group_zones) > 0)
+      error_message = "machine_types: ${join(", ", keys(local.types))} is offered in none of ${join(", ", local.considered)}. Choose another zone, region or machine type."
+    }
+
+    postcondition {
+      condition     = self.input == "" || contains(local.considered, self.input)
+      error_message = "zones: the nodes stand in ${self.input}, which is not among ${join(", ", local.considered)}. Name it too, or move the nodes, which ends what runs on them: -replace=module.NAME.terraform_data.zone."
+    }
+  }
+}

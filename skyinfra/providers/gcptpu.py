@@ -1,0 +1,103 @@
+"""TPU slices on Google Cloud."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+
+from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.providers.base import Request, Selection
+from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.data import TerraformProvider, read
+from skyinfra.providers.gcp import GCP
+
+_NO_MACHINES = "TPU slices are no machines of Compute Engine"
+
+
+class GCPTPU(GCP):
+    """TPU slices on Google Cloud, by Terraform's hashicorp/google-beta: what `GCP` becomes for a pool of TPUs.
+
+    Each node is a slice on one host, with a slot for each chip; the head is a small machine besides. runtime_version:
+    of the slices; None takes that of their generation. The other fields are those of `GCP`.
+    """
+
+    kind: ClassVar[str] = "gcptpu"
+    offered_by: ClassVar[str] = "gcp"
+    image_field: ClassVar[str] = "runtime_version"
+    lacks: ClassVar[dict[str, str]] = {
+        "flex_start_hours": _NO_MACHINES,
+        "reservation": _NO_MACHINES,
+        "compact_placement": _NO_MACHINES,
+        "group": _NO_MACHINES,
+        "image": "a TPU slice has a runtime version",
+    }
+
+    runtime_version: str | None = Field(default=None, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$")
+
+    def terraform(self) -> tuple[TerraformProvider, ...]:
+        """The provider of the slices, and that of the head and the network."""
+        place = {"region": self.region, "project": self.project}
+        return (read("gcp").terraform_provider(**place), self.data.terraform_provider(**place))
+
+    def check(self, request: Request) -> None:
+        """Raises a `DeclarationError` for what a slice has not."""
+        super().check(request)
+        request.refuse("disk_gb", why="the boot disk of a TPU is as large as it is", place="TPUs")
+        if any(each.vendor != "google" for each in request.accelerators):
+            raise NotSupported(
+                "TPUs and other accelerators are set up in different ways",
+                field="accelerator",
+                given=", ".join(map(str, request.accelerators)),
+                hint="Declare a pool for each.",
+            )
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises `NotSupported` for a slice of several hosts."""
+        single = self.data.machines["single_host"]
+        for name in chosen.machine_types:
+            if not re.match(single, name):
+                raise NotSupported(
+                    f"{name} is a slice of several hosts, which run one program together: this version deploys slices "
+                    "on one host",
+                    field="accelerator",
+                    given=str(chosen.accelerator),
+                    hint="Those on one host: v2-8, v3-8, v4-8, v5p-8, v5litepod-1, -4, -8, v6e-1, -4, -8.",
+                )
+
+    def in_group(self, request: Request, chosen: Chosen) -> bool:
+        """The head is always a machine besides: a slice has no address that stays."""
+        return True
+
+    def plain_image(self, machine_types: tuple[str, ...]) -> str:
+        """The image of the head."""
+        return read("gcp").image(machine_types, None, field="provider.image")
+
+    def select(self, request: Request) -> Selection:
+        """As of every cloud, with the runtime version of the generation."""
+        found = super().select(request)
+        versions = self.data.machines["runtime_versions"]
+        version = next(version for pattern, version in versions if re.match(pattern, found.machine_types[0]))
+        return replace(found, image=self.runtime_version or version)
+
+    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+        """The inputs of modules/gcptpu besides those of every cloud."""
+        names = ("subnetwork", "network_tags", "service_account", "head_volume_gb")
+        own = {name: value for name, value in super().inputs(chosen, head).items() if name in names}
+        return {"zones": list(self.zones) or self._zones(chosen.machine_types[0]), **own}
+
+    def _zones(self, machine_type: str) -> list[str]:
+        """The zones of the region that are known to have it."""
+        generation = machine_type.partition("-")[0]
+        known: list[str] = self.data.machines["zones"].get(generation, [])
+        here = [zone for zone in known if zone.rpartition("-")[0] == self.region]
+        if not here:
+            raise InvalidField(
+                f"no zone of {self.region} is known to have {generation}",
+                field="provider.zones",
+                hint="Name the zone: sky.GCP(zones=[...])"
+                + (f", or take another region. Known are: {', '.join(known)}." if known else "."),
+            )
+        return here
