@@ -27,8 +27,8 @@ _NAMES = {
     "skyinfra.protocol.interruption": "Interruption",
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
-    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container DigitalOcean GCP GCPTPU Host "
-    "Lambda Local Nebius OCI RunPod SSH VastAI Verda",
+    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container DigitalOcean GCP GCPTPU "
+    "Host Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
     "skyinfra.terraform.backends": "HCPTerraform LocalState S3",

@@ -121,8 +121,10 @@ from skyinfra.providers import Nebius as Nebius
 from skyinfra.providers import OCI as OCI
 from skyinfra.providers import RunPod as RunPod
 from skyinfra.providers import SSH as SSH
+from skyinfra.providers import Scaleway as Scaleway
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.providers import Verda as Verda
+from skyinfra.providers import Vultr as Vultr
 from skyinfra.stack import FleetStack as FleetStack
 from skyinfra.tasks import Gather as Gather
 from skyinfra.tasks import Task as Task

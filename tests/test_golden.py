@@ -147,6 +147,18 @@ STACKS["azure"] = f"""
     app.synth()
     """
 
+STACKS["vultr"] = f"""
+    sky.FleetStack(app, "vultr", pools=[sky.ComputePool(name="one", nodes=2, accelerator="L40S",
+        provider=sky.Vultr(ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
+STACKS["scaleway"] = f"""
+    sky.FleetStack(app, "scaleway", pools=[sky.ComputePool(name="mig", nodes=2, accelerator="H100/3g.40gb",
+        provider=sky.Scaleway(ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 POOLS = {
     "h100-mig": {"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2"},
     "trainium": {"accelerator": "Trainium2:16"},

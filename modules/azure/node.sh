@@ -40,8 +40,9 @@ claim() {
 }
 
 up() {
-  # A node keeps the secret that it has got.
+  # A node keeps the secret and the versions that it has got.
   cmp -s "$delivered/secret" "$etc/secret" || rm -f "$etc/secret"
+  [ ! -e "$delivered/versions.json" ] || cmp -s "$delivered/versions.json" "$opt/versions.json" || rm -f "$opt/versions.json"
   for each in $(services); do
     systemctl stop "$each" || true
   done

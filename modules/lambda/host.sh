@@ -106,15 +106,17 @@ put_file() {
   put "$1" "$(wc -c <"$2" | tr -d ' ')" <"$2"
 }
 
-# The first versions are kept. A node that comes later gets those of the head, whoever applies then.
+# The head keeps the first versions. The other nodes have those of the head, whoever applies, also where it was made anew.
 deliver() {
   put_text secret "$SECRET"
   put_text user-data "$USER_DATA"
   [ -n "$VERSIONS" ] || return 0
-  ! root "test -e /opt/skyinfra/delivered/versions.json" </dev/null || return 0
   versions=$work/versions.json wheel=$RUNNER
+  root "cat /opt/skyinfra/delivered/versions.json 2>/dev/null || true" </dev/null >"$work/own.json" || refused $?
+  [ -n "${HEAD_HOST-}" ] || [ ! -s "$work/own.json" ] || return 0
   if [ -n "${HEAD_HOST-}" ]; then
     from_head "cat /opt/skyinfra/delivered/versions.json" >"$versions"
+    ! cmp -s "$versions" "$work/own.json" || return 0
     name=$(sed -n 's/.*"wheel":{"name":"\([^"]*\)".*/\1/p' "$versions")
     if [ -n "$name" ] && [ "$name" != "$(basename "$RUNNER")" ]; then
       wheel=$work/$name

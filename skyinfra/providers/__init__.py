@@ -23,11 +23,15 @@ from skyinfra.providers.local import Local
 from skyinfra.providers.nebius import Nebius
 from skyinfra.providers.oci import OCI
 from skyinfra.providers.runpod import RunPod
+from skyinfra.providers.scaleway import Scaleway
 from skyinfra.providers.ssh import SSH, Host
 from skyinfra.providers.vastai import VastAI
 from skyinfra.providers.verda import Verda
+from skyinfra.providers.vultr import Vultr
 
 __all__ = [
+    "Scaleway",
+    "Vultr",
     "Azure",
     "OCI",
     "AWS",

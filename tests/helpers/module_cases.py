@@ -317,8 +317,28 @@ RUNPOD = ModuleCase(
     api=marketplaces.runpod,
 )
 
+VULTR = over_ssh(
+    "vultr",
+    "vultr",
+    "tls",
+    region="ewr",
+    machine_types=["vcg-l40s-16c-180g-48vram"],
+    image="2284",
+    allow_cidrs=["203.0.113.7/32", "2001:db8::/32"],
+)
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD)
+SCALEWAY = over_ssh(
+    "scaleway",
+    "scaleway",
+    "tls",
+    region="fr-par-2",
+    machine_types=["H100-1-80G"],
+    image="ubuntu_jammy_gpu_os_12",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY)
 
 # Modules that need an engine or machines, or whose nodes no manifest lists: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -133,6 +133,12 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
     assert done(machines) == {each: ["claim", "up", "configure"] for each in (head, new["train-1"])}
     [address] = [node["address"] for node in bed.output("fleet")["nodes"] if node["head"]]
     assert node_file(machines, new["train-1"])["head"] == f"{address}:8786"
+    # One that is made anew gets the versions of who applies, and the workers have those of their head.
+    _lose(bed, "train-0")
+    declare(bed, versions={"python": "3.13", "requirements": []})
+    bed.apply()
+    delivered = [machines / each / "opt/skyinfra/delivered/versions.json" for each in addresses(bed).values()]
+    assert [json.loads(each.read_text())["python"] for each in delivered] == ["3.13", "3.13"]
 
 
 @pytest.mark.slow
@@ -193,6 +199,17 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"resource_group": "mine"},
         {"disk_gb": 200},
         {"spot": True},
+    ],
+    "vultr": [
+        {"image": "1743"},
+        {"machine_types": ["vcg-a16-6c-64g-16vram"]},
+        {"region": "fra"},
+    ],
+    "scaleway": [
+        {"image": "ubuntu_noble"},
+        {"machine_types": ["L4-1-24G"]},
+        {"region": "pl-waw-2"},
+        {"disk_gb": 200},
     ],
     "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
     "nebius": [

@@ -182,7 +182,7 @@ def test_what_is_known_of_a_price_is_kept() -> None:
 def test_the_tenant_of_a_container_partitions_nothing() -> None:
     assert one("runpod", "NVIDIA H200 (secure)").mig_model is None
     assert one("vastai", "8x-H100_SXM-32-65536").mig_model is None
-    assert one("vultr", "NVIDIA A100 PCIe").mig_model is None
+    assert one("vultr", "vcg-a100-12c-120g-80vram").mig_model is None
     assert one("vultr", "NVIDIA GH200 (bare metal)").mig_model == "gh200_96gb"
     assert one("aws", "p5.48xlarge").mig_model == "h100_80gb"
     assert one("hyperstack", "n3-H100x8").mig_model == "h100_pcie_80gb"

@@ -28,6 +28,9 @@ OWN: dict[str, dict[str, Any]] = {
     },
 }
 
+# What it carries, where that is no H100.
+CARRIED = {"vultr": "L40S"}
+
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
     """The cloud with what it must be given."""
@@ -59,8 +62,9 @@ def test_who_sets_machines_up_needs_a_key_and_a_way(cloud: type[MachineCloud]) -
 
 @pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
 def test_the_user_data_are_a_script_of_any_size(cloud: type[MachineCloud]) -> None:
+    carried = CARRIED.get(cloud.kind, "H100")
     pool = sky.ComputePool(
-        name="train", nodes=2, provider=access(cloud), accelerator="H100", image=sky.Image(pip=["six"])
+        name="train", nodes=2, provider=access(cloud), accelerator=carried, image=sky.Image(pip=["six"])
     )
     deployment = compile_pool(pool, "s")
     data = user_data(deployment)
@@ -283,3 +287,27 @@ def test_machines_of_azure() -> None:
     for words, cause in said.items():
         [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
         assert known.cause == cause
+
+
+def test_instances_of_vultr() -> None:
+    found = selected(access(sky.Vultr), accelerator="L40S")
+    assert (found.machine_types, found.image) == (("vcg-l40s-16c-180g-48vram",), "2284")
+    with pytest.raises(NotSupported, match="no Cloud GPU plan"):
+        selected(access(sky.Vultr), accelerator="L40S:8")
+    with pytest.raises(NotSupported, match="nobody may partition"):
+        selected(access(sky.Vultr), accelerator="A100/3g.40gb")
+    [known] = refusals(
+        [("module.train.vultr_instance.node", 'error creating server: {"error":"Invalid API token.","status":401}')]
+    )
+    assert known.cause == "CloudCredentialsRefused"
+
+
+def test_instances_of_scaleway() -> None:
+    found = selected(access(sky.Scaleway), accelerator="H100-PCIe")
+    assert (found.machine_types, found.image) == (("H100-1-80G",), "ubuntu_jammy_gpu_os_12")
+    assert selected(access(sky.Scaleway)).price_note == "on-demand price not known"
+    with pytest.raises(NotSupported, match="no image with a driver for Blackwell"):
+        selected(access(sky.Scaleway), accelerator="B300:8")
+    said = "scaleway-sdk-go: resource instance_server is out of stock"
+    [known] = refusals([("module.train.scaleway_instance_server.node", said)])
+    assert known.cause == "CapacityUnavailable"
