@@ -321,9 +321,11 @@ RUNPOD = ModuleCase(
 # modules/vastai
 
 
-def vastai_answers(world: World) -> None:
-    """Four offers that will do, and one of each kind that will not, which is cheaper."""
+def vastai_offers() -> list[Inputs]:
+    """Four offers that will do, 103 the cheapest, and from 200 on one that lacks each thing, which is cheaper."""
+    every = Schema.read("vastai").data["vastai_gpu_offers"]["offers"].fields
     good = {
+        **dict.fromkeys(every),
         "reliability": 0.99,
         "direct_port_count": 10,
         "disk_space_gb": 500,
@@ -334,21 +336,21 @@ def vastai_answers(world: World) -> None:
         "geolocation": "Sweden, SE",
         "verification": "verified",
     }
-    worse = [
+    lacking = (
         {"reliability": 0.9},
         {"direct_port_count": 1},
         {"disk_space_gb": 10},
         {"cpu_cores": 2},
         {"cpu_ram_gb": 4},
         {"cuda_version": 12.1},
-        {"min_bid": 3},
         {"geolocation": "Texas, US"},
-    ]
-    every = Schema.read("vastai").data["vastai_gpu_offers"]["offers"].fields
-    good = {**dict.fromkeys(every), **good}
-    offers = [{**good, "id": 100 + n, "price_per_hour": 1.5 - n / 10} for n in range(4)]
-    offers += [{**good, **each, "id": 200 + n, "price_per_hour": 0.1} for n, each in enumerate(worse)]
-    world.answer("data.vastai_gpu_offers", {"offers": offers})
+    )
+    found = [{**good, "id": 100 + n, "price_per_hour": 1.5 - n / 10} for n in range(4)]
+    return found + [{**good, **each, "id": 200 + n, "price_per_hour": 0.1} for n, each in enumerate(lacking)]
+
+
+def vastai_answers(world: World) -> None:
+    world.answer("data.vastai_gpu_offers", {"offers": vastai_offers()})
     world.answer("vastai_instance", {"geolocation": "Sweden, SE"})
 
 
