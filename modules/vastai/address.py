@@ -1,8 +1,9 @@
-"""Asks Vast.ai's API where an instance is reached: `address.py find`, `address.py forget`.
+"""Asks a marketplace where a container is reached: `address.py find`, `address.py forget`.
 
-In the environment: FILE, to which "ADDRESS PORT" is written, or which is removed. INSTANCE: its id. PORT: of the
-container, which Vast.ai maps. WAIT: for how many seconds. VASTAI_API_KEY: of the account. VASTAI_API_URL: another
-server.
+In the environment: FILE, to which "ADDRESS PORT" is written, or which is removed. CONTAINER: its id. PORT: of the
+container, which the marketplace maps. WAIT: for how many seconds. The variables of answers.py, which is the part of
+one marketplace: its NAME, the variables KEY_VARIABLE and ADDRESS_VARIABLE of its API with its ADDRESS, the `path` of a
+container, and `read`: its status, whether that is an end, and where a port of it is reached.
 """
 
 from __future__ import annotations
@@ -16,56 +17,55 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-PAUSE = float(os.environ.get("SKYINFRA_PAUSE", "5"))
+import answers
+
+PAUSE_S = float(os.environ.get("SKYINFRA_PAUSE", "5"))
 
 
-def ask(instance: str) -> Any:
-    """The instance as https://docs.vast.ai/api-reference/instances/show-instance says; None where that may pass."""
-    key = os.environ.get("VASTAI_API_KEY") or sys.exit(
-        "skyinfra: VASTAI_API_KEY is not set, with which Vast.ai is asked for the port of the head"
+def ask(container: str) -> Any:
+    """What the API says of the container; None where it may say more another time."""
+    key = os.environ.get(answers.KEY_VARIABLE) or sys.exit(
+        f"skyinfra: {answers.KEY_VARIABLE} is not set, with which {answers.NAME} is asked for the port of the head"
     )
-    base = os.environ.get("VASTAI_API_URL", "https://console.vast.ai").rstrip("/")
+    base = os.environ.get(answers.ADDRESS_VARIABLE) or answers.ADDRESS
     request = urllib.request.Request(  # noqa: S310 - of the account's own choice
-        f"{base}/api/v0/instances/{instance}/?owner=me",
+        base.rstrip("/") + answers.path(container),
         headers={"Authorization": f"Bearer {key}", "User-Agent": "skyinfra"},
     )
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            return json.load(answer)["instances"]
+            return json.load(answer)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 404):
             sys.exit(
-                f"skyinfra: Vast.ai answers {error.code} ({error.reason}) when it is asked for instance {instance}"
+                f"skyinfra: {answers.NAME} answers {error.code} ({error.reason}) when it is asked for {container}, "
+                "the head"
             )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         pass
     return None
 
 
-def reached(instance: Any, port: int) -> tuple[str, int] | None:
-    """Its public address and port; None while it has none."""
-    mapped = (instance.get("ports") or {}).get(f"{port}/tcp") or []
-    address = (instance.get("public_ipaddr") or "").strip()
-    return (address, int(mapped[0]["HostPort"])) if address and mapped else None
-
-
 def find(file: Path) -> None:
-    instance, port = os.environ["INSTANCE"], int(os.environ["PORT"])
-    until = time.monotonic() + float(os.environ["WAIT"])
+    container, port, until = os.environ["CONTAINER"], int(os.environ["PORT"]), float(os.environ["WAIT"])
+    until += time.monotonic()
     status = "not known"
     while time.monotonic() < until:
-        answer = ask(instance)
+        answer = ask(container)
         if answer is not None:
-            status = answer.get("actual_status")
-            if status in ("exited", "stopped", "offline"):
-                sys.exit(f"skyinfra: instance {instance} of the head is {status} instead of starting: see its log")
-            if found := reached(answer, port):
-                file.write_text("{} {}\n".format(*found))
+            status, ended, reached = answers.read(answer, port)
+            if ended:
+                sys.exit(
+                    f"skyinfra: {container}, the head, is {status} instead of starting: its log at {answers.NAME} "
+                    "says why"
+                )
+            if reached is not None:
+                file.write_text("{} {}\n".format(*reached))
                 return
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_S)
     sys.exit(
-        f"skyinfra: instance {instance} of the head has no public port for {port} within {os.environ['WAIT']} s: its "
-        f"status is {status}. An image that is large takes longer: raise wait_seconds"
+        f"skyinfra: {container}, the head, has no public port for {port} within {os.environ['WAIT']} s: its status is "
+        f"{status}. An image that is large takes longer: raise wait_seconds"
     )
 
 

@@ -42,42 +42,6 @@ variable "spot" {
   nullable    = false
 }
 
-variable "ssh_public_key" {
-  description = "Key to log in with. Vast.ai gives an instance the keys of the account, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: an instance has the keys of the account; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. Vast.ai has no firewall, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: the port of the head is open to all, and every connection mutual TLS; leave it empty."
-  }
-}
-
-variable "labels" {
-  description = "Labels. Instances have none but their name, so only the empty map is allowed."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = length(var.labels) == 0
-    error_message = "labels: instances have none but their name; leave it empty."
-  }
-}
-
 variable "bid" {
   description = "Bid for an interruptible instance, in USD per hour. Vast.ai's API document calls it the price of the whole machine, its Terraform provider one per GPU; it is sent as it stands."
   type        = number
@@ -121,17 +85,6 @@ variable "countries" {
   nullable    = false
 }
 
-variable "min_cuda" {
-  description = "The oldest CUDA that the driver of the machine has to serve, such as 12.8."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.min_cuda == null || can(regex("^[0-9]+\\.[0-9]+$", var.min_cuda))
-    error_message = "min_cuda: such as 12.8."
-  }
-}
-
 variable "min_vcpus" {
   description = "CPU cores that an instance has at least."
   type        = number
@@ -144,16 +97,4 @@ variable "min_memory_gb" {
   type        = number
   default     = 0
   nullable    = false
-}
-
-variable "wait_seconds" {
-  description = "How long an instance may take, in seconds, until Vast.ai has started it, and the head until its port is mapped."
-  type        = number
-  default     = 1200
-  nullable    = false
-
-  validation {
-    condition     = var.wait_seconds >= 1
-    error_message = "wait_seconds: at least 1."
-  }
 }
