@@ -33,6 +33,7 @@ POOLS = {
         image="ocid1.image.oc1.phx.a", {ACCESS})""",
     "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
+    "vastai": f"accelerator=sky.accelerators.RTX_4090(count=2), max_hourly_cost=2, provider=sky.VastAI(), {RUNNER}",
     "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
 }
 # No two machines have one address: where the types of machines have theirs.
