@@ -91,7 +91,7 @@ def test_only_workers_carry_the_place_of_the_head() -> None:
         ({"disk_gb": 4}, "pools[0].disk_gb"),
         ({"image": sky.Image(apt=["git"])}, "pools[0].image.apt"),
         ({"image": sky.Image(python="3.12")}, "pools[0].image.python"),
-        ({"provider": sky.VastAI()}, "pools[0].provider"),
+        ({"provider": sky.VastAI(bid=1)}, "pools[0].provider.bid"),
         ({"stack": "other"}, "pools[0].stack"),
     ],
 )

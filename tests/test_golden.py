@@ -112,6 +112,17 @@ STACKS["runpod"] = """
     app.synth()
     """
 
+STACKS["vastai"] = """
+    RUNNER = "https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256=" + "a" * 64
+    sky.FleetStack(app, "vastai", pools=[
+        sky.ComputePool(name="gpu", nodes=2, accelerator="RTX 4090:2", max_hourly_cost=1, vcpus=16, disk_gb=100,
+                        provider=sky.VastAI(countries=["SE"], datacenter=True), image=sky.Image(runner=RUNNER)),
+        sky.ComputePool(name="bid", accelerator="MI300X", provider=sky.VastAI(bid=1.5), spot=True,
+                        image=sky.Image(runner=RUNNER)),
+    ])
+    app.synth()
+    """
+
 STACKS["verda"] = f"""
     sky.FleetStack(app, "verda", pools=[sky.ComputePool(
         name="spot", nodes=2, spot=True, accelerator="H100/3g.40gb", disk_gb=200,

@@ -47,42 +47,6 @@ variable "spot" {
   }
 }
 
-variable "ssh_public_key" {
-  description = "Key to log in with. The pods of a fleet have no SSH server, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: the pods of a fleet have no SSH server; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. RunPod has no firewall, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: the port of the head is open to all, and every connection mutual TLS; leave it empty."
-  }
-}
-
-variable "labels" {
-  description = "Labels. Pods have none, so only the empty map is allowed."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = length(var.labels) == 0
-    error_message = "labels: pods have none; leave it empty."
-  }
-}
-
 variable "data_centers" {
   description = "Data centers to take, such as EU-RO-1. Empty is all."
   type        = list(string)
@@ -99,27 +63,4 @@ variable "registry" {
   description = "Id of the credential in RunPod for a private image."
   type        = string
   default     = null
-}
-
-variable "min_cuda" {
-  description = "The oldest CUDA that the driver of the host has to serve, such as 12.8."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.min_cuda == null || can(regex("^[0-9]+\\.[0-9]+$", var.min_cuda))
-    error_message = "min_cuda: such as 12.8."
-  }
-}
-
-variable "wait_seconds" {
-  description = "How long the head may take, in seconds, until RunPod has started it and mapped its port."
-  type        = number
-  default     = 1200
-  nullable    = false
-
-  validation {
-    condition     = var.wait_seconds >= 1
-    error_message = "wait_seconds: at least 1."
-  }
 }

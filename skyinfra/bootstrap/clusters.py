@@ -67,8 +67,8 @@ def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any]
     """
     text = str(inputs["user_data_worker"])
     steps: list[dict[str, Any]] = []
-    if text.startswith("#cloud-config"):
-        found = {file.path: file.content for file in files.read(text)}
+    if text.startswith("#"):
+        found = files.written(text)
         text, steps = found[places.CONFIG], json.loads(found[places.STEPS])["steps"]
     arguments = {step["operation"]: step["arguments"] for step in steps}
     node = NodeConfig.read(json.loads(text.replace(HEAD_PLACEHOLDER, _SCHEDULERS["kubernetes"])))

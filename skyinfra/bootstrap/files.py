@@ -83,6 +83,14 @@ def read(text: str) -> list[NodeFile]:
     return [NodeFile(file["path"], file["permissions"], file["content"]) for file in document["write_files"]]
 
 
+def written(text: str) -> dict[str, str]:
+    """The files that user data write, by their paths; those of a script too, which cannot be made another form."""
+    if not text.startswith("#!"):
+        return {file.path: file.content for file in read(text)}
+    put = r"^put \d+ (\S+) ((?:'[^']*'|\"'\")+|\S+)$"
+    return {path: shlex.split(content)[0] for path, content in re.findall(put, text, re.MULTILINE)}
+
+
 def _without_units(file: NodeFile) -> NodeFile:
     if file.path != places.STEPS:
         return file

@@ -45,9 +45,7 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
         raise Failed(f"{url} cannot be fetched: {getattr(error, 'reason', error)}") from None
     if sha256 is not None and found != sha256:
         part.unlink()
-        raise Failed(
-            f"what {url} gives is not the runner that the stack was compiled with: its SHA-256 is {found}, not {sha256}"
-        )
+        raise Failed(f"{url} is not the fleet's runner: its SHA-256 is {found}, not {sha256}")
     part.replace(path)
     _synced(path.parent)
 

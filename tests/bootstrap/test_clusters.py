@@ -97,6 +97,14 @@ def test_a_job_takes_a_runner_with_its_hash_as_it_is_declared() -> None:
     assert pool.runner == runner and runner in clusters.render(pool, "sbatch", wheel=None)[1]
 
 
+@pytest.mark.parametrize("provider", [sky.AWS(), sky.Container(), sky.SSH(hosts=["gpu1"])], ids=lambda p: p.kind)
+def test_a_pool_of_any_form_of_user_data_is_carried(provider: Any) -> None:
+    image = sky.Image(env={"QUOTE": "it's \"$X\" \n'y'"}, python="3.12", pip=["six"])
+    pool = declared(provider=provider, image=image, accelerator="H100", nodes=1)
+    assert (pool.node.env, pool.node.pip, pool.python) == (image.env, ("six",), "3.12")
+    assert [slot.accelerator for slot in pool.slots] == ["H100"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_cluster_cannot_carry_is_refused(name: str) -> None:
     fields, message = REFUSED[name]

@@ -139,7 +139,7 @@ def test_what_is_fetched_has_the_hash(cloud: Cloud, tmp_path: Path) -> None:
     fetch(f"{cloud.url}/skyinfra.whl", tmp_path / "x.whl", SHA256)
     assert (tmp_path / "x.whl").read_bytes() == CONTENT
     assert "Authorization" not in cloud.seen[0][1]
-    with pytest.raises(Failed, match="not the runner that the stack was compiled with"):
+    with pytest.raises(Failed, match="not the fleet's runner"):
         fetch(f"{cloud.url}/skyinfra.whl", tmp_path / "y.whl", "0" * 64)
     assert [path.name for path in tmp_path.iterdir()] == ["x.whl"]
 
@@ -214,7 +214,7 @@ def test_from_the_own_metadata_of_a_machine_of_google_cloud(attributes: dict[str
     assert (tmp_path / "secret").read_text() == "sécret"
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     del attributes[f"{key}-3"]
-    with pytest.raises(Failed, match="not the runner that the stack was compiled with"):
+    with pytest.raises(Failed, match="not the fleet's runner"):
         fetch(f"gce://skyinfra/{name}", tmp_path / "x.whl", SHA256)
     with pytest.raises(Failed, match=r"the metadata of this machine have no skyinfra-versions-json$"):
         fetch("gce://skyinfra/versions.json", tmp_path / "versions.json")

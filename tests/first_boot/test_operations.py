@@ -159,7 +159,7 @@ def test_a_runner_of_another_hash_is_not_installed(tmp_path: Path) -> None:
         places = {"venv": venv, "tools": str(tmp_path / "t"), "versions": str(versions), "bucket": url}
         boot.write(step("runner", requirements=[], **places))
         for wheel_of, message in (
-            ({"name": made.name, "sha256": "0" * 64}, "is not the runner that the stack was compiled with"),
+            ({"name": made.name, "sha256": "0" * 64}, "is not the fleet's runner"),
             (None, "names no runner: give the module runner_file, or declare image.runner"),
         ):
             versions.write_text(json.dumps({"requirements": [], "wheel": wheel_of}))

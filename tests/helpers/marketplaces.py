@@ -89,7 +89,7 @@ def _pod(server: Marketplace, path: str) -> Any:
 
 
 @contextmanager
-def _served(answers: Callable[[Marketplace, str], Any], world: World) -> Iterator[Marketplace]:
+def answering(answers: Callable[[Marketplace, str], Any], world: World) -> Iterator[Marketplace]:
     server = Marketplace(answers, world)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -104,5 +104,32 @@ def _served(answers: Callable[[Marketplace, str], Any], world: World) -> Iterato
 @contextmanager
 def runpod(world: World) -> Iterator[tuple[Marketplace, dict[str, str]]]:
     """The server, and the variables with which Terraform finds it."""
-    with _served(_pod, world) as server:
+    with answering(_pod, world) as server:
         yield server, {"RUNPOD_API_KEY": KEY, "RUNPOD_API_BASE_URL": server.url, "SKYINFRA_PAUSE": "0.05"}
+
+
+def _instance(server: Marketplace, path: str) -> Any:
+    """https://docs.vast.ai/api-reference/instances/show-instance, shortened."""
+    for n, instance in enumerate(server.world.standing("vastai_instance").values(), 1):
+        if path == f"/api/v0/instances/{instance['id']}/?owner=me":
+            asked = [name.rpartition(":")[2] for name in instance["env"] if name.startswith("-p ")]
+            server.later -= 1
+            running = server.later < 0
+            mapped = {
+                f"{each}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(43000 + n + server.moved)}] for each in asked
+            }
+            found = {
+                "id": instance["id"],
+                "actual_status": "running" if running else "loading",
+                "public_ipaddr": f"192.0.2.{n}\n",
+                "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": "40022"}], **mapped} if running else None,
+            }
+            return {"instances": found | server.changed}
+    return None
+
+
+@contextmanager
+def vastai(world: World) -> Iterator[tuple[Marketplace, dict[str, str]]]:
+    """The server, and the variables with which Terraform finds it."""
+    with answering(_instance, world) as server:
+        yield server, {"VASTAI_API_KEY": KEY, "VASTAI_API_URL": server.url, "SKYINFRA_PAUSE": "0.05"}

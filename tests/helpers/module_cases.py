@@ -338,7 +338,66 @@ SCALEWAY = over_ssh(
 )
 
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY)
+# modules/vastai
+
+
+def vastai_offers() -> list[Inputs]:
+    """Four offers that will do, 103 the cheapest, and from 200 on one that lacks each thing, which is cheaper."""
+    every = Schema.read("vastai").data["vastai_gpu_offers"]["offers"].fields
+    good = {
+        **dict.fromkeys(every),
+        "reliability": 0.99,
+        "direct_port_count": 10,
+        "disk_space_gb": 500,
+        "cpu_cores": 16,
+        "cpu_ram_gb": 64,
+        "cuda_version": 12.8,
+        "min_bid": 0.2,
+        "geolocation": "Sweden, SE",
+        "verification": "verified",
+    }
+    lacking = (
+        {"reliability": 0.9},
+        {"direct_port_count": 1},
+        {"disk_space_gb": 10},
+        {"cpu_cores": 2},
+        {"cpu_ram_gb": 4},
+        {"cuda_version": 12.1},
+        {"geolocation": "Texas, US"},
+    )
+    found = [{**good, "id": 100 + n, "price_per_hour": 1.5 - n / 10} for n in range(4)]
+    return found + [{**good, **each, "id": 200 + n, "price_per_hour": 0.1} for n, each in enumerate(lacking)]
+
+
+def vastai_answers(world: World) -> None:
+    world.answer("data.vastai_gpu_offers", {"offers": vastai_offers()})
+    world.answer("vastai_instance", {"geolocation": "Sweden, SE"})
+
+
+VASTAI = ModuleCase(
+    name="vastai",
+    mock=("vastai",),
+    providers={"vastai": {}},
+    inputs={
+        "machine_types": ["2x-RTX_4090-32-65536"],
+        "user_data_head": f"{_SCRIPT}\n",
+        "user_data_worker": f"{_SCRIPT} @SKYINFRA_HEAD@\n",
+        "user_data_revision": "1",
+        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        "min_vcpus": 8,
+        "min_memory_gb": 32,
+        "min_cuda": "12.4",
+        "countries": ["SE"],
+    },
+    layouts=False,
+    layout={"user_data_head": f"{_SCRIPT} b\n", "user_data_worker": f"{_SCRIPT} b\n"},
+    nodes=r"vastai_instance\.",
+    answers=vastai_answers,
+    api=marketplaces.vastai,
+)
+
+
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY, VASTAI)
 
 # Modules that need an engine or machines, or whose nodes no manifest lists: their whole life is in tests of their own.
 BY_THEMSELVES = {

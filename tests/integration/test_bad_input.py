@@ -39,9 +39,9 @@ DECLARATIONS = {
     ),
     "unknown field": (pool("accelarator='H100'"), ["ComputePool.accelarator", "Did you mean accelerator?"]),
     "two pools of one name": (f"{pool('nodes=1')}, {pool('nodes=2')}", ["pools[1].name", "given: 'pool'"]),
-    "provider that does not compile yet": (
-        "sky.ComputePool(provider=sky.VastAI(), accelerator='H100')",
-        ["pools[0].provider", "sky.Local(simulate=True)"],
+    "an interruptible instance without a bid": (
+        "sky.ComputePool(provider=sky.VastAI(), accelerator='H100', spot=True)",
+        ["pools[0].provider.bid", "sky.VastAI(bid=0.4)"],
     ),
 }
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bed_image import Unavailable
 from engine_bed import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
 from fleet import processes, skyinfra, until
 from support import ROOT
@@ -35,35 +34,6 @@ sky.FleetStack(app, "here", pools=[sky.ComputePool(
 app.synth()
 """
 MODULE = ROOT / "modules" / "container"
-
-
-@pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
-    """Podman. Where there can be none: a failure under CI, a skip elsewhere, with the reason."""
-    try:
-        made = Engine()
-    except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def clean(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Podman without anything but images, before and after the test."""
-    for name, value in engine.environment.items():
-        monkeypatch.setenv(name, value)
-    assert not engine.left()
-    yield engine
-    left = engine.left()
-    engine.run("rm", "-f", "-a", "-v", "-t", "0")
-    engine.run("network", "prune", "-f")
-    engine.run("volume", "prune", "-f")
-    assert not left
 
 
 def declare(folder: Path, *, nodes: int = 2, image: str = NODE, provider: str = "", declared: str = "") -> Path:

@@ -35,6 +35,7 @@ POOLS = {
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
     "scaleway": f'accelerator="L4", provider=sky.Scaleway({ACCESS})',
     "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
+    "vastai": f"accelerator=sky.accelerators.RTX_4090(count=2), max_hourly_cost=2, provider=sky.VastAI(), {RUNNER}",
     "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
 }
 # No two machines have one address: where the types of machines have theirs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,12 @@ import marketplaces
 import pytest
 from marketplaces import Marketplace
 from mock_provider.bed import Bed, served
-from module_cases import RUNPOD, ModuleCase, root
+from module_cases import RUNPOD, VASTAI, ModuleCase, root
 
-CASES = {"runpod": RUNPOD}
+CASES = {"runpod": RUNPOD, "vastai": VASTAI}
+# What a head that has ended, and one without a port, says.
+ENDED = {"runpod": {"status": "EXITED", "runtime": None}, "vastai": {"actual_status": "exited", "ports": None}}
+UNMAPPED = {"runpod": {"runtime": {"ports": []}}, "vastai": {"ports": {}}}
 
 
 @pytest.fixture(params=CASES)
@@ -107,9 +109,9 @@ def test_what_may_pass_is_asked_again(market: tuple[Bed, Marketplace]) -> None:
 
 def test_a_head_that_ends_is_said(case: ModuleCase, market: tuple[Bed, Marketplace]) -> None:
     bed, server = market
-    server.changed = {"status": "EXITED", "runtime": None}
-    assert "EXITED instead of starting" in bed.apply(code=1)
-    server.changed = {"status": "RUNNING", "runtime": {"ports": []}}
+    server.changed = ENDED[case.name]
+    assert "exited instead of starting" in bed.apply(code=1).lower()
+    server.changed = UNMAPPED[case.name]
     declare(bed, case, wait_seconds=1)
     assert "no public port for 8786 within 1 s" in bed.apply(code=1)
     bed.destroy()
@@ -131,4 +133,4 @@ def test_an_apply_that_was_cut_off_says_how_to_go_on(market: tuple[Bed, Marketpl
     bed.run("apply", "-no-color", "-auto-approve", code=1)
     assert "-replace=module.train.terraform_data.found" in "".join(bed.printed[-1].split("\n")).replace("│", "")
     bed.apply("-replace=module.train.terraform_data.found")
-    assert json.loads(json.dumps(bed.changes())) == {}
+    assert bed.changes() == {}

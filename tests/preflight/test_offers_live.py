@@ -93,7 +93,7 @@ def test_runpod_by_cloud() -> None:
         return {"gpus": [runpod(query["cloud"][0]), {**sold_out, "availability": "NONE"}]}
 
     with serving({"/v2/catalog/gpus": gpus}) as rest:
-        live = asked("H100:1", "runpod", {"RUNPOD_API_KEY": KEY, "RUNPOD_BASE_URL": rest.address})
+        live = asked("H100:1", "runpod", {"RUNPOD_API_KEY": KEY, "RUNPOD_API_BASE_URL": rest.address})
     assert rest.headers("Authorization") == {f"Bearer {KEY}"}
     (offer,) = of(live, "runpod").values()
     assert offer.machine_type == "NVIDIA H100 80GB HBM3 (secure)" and offer.on_demand == Price(
@@ -197,7 +197,7 @@ def test_partial_answers_and_who_did_not_answer() -> None:
         environment = {
             "VASTAI_API_URL": vast.address,
             "RUNPOD_API_KEY": KEY,
-            "RUNPOD_BASE_URL": runpod.address,
+            "RUNPOD_API_BASE_URL": runpod.address,
             "LAMBDALABS_API_KEY": KEY,
             "SKYINFRA_LAMBDA_URL": "http://127.0.0.1:9",
             "SKYINFRA_AZURE_PRICES_URL": "http://127.0.0.1:9",
@@ -229,7 +229,7 @@ def test_the_command(vast: Rest) -> None:
     shown = CliRunner().invoke(app, arguments).stdout
     assert f"$0.71 Quebec, CA {TODAY}" in shown and "vastai listed 1 machine types just now." in shown
     (offer,) = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["offers"]
-    assert offer["on_demand"]["date"] == TODAY and offer["source"] == f"vastai, asked on {TODAY}"
+    assert offer["on_demand"]["date"] == TODAY and offer["source"] == f"Vast.ai, asked on {TODAY}"
 
 
 def test_a_provider_that_does_not_answer_keeps_no_process_alive() -> None:

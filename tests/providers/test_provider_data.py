@@ -41,7 +41,7 @@ def test_it_is_whole(kind: str) -> None:
     assert found.preflight is not None, f"it has no [preflight]: move {held.name} of tests/preflight/tables to its end"
     assert not held.exists(), f"it has its [preflight]: remove {held.name} from tests/preflight/tables"
     if issubclass(declared, CloudProvider):
-        assert {"name", "source", "version"} <= set(found.terraform)
+        assert {"name", "source", "version", "config"} <= set(found.terraform)
         if found.traits.groups:
             assert found.machines["head"] in found.prices["usd_per_hour"]
         sizes = [(vcpus, memory) for _, vcpus, memory in found.machines["general"]]

@@ -1,0 +1,87 @@
+locals {
+  # "2x-RTX_4090", with what a list has written after it.
+  machine = regex("^(?P<count>[0-9]+)x-(?P<gpu>[A-Za-z0-9_-]+?)(?:-[0-9]+-[0-9]+)?$", var.machine_types[0])
+  disk    = var.disk_gb == 0 ? 20 : var.disk_gb
+
+  # What is offered now and will do, the cheapest first. The ports are those of the scheduler and of SSH.
+  offered = {
+    for offer in coalesce(data.vastai_gpu_offers.this.offers, []) : format("%014.6f %d", offer.price_per_hour, offer.id) => offer.id
+    if offer.reliability >= var.min_reliability && offer.direct_port_count >= 2 && offer.disk_space_gb >= local.disk
+    && offer.cpu_cores >= var.min_vcpus && offer.cpu_ram_gb >= var.min_memory_gb
+    && (var.min_cuda == null ? true : offer.cuda_version >= tonumber(var.min_cuda))
+    && (var.spot ? offer.min_bid <= coalesce(var.bid, 0) : true)
+    && (length(var.countries) == 0 ? true : length(setintersection(toset(var.countries), toset(split(", ", coalesce(offer.geolocation, "?"))))) > 0)
+  }
+  # Offers perish: that of a node is taken when it is made, and no longer looked at.
+  offers = values(local.offered)
+
+  # What Vast.ai's own entry runs at every start.
+  onstart = "${local.unpack} && unset SKYINFRA_START CONTAINER_API_KEY && (while :; do sh /opt/skyinfra/start; sleep 5; done) >/var/log/skyinfra-start.log 2>&1 &"
+
+  made    = [terraform_data.secret.id, var.image, var.machine_types[0], local.disk, var.spot, var.scheduler_port]
+  head_id = vastai_instance.head.id
+}
+
+# The provider sorts by price with the dearest first, so all are asked for. It asks for verified machines alone.
+data "vastai_gpu_offers" "this" {
+  gpu_name           = replace(local.machine.gpu, "_", " ")
+  num_gpus           = tonumber(local.machine.count)
+  offer_type         = var.spot ? "bid" : "on-demand"
+  max_price_per_hour = var.spot ? null : var.max_price
+  datacenter_only    = var.datacenter
+  order_by           = "dph_total"
+  limit              = 1000
+}
+
+resource "vastai_instance" "head" {
+  offer_id       = try(local.offers[0], null)
+  image          = var.image
+  disk_gb        = local.disk
+  label          = "${var.stack}-${local.head}"
+  bid_price      = var.spot ? var.bid : null
+  cancel_unavail = !var.spot
+  use_ssh        = true
+  onstart        = local.onstart
+  env = {
+    "-p ${var.scheduler_port}:${var.scheduler_port}" = "1"
+    SKYINFRA_START                                   = local.start_head
+  }
+
+  timeouts {
+    create = "${var.wait_seconds}s"
+  }
+
+  lifecycle {
+    ignore_changes       = [offer_id, onstart, env, template_hash_id]
+    replace_triggered_by = [terraform_data.head.id]
+
+    precondition {
+      condition     = !var.spot || var.bid != null
+      error_message = "bid: an interruptible instance needs one."
+    }
+  }
+}
+
+resource "vastai_instance" "worker" {
+  for_each = terraform_data.worker
+
+  offer_id       = try(local.offers[index(local.names, each.key)], null)
+  image          = var.image
+  disk_gb        = local.disk
+  label          = "${var.stack}-${each.key}"
+  bid_price      = var.spot ? var.bid : null
+  cancel_unavail = !var.spot
+  use_ssh        = true
+  onstart        = local.onstart
+  env            = { SKYINFRA_START = local.start_worker[each.key] }
+
+  timeouts {
+    create = "${var.wait_seconds}s"
+  }
+
+  lifecycle {
+    ignore_changes       = [offer_id, onstart, env, template_hash_id]
+    replace_triggered_by = [terraform_data.worker[each.key].id]
+  }
+}
+
