@@ -88,7 +88,8 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 def _opened(url: str) -> Any:
     if url.startswith("gce://"):
-        from . import gce  # which only its machines have
+        # Only its machines have it.
+        from . import gce
 
         return gce.opened(url)
     request = _s3_request(url) if url.startswith("s3://") else urllib.request.Request(url)  # noqa: S310

@@ -66,7 +66,8 @@ class File:
         return file.is_file() and file.stat().st_size > 0
 
     def do(self) -> None:
-        from .fetch import fetch  # urllib and ssl: not for who only names an operation
+        # It needs urllib and ssl: not for who only names an operation.
+        from .fetch import fetch
 
         file = Path(self.path)
         file.parent.mkdir(parents=True, exist_ok=True)
