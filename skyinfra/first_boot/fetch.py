@@ -31,7 +31,7 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
 
     Raises `Failed`. It is whole there, whenever the power fails; where *sha256* is given, it has that hash.
     """
-    if not re.match("https?|file|s3|gce", url):
+    if not re.match("(https?|file|s3|gce)://", url):
         raise Failed(f"no https://, http://, file:// or s3:// address: {url[:100]!r}")
     part = path.with_name(path.name + ".part")
     try:
