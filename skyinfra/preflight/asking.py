@@ -135,7 +135,9 @@ class Api:
                 raise Unanswered("silent", "it did not answer in time") from None
             if isinstance(error, ValueError):
                 raise Unanswered("silent", "what it answered is not JSON") from None
-            raise Unanswered("silent", f"it cannot be reached from here ({type(error).__name__})") from None
+            reason = getattr(error, "reason", error)
+            why = getattr(reason, "strerror", None) or str(reason) or "no reason is told"
+            raise Unanswered("silent", f"it cannot be reached from here: {why}") from None
 
     def _address(self) -> str:
         name = self.asked.address_variable

@@ -141,7 +141,7 @@ def test_without_credentials_nothing_is_asked_and_it_is_said_how_to_get_them() -
     report = check({}, pool("digitalocean", "gpu-h100x8-640gb", region="nyc2"))
     (credentials, rest) = report.lines
     assert credentials.result == "fail" and credentials.found == (
-        "DIGITALOCEAN_TOKEN, or DIGITALOCEAN_ACCESS_TOKEN is not set"
+        "missing in the environment: DIGITALOCEAN_TOKEN, or DIGITALOCEAN_ACCESS_TOKEN"
     )
     assert "https://cloud.digitalocean.com/account/api/tokens" in credentials.to_do
     assert rest.check == "not asked"
