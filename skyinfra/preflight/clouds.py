@@ -94,7 +94,9 @@ def _credentials(api: Api) -> Finding:
     """Whether there are credentials, and whether the provider takes them where that can be asked."""
     asked, names = api.asked, " and ".join(api.variables)
     if not api.variables:
-        text = f"missing in the environment: {api.needed}" if asked.credentials else f"no credentials of {api.called} are looked for"
+        text = f"missing in the environment: {api.needed}"
+        if not asked.credentials:
+            text = f"no credentials of {api.called} are looked for"
         if asked.elsewhere or not asked.credentials:
             return warned(f"{text}; {asked.elsewhere}" if asked.elsewhere else text, asked.login)
         return failed(text, asked.login)
