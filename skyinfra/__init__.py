@@ -27,7 +27,7 @@ _NAMES = {
     "skyinfra.protocol.interruption": "Interruption",
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
-    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container DigitalOcean GCP GCPTPU "
+    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container Crusoe DigitalOcean GCP GCPTPU "
     "Host Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",

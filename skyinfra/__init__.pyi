@@ -111,6 +111,7 @@ from skyinfra.providers import Azure as Azure
 from skyinfra.providers import CapacityBlock as CapacityBlock
 from skyinfra.providers import CapacityReservation as CapacityReservation
 from skyinfra.providers import Container as Container
+from skyinfra.providers import Crusoe as Crusoe
 from skyinfra.providers import DigitalOcean as DigitalOcean
 from skyinfra.providers import GCP as GCP
 from skyinfra.providers import GCPTPU as GCPTPU

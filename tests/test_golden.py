@@ -164,6 +164,12 @@ STACKS["vultr"] = f"""
     app.synth()
     """
 
+STACKS["crusoe"] = f"""
+    sky.FleetStack(app, "crusoe", pools=[sky.ComputePool(name="mig", accelerator="H100:8/3g.40gb",
+        provider=sky.Crusoe(project="mine", ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])
+    app.synth()
+    """
+
 STACKS["scaleway"] = f"""
     sky.FleetStack(app, "scaleway", pools=[sky.ComputePool(name="mig", nodes=2, accelerator="H100/3g.40gb",
         provider=sky.Scaleway(ssh_public_key="{KEY}", allow_cidrs=["203.0.113.7/32"]))])

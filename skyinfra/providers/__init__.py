@@ -13,6 +13,7 @@ from skyinfra.providers.azure import Azure
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.container import Container
+from skyinfra.providers.crusoe import Crusoe
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
@@ -42,6 +43,7 @@ __all__ = [
     "CapacityReservation",
     "CloudProvider",
     "Container",
+    "Crusoe",
     "Data",
     "DigitalOcean",
     "Host",

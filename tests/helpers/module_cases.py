@@ -327,6 +327,16 @@ VULTR = over_ssh(
     allow_cidrs=["203.0.113.7/32", "2001:db8::/32"],
 )
 
+CRUSOE = over_ssh(
+    "crusoe",
+    "crusoe",
+    "tls",
+    region="us-east1-a",
+    machine_types=["h100-80gb-sxm-ib.8x"],
+    image="ubuntu22.04-nvidia-sxm-docker:latest",
+    allow_cidrs=["203.0.113.7/32"],
+)
+
 SCALEWAY = over_ssh(
     "scaleway",
     "scaleway",
@@ -397,7 +407,7 @@ VASTAI = ModuleCase(
 )
 
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY, VASTAI)
+CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY, CRUSOE, VASTAI)
 
 # Modules that need an engine or machines, or whose nodes no manifest lists: their whole life is in tests of their own.
 BY_THEMSELVES = {

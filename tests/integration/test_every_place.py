@@ -33,6 +33,7 @@ POOLS = {
         image="ocid1.image.oc1.phx.a", {ACCESS})""",
     "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
+    "crusoe": f'accelerator="L40S", provider=sky.Crusoe({ACCESS})',
     "scaleway": f'accelerator="L4", provider=sky.Scaleway({ACCESS})',
     "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
     "vastai": f"accelerator=sky.accelerators.RTX_4090(count=2), max_hourly_cost=2, provider=sky.VastAI(), {RUNNER}",

@@ -205,6 +205,11 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
         {"machine_types": ["vcg-a16-6c-64g-16vram"]},
         {"region": "fra"},
     ],
+    "crusoe": [
+        {"image": "ubuntu22.04:latest"},
+        {"machine_types": ["l40s-48gb.1x"]},
+        {"region": "eu-iceland1-a"},
+    ],
     "scaleway": [
         {"image": "ubuntu_noble"},
         {"machine_types": ["L4-1-24G"]},

@@ -29,7 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 # What it carries, where that is no H100.
-CARRIED = {"vultr": "L40S"}
+CARRIED = {"vultr": "L40S", "crusoe": "L40S"}
 
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
@@ -310,4 +310,18 @@ def test_instances_of_scaleway() -> None:
         selected(access(sky.Scaleway), accelerator="B300:8")
     said = "scaleway-sdk-go: resource instance_server is out of stock"
     [known] = refusals([("module.train.scaleway_instance_server.node", said)])
+    assert known.cause == "CapacityUnavailable"
+
+
+def test_machines_of_crusoe() -> None:
+    found = selected(access(sky.Crusoe), accelerator="H100:8/3g.40gb")
+    assert (found.machine_types, found.image) == (("h100-80gb-sxm-ib.8x",), "ubuntu22.04-nvidia-sxm-docker:latest")
+    cards = selected(access(sky.Crusoe), accelerator="L40S")
+    assert (cards.machine_types, cards.image) == (("l40s-48gb.1x",), "ubuntu22.04-nvidia-pcie-docker:latest")
+    assert selected(access(sky.Crusoe, image="mine:1"), accelerator="L40S").image == "mine:1"
+    with pytest.raises(NotSupported, match="no image with the driver of MI300X"):
+        selected(access(sky.Crusoe), accelerator="MI300X:8")
+    with pytest.raises(NotSupported, match="comes with its type"):
+        selected(access(sky.Crusoe), accelerator="L40S", disk_gb=500)
+    [known] = refusals([("module.train.crusoe_compute_instance.node", "out_of_stock: the VM type is out of stock")])
     assert known.cause == "CapacityUnavailable"
