@@ -56,12 +56,12 @@ class GCPTPU(GCP):
 
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` for a slice of several hosts."""
-        single = self.data.machines["single_host"]
         for name in chosen.machine_types:
-            if not re.match(single, name):
+            for pattern, why in read(self.offered_by).machines["refused"]:
+                if not re.match(pattern, name):
+                    continue
                 raise NotSupported(
-                    f"{name} is a slice of several hosts, which run one program together: this version deploys slices "
-                    "on one host",
+                    f"{name} is {why}",
                     field="accelerator",
                     given=str(chosen.accelerator),
                     hint="Those on one host: v2-8, v3-8, v4-8, v5p-8, v5litepod-1, -4, -8, v6e-1, -4, -8.",
