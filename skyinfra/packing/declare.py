@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from skyinfra import mig, offers, providers
-from skyinfra.errors import NotSupported
+from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.mig import Layout
 from skyinfra.offers import Offer, Price
 from skyinfra.pool import ComputePool
@@ -45,9 +46,13 @@ class Machines:
         return f"{self.offer.carries}/{written[0] if len(set(written)) == 1 else '|'.join(written)}"
 
 
-def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
-    """Returns a pool for each of *machines*. Raises NotSupported for a provider without a declaration."""
+def pools(machines: Sequence[Machines], given: Sequence[Provider], *, spot: bool) -> list[ComputePool]:
+    """Returns a pool for each of *machines*. Raises NotSupported for a provider without a declaration.
+
+    What a provider needs besides region and machine type (a key, a project) is that of the one of its kind in *given*.
+    """
     declared = providers.deployable()
+    own = {type(each): {name: getattr(each, name) for name in each.model_fields_set} for each in given}
     missing = {name: why for each in machines if (why := providers.undeployable(name := each.offer.provider))}
     if missing:
         raise NotSupported(
@@ -59,7 +64,7 @@ def pools(machines: Sequence[Machines], *, spot: bool) -> list[ComputePool]:
         ComputePool(
             name=name,
             nodes=each.nodes,
-            provider=(cls := declared[each.offer.provider])(**_arguments(cls, each)),
+            provider=(cls := declared[each.offer.provider])(**(own.get(cls, {}) | _arguments(cls, each))),
             accelerator=each.accelerator,
             spot=spot,
         )
@@ -77,9 +82,11 @@ def source(machines: Sequence[Machines], *, spot: bool) -> str:
             lines.append(f"    # {each.offer.provider} {said}: {each.accelerator}")
             lines.append(f"    # It cannot be declared: {providers.undeployable(each.offer.provider)}.")
             continue
-        arguments = ", ".join(f"{key}={value!r}" for key, value in _arguments(cls, each).items()).replace("'", '"')
+        values = _arguments(cls, each)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in values.items()).replace("'", '"')
         lines += [
             f"    # {said}",
+            *(f"    # To be added: {line}" for line in _lacking(cls, values)),
             "    sky.ComputePool(",
             f'        name="{name}",',
             f"        nodes={each.nodes},",
@@ -105,7 +112,16 @@ def sellers() -> tuple[str, ...]:
     return tuple(sorted(set(providers.deployable()) & set(offers.providers())))
 
 
-def _arguments(cls: type[Provider], machines: Machines) -> dict[str, str | list[str]]:
+def _lacking(cls: type[Provider], values: dict[str, Any]) -> list[str]:
+    """What a provider of this kind needs first besides *values*, in the words that refuse it."""
+    try:
+        cls(**values)
+    except InvalidField as error:
+        return str(error).splitlines()[:1]
+    return []
+
+
+def _arguments(cls: type[Provider], machines: Machines) -> dict[str, Any]:
     """Returns the region and the machine type of the price and the number of GPUs."""
     values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
     return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}

@@ -17,6 +17,7 @@ from skyinfra.packing.problem import Problem
 from skyinfra.packing.solve import Arrangement, Purchase
 from skyinfra.packing.supply import Gpu, PartitionKind
 from skyinfra.pool import ComputePool
+from skyinfra.providers import Provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,12 @@ class Packing:
         """The number of machines."""
         return sum(each.nodes for each in self.machines)
 
-    def pools(self) -> list[ComputePool]:
-        """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet."""
-        return declare.pools(self.machines, spot=self.spot)
+    def pools(self, *given: Provider) -> list[ComputePool]:
+        """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet.
+
+        given: providers with what theirs need besides region and machine type: `sky.GCP(project="p")`.
+        """
+        return declare.pools(self.machines, given, spot=self.spot)
 
     def source(self) -> str:
         """Returns Python that declares the pools; a provider without a declaration becomes a comment."""

@@ -276,9 +276,20 @@ def test_only_machines_that_can_be_deployed_are_chosen() -> None:
     found = packing.pack("1g.10gb*20, 3g.40gb*4")
     assert {each.offer.provider for each in found.machines} <= set(providers.deployable())
     assert found.left_out["a provider that cannot be deployed to"] >= 13  # CoreWeave's at least
-    assert found.pools()
     # Among all others it is found when it is asked for.
     assert packing.pack(">=40GB", offers=load()).left_out.get("a provider that cannot be deployed to") is None
+
+
+def test_what_a_provider_needs_besides_is_given_or_said() -> None:
+    found = packing.pack("1g.10gb*7", provider="verda")
+    with pytest.raises(sky.InvalidField, match=r"Verda\.ssh_public_key"):
+        found.pools()
+    (pool,) = found.pools(sky.AWS(), sky.Verda(ssh_public_key="ssh-ed25519 AAAA", image="ubuntu", region="FIN-03"))
+    assert isinstance(pool.provider, sky.Verda)
+    assert (pool.provider.region, pool.provider.image) == (found.machines[0].region, "ubuntu")
+    assert pool.provider.instance_types == (found.machines[0].offer.machine_type,)
+    assert "    # To be added: Verda.ssh_public_key: is needed" in found.source()
+    assert "To be added" not in packing.pack("1g.10gb*7", provider="aws").source()
 
 
 def test_prices_of_another_region_are_kept_as_they_are() -> None:
