@@ -113,7 +113,7 @@ def sellers() -> tuple[str, ...]:
 
 
 def _lacking(cls: type[Provider], values: dict[str, Any]) -> list[str]:
-    """What a provider of this kind needs first besides *values*, in the words that refuse it."""
+    """Returns the first value that a provider of this kind needs besides *values*, in the words that refuse it."""
     try:
         cls(**values)
     except InvalidField as error:

@@ -196,7 +196,7 @@ def at_once(ask: Callable[[str], Answer], names: Iterable[str], deadline: float)
 
 
 def picked(value: Any, path: str) -> list[Any]:
-    """What stands at *path*: none, one, or with ``*`` several. Null counts as nothing."""
+    """Returns the values at *path*: none, one, or with ``*`` several. Null counts as nothing."""
     found = [value]
     for part in path.split(".") if path else ():
         if part == "*":
@@ -213,7 +213,7 @@ def _entries(value: Any) -> Sequence[Any]:
 
 
 def first(value: Any, path: str) -> Any:
-    """What stands at *path*, the first where there are several; None for nothing, or for no path."""
+    """Returns the value at *path*, the first where there are several; None for nothing, or for no path."""
     found = picked(value, path) if path else []
     return found[0] if found else None
 

@@ -32,7 +32,7 @@ class Listed:
 
 
 def listed(api: Api, *, names: Iterable[str] = (), region: str | None = None) -> list[Listed]:
-    """What the provider lists, by name and the region of the price. Raises `Unanswered`.
+    """Returns the machine types that the provider lists, by name and the region of the price. Raises `Unanswered`.
 
     names: of the machine types that matter; region: that matters, None for any. Providers that list all take no notice.
     """

@@ -54,7 +54,7 @@ class ManifestSlot:
 
 @dataclass(frozen=True)
 class Login:
-    """What ``ssh`` has to be told of a node; None is what it takes by itself. via: ``USER@HOST:PORT`` to go through."""
+    """The options of ``ssh`` for a node; None is what it takes by itself. via: ``USER@HOST:PORT`` to go through."""
 
     user: str | None = None
     port: int | None = None

@@ -97,7 +97,7 @@ class Token(Declaration):
 
 
 class Asked(Declaration):
-    """What can be asked, and how.
+    """The questions that a provider answers, and how they are asked.
 
     nothing: why there is nothing to ask. module: the module with a `check` of its own, for a provider whose API needs
     more than this. credentials: environment variables, each list an alternative; elsewhere: where Terraform's provider

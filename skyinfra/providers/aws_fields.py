@@ -1,4 +1,4 @@
-"""What is AWS's alone: values that it would refuse in the middle of a plan, and the IAM permissions of a deploy."""
+"""Checks of values that AWS would refuse in the middle of a plan, and the IAM permissions of a deploy."""
 
 from __future__ import annotations
 

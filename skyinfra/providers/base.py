@@ -106,7 +106,7 @@ class Provider(Declaration):
 
     @property
     def data(self) -> Data:
-        """What this provider differs in from others."""
+        """Returns the data file of this provider."""
         return read(self.kind)
 
     def of(self, accelerators: tuple[Accelerator, ...]) -> Provider:

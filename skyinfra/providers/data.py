@@ -1,4 +1,4 @@
-"""What differs between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
+"""The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
 Tables of the file: terraform, boot, traits, images, no_image, machines, prices, quotas, preflight, errors; a provider
 leaves out what it has not. Every table carries its source and date, in fields or in a comment.
@@ -55,7 +55,7 @@ class Boot(Declaration):
 
 
 class Traits(Declaration):
-    """What a provider's place can do.
+    """The abilities of a provider's place.
 
     preemption_notice: whose notices a machine gets before it is taken back; None for none. layout_channel: the way of
     a changed layout to the head: the machine's metadata, or the apply itself. partitioned_by: who makes MIG
