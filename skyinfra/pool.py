@@ -217,4 +217,4 @@ def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:
 def slot_count(accelerator: Accelerator, count: int) -> int:
     """Slots of a node with *count* of *accelerator*: its partitions, or one for each accelerator."""
     layouts = accelerator.layouts(count)
-    return sum(len(layout) for layout in layouts) if layouts else count
+    return sum(len(layout) or 1 for layout in layouts) if layouts else count

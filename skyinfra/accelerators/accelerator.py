@@ -298,8 +298,8 @@ class Accelerator:
             self._try(declared, geometry, 1)
             return _mig.text(declared, geometry)
         self._try(declared, geometry, self.count or len(declared.layouts))
-        layouts = tuple(_mig.text(each, geometry) for each in declared.layouts)
-        return layouts[0] if len(layouts) == 1 else PerGpu(layouts)
+        named = declared.named(geometry)
+        return named.layouts[0] if len(named.layouts) == 1 else named
 
     def _try(self, declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
+from skyinfra.gpu import placed
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.transition import Partition, Step, steps_between
 from skyinfra.mig import Layout
@@ -76,13 +77,20 @@ class RecordedHardware(Hardware):
 
     def plan(self) -> list[Step]:
         """The steps that root would execute; empty where the actual layout is the desired one."""
-        record = read(self._directory)
         steps: list[Step] = []
+        chosen = placed.read(self._gpus, self._directory) if self._gpus is not None else {}
+        standing = self.standing()
         for gpu, desired in self._desired.items():
-            actual = [partition for partition in record.partitions if partition.gpu == gpu] if record else []
+            actual = [partition for partition in standing if partition.gpu == gpu]
             mode = bool(desired) if bool(actual) != bool(desired) else None
-            steps += steps_between(gpu, actual, desired, mode=mode)
+            wanted = placed.target(desired, chosen.get(gpu), placed.places(actual, gpu, desired), None)
+            steps += steps_between(gpu, actual, wanted, mode=mode)
         return steps
+
+    def standing(self) -> tuple[Partition, ...]:
+        """The partitions that root has recorded."""
+        record = read(self._directory)
+        return record.partitions if record else ()
 
     def ask(self) -> None:
         """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""

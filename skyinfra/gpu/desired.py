@@ -148,7 +148,7 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
             hint="One layout for each accelerator is needed.",
         )
     for index, each in enumerate(layout.layouts):
-        _check_places(each, accelerator, f"{where}.layouts[{index}]")
+        check_places(each, accelerator, f"{where}.layouts[{index}]")
     if layout.memory_mode is not None and accelerator.vendor != "amd":
         raise InvalidNodeConfig(
             f"{accelerator.name} has no memory modes", field=f"{where}.memory_mode", given=layout.memory_mode
@@ -159,7 +159,7 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
     return replace(config, accelerator=changed)
 
 
-def _check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> None:
+def check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> None:
     """Refuses what the GPU does not allow, before anything is drained for it. The device checks it again later."""
     model = accelerator.mig_model
     if accelerator.vendor == "amd":

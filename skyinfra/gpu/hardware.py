@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu import given, inventory, live, partitioner
+from skyinfra.gpu import given, inventory, live, partitioner, placed
 from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
-from skyinfra.gpu.partitioner import ApplyOptions, Emit
+from skyinfra.gpu.partitioner import ApplyOptions, DesiredLayouts, Emit
 from skyinfra.gpu.transition import Partition, Step
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -83,7 +83,22 @@ class Hardware:
             return []
         with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.plan(nvml, self._desired)
+            return partitioner.plan(nvml, self._targets(nvml))
+
+    def standing(self) -> tuple[Partition, ...]:
+        """The partitions that exist, desired or not; those that cannot be used have no UUID."""
+        if self._gpus is None or self._given:
+            return ()
+        with self.nvml() as nvml:
+            return live.standing(nvml)
+
+    def choose(self, in_use: Mapping[int, Collection[int]]) -> None:
+        """Chooses and keeps the places of the desired partitions, see `placed.choose`. Raises `StateDirectoryError`.
+
+        *in_use*: the starts of the partitions whose slots have tasks, by GPU.
+        """
+        if self._gpus is not None and any(self._gpus.layouts) and not self._given:
+            placed.choose(self._gpus, self._directory, self.standing(), in_use)
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
         """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.
@@ -103,7 +118,7 @@ class Hardware:
         )
         with self.nvml() as nvml:
             live.check_driver(nvml, self._gpus)
-            return partitioner.apply(nvml, self._desired, emit=emit, options=options)
+            return partitioner.apply(nvml, self._targets(nvml), emit=emit, options=options)
 
     def actual(self) -> tuple[Partition, ...]:
         """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
@@ -112,7 +127,11 @@ class Hardware:
         if self._gpus is None or self._given:
             return ()
         with self.nvml() as nvml:
-            return partitioner.actual(nvml, self._desired)
+            return partitioner.actual(nvml, self._targets(nvml))
+
+    def _targets(self, nvml: Nvml) -> DesiredLayouts:
+        chosen = placed.read(self._gpus, self._directory) if self._gpus is not None else {}
+        return live.arranged(nvml, self._desired, chosen)
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from skyinfra import mig
 from skyinfra.errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, UnknownProfile
-from skyinfra.gpu.nvml import Gpu, Nvml, ProfileInfo, noting
+from skyinfra.gpu import placed
+from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
-from skyinfra.gpu.transition import asking
+from skyinfra.gpu.transition import Partition, asking
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"
@@ -50,7 +51,31 @@ def desired(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
                 "the driver sees no GPU", field="accelerator", hint="`dmesg | grep NVRM` says why."
             )
         driver = nvml.driver_version()
-        return {index: _resolved(present[index], layout, driver) for index in choose(gpus, len(present))}
+        resolved = {index: _resolved(present[index], layout, driver) for index in choose(gpus, len(present))}
+    return arranged(nvml, resolved, {})
+
+
+def arranged(nvml: Nvml, desired: DesiredLayouts, chosen: DesiredLayouts) -> DesiredLayouts:
+    """The *desired* layouts in the places that disturb least what stands, see `placed.target`.
+
+    *chosen*: the places that were chosen before. Raises `PartitionFailed` where NVML refuses to answer.
+    """
+    with asking(_UNREADABLE):
+        present = {gpu.index: gpu for gpu in nvml.gpus()}
+        return {
+            index: _arranged(present[index], layout, chosen.get(index)) if index in present else layout
+            for index, layout in desired.items()
+        }
+
+
+def standing(nvml: Nvml) -> tuple[Partition, ...]:
+    """The partitions that exist on every GPU; those that cannot be used have no UUID. Raises `PartitionFailed`."""
+    with asking(_UNREADABLE):
+        return tuple(
+            Partition(gpu.index, each.profile.name, each.start, each.size, each.uuid or "")
+            for gpu in nvml.gpus()
+            for each in _instances(gpu)
+        )
 
 
 def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
@@ -115,6 +140,21 @@ def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
         error.at(f"GPU {gpu.index} ({gpu.name})")
         raise
     return resolved
+
+
+def _instances(gpu: Gpu) -> list[GpuInstance]:
+    mode = gpu.mig_mode()
+    return gpu.instances() if mode is not None and mode[0] else []
+
+
+def _arranged(gpu: Gpu, desired: mig.Layout, chosen: mig.Layout | None) -> mig.Layout:
+    instances = _instances(gpu)
+    there = [Partition(gpu.index, each.profile.name, each.start, each.size, each.uuid or "") for each in instances]
+    found = placed.places(there, gpu.index, desired)
+    if not found or not desired or mig.carries(found, desired) or chosen is not None:
+        return placed.target(desired, chosen, found, None)
+    in_use = {each.start for each in instances if gpu.processes_on(each)}
+    return placed.target(desired, None, found, geometry_of(gpu), in_use)
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:

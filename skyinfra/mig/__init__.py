@@ -35,7 +35,7 @@ from skyinfra.mig.parted import (
     parted_text,
     read_parted,
 )
-from skyinfra.mig.placement import Attempt, attempt, fill, joinable, max_count, place, resolve
+from skyinfra.mig.placement import Attempt, attempt, carries, fill, joinable, max_count, place, rearranged, resolve
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ __all__ = [
     "Profile",
     "Segment",
     "attempt",
+    "carries",
     "check_driver",
     "choose_config",
     "draw",
@@ -87,6 +88,7 @@ __all__ = [
     "place",
     "plain_profiles",
     "read_parted",
+    "rearranged",
     "render",
     "required_driver",
     "resolve",

@@ -12,11 +12,15 @@ from skyinfra.mig.geometry import Geometry, Profile
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One partition on the grid: start and size in placement units."""
+    """One partition on the grid: start and size in placement units.
+
+    fixed: it was declared to stand there, as in "3g.40gb@4"; it is never placed elsewhere.
+    """
 
     profile: str
     start: int
     size: int
+    fixed: bool = field(default=False, compare=False, metadata={"later": True})
 
 
 # One GPU's partitions, ordered by start.

@@ -1,8 +1,9 @@
 """Reading declared layouts.
 
 A layout is declared as a string ("3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2"), a mapping of profile names to counts, a
-sequence of profile names, or PerGpu, which holds one of those for each GPU. A size may replace a profile:
-"2x>=20GB" is twice the smallest profile with at least 20 GB, and ">=20GB" alone fills the GPU with it.
+sequence of profile names, or PerGpu, which holds one of those for each GPU, or "off" for a GPU that stays whole. A
+size may replace a profile: "2x>=20GB" is twice the smallest profile with at least 20 GB, and ">=20GB" alone fills the
+GPU with it. "3g.40gb@4" insists on a place: the instance starts at memory slice 4.
 """
 
 from __future__ import annotations
@@ -22,33 +23,52 @@ _JOIN = re.compile(r"\+(?=\s*[\d>])")
 _PART = re.compile(r"(?P<name>[^*]+?)\s*(?:\*\s*(?P<count>\d{1,9}))?", re.A)
 _TIMES = re.compile(r"(?P<count>\d{1,9})\s*x\s*(?P<size>>.*)", re.A | re.I)
 _SIZE = re.compile(r">=\s*(?P<memory>\d{1,4})\s*GB", re.A | re.I)
-# What a person may write for "no MIG", as the driver and skyinfra-runner do.
-_NONE = ("off", "none", "no", "disabled", "all-disabled")
-_HINT = 'Write it like "3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2" or, by size, "2x>=20GB".'
+_PLACE = re.compile(r"(?P<name>[^@]*?)\s*@\s*(?P<start>\d{1,3})", re.A)
+# A GPU that stays whole, and what a person may write for it, as the driver and skyinfra-runner do.
+OFF = "off"
+_NONE = (OFF, "none", "no", "disabled", "all-disabled")
+_HINT = 'Write it like "3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2", "3g.40gb@4" or, by size, "2x>=20GB".'
 
 
 @dataclass(frozen=True, slots=True)
 class PerGpu:
-    """A declared layout for each GPU of a node, in the order of the GPUs; made by per_gpu()."""
+    """A declared layout for each GPU of a node, in the order of the GPUs, "off" where it stays whole.
+
+    Made by per_gpu().
+    """
 
     layouts: tuple[str, ...]
+
+    def named(self, geometry: Geometry) -> PerGpu:
+        """The same layouts, with the names of the GPU's profiles, as text() writes them."""
+        return PerGpu(tuple(each if is_off(each) else text(each, geometry) for each in self.layouts))
 
     def __str__(self) -> str:
         return "|".join(self.layouts)
 
 
 def per_gpu(*layouts: Declared) -> PerGpu:
-    """Each GPU's own layout: as many as the node has GPUs. Raises InvalidLayout for what cannot be read."""
+    """Each GPU's own layout: as many as the node has GPUs. "off" is a GPU that stays whole.
+
+    Raises InvalidLayout for what cannot be read, and where every GPU stays whole.
+    """
     if not layouts:
         raise InvalidLayout("per_gpu needs a layout for each GPU", hint=_HINT)
     written = []
     for index, declared in enumerate(layouts):
         try:
-            written.append(text(declared))
+            written.append(OFF if is_off(declared) else text(declared))
         except InvalidLayout as error:
             error.at(f"[{index}]")
             raise
+    if all(map(is_off, written)):
+        raise InvalidLayout("every GPU stays whole", given="|".join(written), hint="Leave the layout out.")
     return PerGpu(tuple(written))
+
+
+def is_off(declared: Declared) -> bool:
+    """Whether the layout of one GPU of several is "off": the GPU stays whole."""
+    return isinstance(declared, str) and declared.strip().lower() == OFF
 
 
 def text(declared: Declared, geometry: Geometry | None = None) -> str:
@@ -59,8 +79,9 @@ def text(declared: Declared, geometry: Geometry | None = None) -> str:
     Raises InvalidLayout for what cannot be read, and UnknownProfile for what the GPU does not have.
     """
     counts: dict[str, int] = {}
-    for name, count in _read(declared):
+    for name, start, count in _read(declared):
         known = name if geometry is None else _profile(name, geometry).name
+        known += "" if start is None else f"@{start}"
         counts[known] = counts.get(known, 0) + count
     if isinstance(declared, str) and fills(declared):
         return next(iter(counts))
@@ -70,13 +91,14 @@ def text(declared: Declared, geometry: Geometry | None = None) -> str:
 
 def fills(declared: str) -> bool:
     """Whether the string is one profile or size alone, which fills each GPU with it."""
-    return "*" not in declared and not _JOIN.search(declared) and not _TIMES.fullmatch(declared.strip())
+    exact = "*" in declared or "@" in declared or _JOIN.search(declared)
+    return not exact and not _TIMES.fullmatch(declared.strip())
 
 
 def _written(name: str, count: int, *, alone: bool) -> str:
     if name.startswith(">"):
         return f"{count}x{name}"
-    return name if count == 1 and not alone else f"{name}*{count}"
+    return name if count == 1 and (not alone or "@" in name) else f"{name}*{count}"
 
 
 def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
@@ -97,10 +119,16 @@ def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
 def counts(declared: Declared, geometry: Geometry) -> dict[Profile, int]:
     """The number of each profile in one GPU's declared layout. Raises InvalidLayout and UnknownProfile."""
     found: dict[Profile, int] = {}
-    for name, count in _read(declared):
+    for name, _, count in _read(declared):
         profile = _profile(name, geometry)
         found[profile] = found.get(profile, 0) + count
     return found
+
+
+def fixed(declared: Declared, geometry: Geometry) -> tuple[tuple[Profile, int], ...]:
+    """The profiles of one GPU's declared layout that insist on a place, with the start. Raises as counts()."""
+    read = _read(declared)
+    return tuple((_profile(name, geometry), start) for name, start, _ in read if start is not None)
 
 
 def _profile(name: str, geometry: Geometry) -> Profile:
@@ -125,14 +153,14 @@ def largest_first(profile: Profile) -> tuple[int, int, str]:
     return -profile.compute_slices, -(profile.size or 0), profile.name
 
 
-def _read(declared: Declared) -> list[tuple[str, int]]:
-    """Names and counts, as declared."""
+def _read(declared: Declared) -> list[tuple[str, int | None, int]]:
+    """Names, starts where they are given, and counts, as declared."""
     if isinstance(declared, str):
         parts = [_part(part) for part in _JOIN.split(declared)]
     elif isinstance(declared, Mapping):
-        parts = [(_name(name), _count(name, count)) for name, count in declared.items()]
+        parts = [_entry(name, count) for name, count in declared.items()]
     elif isinstance(declared, Sequence):
-        parts = [(_name(name), 1) for name in declared]
+        parts = [_entry(name, 1) for name in declared]
     else:
         raise InvalidLayout("a layout is a string, a list or a mapping", given=declared, hint=_HINT)
     if not parts:
@@ -140,13 +168,24 @@ def _read(declared: Declared) -> list[tuple[str, int]]:
     return parts
 
 
-def _part(part: str) -> tuple[str, int]:
+def _part(part: str) -> tuple[str, int | None, int]:
     times = _TIMES.fullmatch(part.strip())
     form = _PART.fullmatch(times["size"] if times else part.strip())
     if not form or (times and form["count"]):
         raise InvalidLayout("not a profile and count", given=part.strip(), hint=_HINT)
     given = times["count"] if times else form["count"]
-    return _name(form["name"]), _count(form["name"], 1 if given is None else int(given))
+    return _entry(form["name"], 1 if given is None else int(given))
+
+
+def _entry(written: object, count: object) -> tuple[str, int | None, int]:
+    place = _PLACE.fullmatch(written) if isinstance(written, str) else None
+    name, number = _name(place["name"] if place else written), _count(written, count)
+    if place is None:
+        return name, None, number
+    if number != 1 or name.startswith(">"):
+        hint = "Write each partition with its place: 1g.10gb@0+1g.10gb@1."
+        raise InvalidLayout("a place is that of one partition of a named profile", given=written, hint=hint)
+    return name, int(place["start"]), 1
 
 
 def _name(name: object) -> str:
@@ -157,7 +196,7 @@ def _name(name: object) -> str:
     if not isinstance(name, str) or not is_profile_name(name):
         hint = _HINT
         if isinstance(name, str) and name.strip().lower() in _NONE:
-            hint = "A GPU that is not partitioned has no layout: leave it out."
+            hint = 'A node whose GPUs stay whole has no layout: leave it out; one GPU of several is "off" in per_gpu().'
         elif isinstance(name, str) and re.match(r"\s*\d+c\.", name):
             hint = "Each GPU instance carries one compute instance of its whole size; leave the part before its g out."
         raise InvalidLayout("not the name of a profile", given=name, hint=hint)

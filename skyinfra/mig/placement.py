@@ -1,22 +1,27 @@
 """The placement of the partitions of a layout on the GPU.
 
 The driver places instances in the order in which they are asked for and can run into a dead end. Here the whole
-layout is placed at once: the search is exact, and the same profiles give the same layout whatever their order.
+layout is placed at once: the search is exact, and the same profiles give the same layout whatever their order. On an
+empty GPU it leaves most room for what may come; among partitions that stand, rearranged() destroys fewest of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import Grid, Layout, starts
-from skyinfra.mig.layout import Declared, PerGpu, counts, fills, largest_first, text
+from skyinfra.mig.grid import Grid, Layout, Placement, starts
+from skyinfra.mig.layout import Declared, PerGpu, counts, fills, fixed, is_off, largest_first, text
 from skyinfra.mig.layouts import nearest
+
+# Profiles and their starts.
+Places: TypeAlias = tuple[tuple[Profile, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +50,61 @@ def attempt(declared: Declared, geometry: Geometry) -> Attempt:
     if isinstance(declared, str) and fills(declared):
         layout = fill(next(iter(desired)).name, geometry)
         return Attempt(layout, (), "", Grid.of(layout, geometry).fitting())
-    return _attempt(desired, geometry)
+    return _attempt(desired, geometry, fixed(declared, geometry))
 
 
 def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     """A placement for every one of *profiles*, ordered by start.
 
-    Of several possible layouts the one in which larger profiles start lower is taken. Raises UnknownProfile;
-    LayoutDoesNotFit, with a drawing of how far it got; MigNotSupported where the placements of this GPU are unknown.
+    Of several placements the one that leaves most room is taken: beside which most profiles fit, then in most places;
+    of those the one in which larger profiles start lower. Raises UnknownProfile; LayoutDoesNotFit, with a drawing of
+    how far it got; MigNotSupported where the placements of this GPU are unknown.
     """
     desired = Counter(geometry.profile(name) for name in profiles)
     return _whole(_attempt(desired, geometry), geometry, "+".join(profiles))
+
+
+def carries(standing: Collection[Placement], desired: Collection[Placement]) -> bool:
+    """Whether the *standing* partitions are the *desired* profiles, in whatever places; fixed ones where they must."""
+    if Counter(each.profile for each in standing) != Counter(each.profile for each in desired):
+        return False
+    return {each for each in desired if each.fixed} <= set(standing)
+
+
+def rearranged(
+    desired: Layout, standing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[int] = ()
+) -> Layout:
+    """The placement of the *desired* profiles that disturbs the *standing* partitions least.
+
+    It destroys fewest of those that start at one of *in_use*, then fewest in all, then leaves most room; where that is
+    undecided, it is *desired* itself, else the first in the order of place(). So a GPU that has the desired profiles
+    stays as it is. Fixed placements are kept. Where nothing stands it is *desired*, and where the placements of this
+    GPU are unknown (*geometry* is None), unless the desired profiles stand.
+    """
+    if carries(standing, desired):
+        insisted = {each for each in desired if each.fixed}
+        kept = (replace(each, fixed=each in insisted) for each in standing)
+        return tuple(sorted(kept, key=lambda each: each.start))
+    if geometry is None or not standing:
+        return desired
+    try:
+        called = {geometry.profile(each.profile): each.profile for each in desired}
+        pins = tuple((geometry.profile(each.profile), each.start) for each in desired if each.fixed)
+        rest = [geometry.profile(each.profile) for each in desired if not each.fixed]
+        search = _Search(tuple(sorted(rest, key=largest_first)), geometry, pins)
+        room = search.room()
+    except LayoutError:
+        return desired
+    wanted = set(desired)
+
+    def cost(found: _Found) -> tuple[int, int, tuple[int, int], bool]:
+        places = set(_layout(found.places, called=called))
+        gone = [each.start for each in standing if each not in places]
+        fits, ways = room(found)
+        return sum(start in in_use for start in gone), len(gone), (-fits, -ways), places != wanted
+
+    best = min(search.run(), key=cost, default=None)
+    return desired if best is None else _layout(best.places, pins, called)
 
 
 def max_count(profile: str, geometry: Geometry) -> int:
@@ -73,7 +122,7 @@ def fill(profile: str, geometry: Geometry) -> Layout:
 
 
 def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple[Layout, ...]:
-    """One layout for each of *gpus* GPUs.
+    """One layout for each of *gpus* GPUs; an empty one is that of a GPU that stays whole.
 
     One profile name fills each GPU; any other string, a sequence or a mapping is the exact layout of each GPU; PerGpu
     holds as many layouts as there are GPUs. Raises InvalidLayout, and what parse() and place() raise.
@@ -87,7 +136,7 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
     layouts = []
     for index, each in enumerate(declared.layouts):
         try:
-            layouts.append(_one(each, geometry))
+            layouts.append(() if is_off(each) else _one(each, geometry))
         except LayoutError as error:
             error.at(f"[{index}]")
             raise
@@ -114,32 +163,48 @@ def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
     raise LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {tried.why}", given=given, hint=hint)
 
 
-def _attempt(desired: Mapping[Profile, int], geometry: Geometry) -> Attempt:
+def _attempt(desired: Mapping[Profile, int], geometry: Geometry, pins: Places = ()) -> Attempt:
     # One more than any GPU takes is refused like any larger number.
     limit = 1 + (geometry.compute_slices or 0)
-    profiles = [profile for profile, count in desired.items() for _ in range(min(count, limit))]
-    tried = _search(tuple(sorted(profiles, key=largest_first)), geometry)
+    rest = Counter(desired) - Counter(profile for profile, _ in pins)
+    profiles = [profile for profile, count in rest.items() for _ in range(min(count, limit))]
+    tried = _search(tuple(sorted(profiles, key=largest_first)), geometry, pins)
     placed = Counter(placement.profile for placement in tried.layout)
     missing = {p.name: desired[p] - placed[p.name] for p in sorted(desired, key=largest_first)}
     return replace(tried, missing=tuple((name, count) for name, count in missing.items() if count))
 
 
 @lru_cache(maxsize=1024)
-def _search(desired: tuple[Profile, ...], geometry: Geometry) -> Attempt:
-    search = _Search(_together(desired, geometry), geometry)
-    search.run(0, 0, 0)
-    grid = Grid(geometry, list(search.deepest))
-    rest = Counter(desired)
-    rest.subtract(profile for profile, _ in search.deepest)
+def _search(desired: tuple[Profile, ...], geometry: Geometry, pins: Places) -> Attempt:
+    _check_pins(pins, geometry)
+    search = _Search(_together(desired, geometry, pins), geometry, pins)
+    best = max(search.run(), key=search.room(), default=None)
+    places = search.deepest if best is None else best.places
+    grid = Grid(geometry, list(places))
+    rest = Counter(desired) + Counter(profile for profile, _ in pins)
+    rest.subtract(profile for profile, _ in places)
     left = [profile for profile in rest if rest[profile]]
     reasons = dict.fromkeys(why for profile in left if (why := grid.refusal(profile)))
     why = "; ".join(reasons) or ("no free place for " + ", ".join(p.name for p in left) if left else "")
-    return Attempt(grid.layout(), (), why, grid.fitting())
+    return Attempt(_layout(places, pins), (), why, grid.fitting())
 
 
-def _together(desired: tuple[Profile, ...], geometry: Geometry) -> tuple[Profile, ...]:
-    """As many of *desired*, from its start, as are allowed beside one another in any place."""
-    grid = Grid(geometry)
+def _check_pins(pins: Places, geometry: Geometry) -> None:
+    """Raises LayoutDoesNotFit where profiles cannot start where they insist to."""
+    taken = 0
+    for profile, start in pins:
+        known = starts(profile, geometry)
+        hint = f"On {geometry.model} it starts at {', '.join(map(str, known))}."
+        if start not in known:
+            raise LayoutDoesNotFit("the profile does not start there", given=f"{profile.name}@{start}", hint=hint)
+        if taken & _units(profile, start):
+            raise LayoutDoesNotFit("another partition stands there", given=f"{profile.name}@{start}", hint=hint)
+        taken |= _units(profile, start)
+
+
+def _together(desired: tuple[Profile, ...], geometry: Geometry, pins: Places) -> tuple[Profile, ...]:
+    """As many of *desired*, from its start, as are allowed beside one another and *pins* in any place."""
+    grid = Grid(geometry, list(pins))
     for index, profile in enumerate(desired):
         starts(profile, geometry)  # raises where they are not known
         if grid.refusal(profile):
@@ -148,32 +213,69 @@ def _together(desired: tuple[Profile, ...], geometry: Geometry) -> tuple[Profile
     return desired
 
 
-@dataclass
+def _units(profile: Profile, start: int) -> int:
+    """A bit for each placement unit of an instance."""
+    return (1 << (profile.size or 0)) - 1 << start
+
+
+def _layout(places: Places, pins: Places = (), called: Mapping[Profile, str] | None = None) -> Layout:
+    """The layout by start; *called* has the names of the profiles where they are not those of the geometry."""
+    return tuple(
+        Placement(called[p] if called else p.name, start, p.size or 0, fixed=(p, start) in pins)
+        for p, start in sorted(places, key=lambda place: place[1])
+    )
+
+
+class _Found(NamedTuple):
+    """A placement of every profile, and a bit for each placement unit that it takes."""
+
+    places: Places
+    taken: int
+
+
 class _Search:
-    """Depth first over the starts; `deepest` is the largest part of the layout that was placed."""
+    """Every placement of *desired* beside *pins*; `deepest` is the largest part of the layout that was placed."""
 
-    desired: tuple[Profile, ...]
-    geometry: Geometry
-    deepest: tuple[tuple[Profile, int], ...] = ()
-    _path: list[tuple[Profile, int]] = field(default_factory=list)
+    def __init__(self, desired: tuple[Profile, ...], geometry: Geometry, pins: Places = ()) -> None:
+        self._desired = desired
+        self._geometry = geometry
+        self._starts = [starts(profile, geometry) for profile in desired]
+        self._pins = pins
+        self.deepest = pins
 
-    def run(self, index: int, lowest: int, taken: int) -> bool:
-        """Places desired[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice.
+    def run(self) -> Iterator[_Found]:
+        """Yields the placements, depth first over the starts."""
+        taken = 0
+        for profile, start in self._pins:
+            taken |= _units(profile, start)
+        yield from self._from(0, 0, _Found(self._pins, taken))
 
-        *taken* has a bit for each placement unit that is not free.
-        """
-        if index > len(self.deepest):
-            self.deepest = tuple(self._path)
-        if index == len(self.desired):
-            return True
-        profile = self.desired[index]
-        units = (1 << (profile.size or 0)) - 1
-        same_again = index + 1 < len(self.desired) and self.desired[index + 1] is profile
-        for start in starts(profile, self.geometry):
-            if start < lowest or taken & units << start:
-                continue
-            self._path.append((profile, start))
-            if self.run(index + 1, start + 1 if same_again else 0, taken | units << start):
-                return True
-            self._path.pop()
-        return False
+    def room(self) -> Callable[[_Found], tuple[int, int]]:
+        """Returns the function that counts the profiles of which one more fits beside a placement, and their places."""
+        grid = Grid(self._geometry, [*self._pins, *((profile, 0) for profile in self._desired)])
+        allowed = [profile for profile in self._geometry.profiles if not grid.refusal(profile)]
+        masks = [[_units(profile, at) for at in starts(profile, self._geometry)] for profile in allowed]
+        known: dict[int, tuple[int, int]] = {}
+
+        def count(found: _Found) -> tuple[int, int]:
+            if found.taken not in known:
+                ways = [sum(not found.taken & mask for mask in each) for each in masks]
+                known[found.taken] = len(ways) - ways.count(0), sum(ways)
+            return known[found.taken]
+
+        return count
+
+    def _from(self, index: int, lowest: int, found: _Found) -> Iterator[_Found]:
+        """Places desired[index:]; *lowest* keeps equal profiles in order, so that no layout is tried twice."""
+        if len(found.places) > len(self.deepest):
+            self.deepest = found.places
+        if index == len(self._desired):
+            yield found
+            return
+        profile = self._desired[index]
+        same_again = index + 1 < len(self._desired) and self._desired[index + 1] is profile
+        for start in self._starts[index]:
+            units = _units(profile, start)
+            if start >= lowest and not found.taken & units:
+                more = _Found((*found.places, (profile, start)), found.taken | units)
+                yield from self._from(index + 1, start + 1 if same_again else 0, more)

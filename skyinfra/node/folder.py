@@ -138,6 +138,8 @@ class NodeDirectory:
         # The partitions that root made, where the runner is not root; the request asks for them.
         self.record_file = root / "partitions.json"
         self.request_file = path / "partition.request"
+        # The places of the desired partitions, see `skyinfra.gpu.placed`.
+        self.placed_file = path / "placed.json"
         self.prepared_file = path / "prepared.json"
         self.simulated_file = path / "simulated.json"
         # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.

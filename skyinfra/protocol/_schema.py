@@ -108,12 +108,17 @@ def _write(value: object) -> object:
         return [_write(item) for item in value]
     if isinstance(value, dict):
         return {key: _write(item) for key, item in value.items()}
-    return {name: _write(getattr(value, name)) for name in _fields(type(value))}  # type: ignore[arg-type]
+    named = ((name, getattr(value, name), later) for name, later in _fields(type(value)))  # type: ignore[arg-type]
+    return {name: _write(field) for name, field, later in named if field or not later}
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _fields(kind: type) -> tuple[tuple[str, bool], ...]:
+    """The names of the fields, and whether a false value is left out: what versions before did not know is not there.
+
+    So the text of other nodes stays that of versions before, which changes nothing there.
+    """
+    return tuple((field.name, bool(field.metadata.get("later"))) for field in dataclasses.fields(kind))
 
 
 @functools.cache

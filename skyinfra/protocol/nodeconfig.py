@@ -35,7 +35,7 @@ PLACEHOLDERS = (
 )
 
 # Fields that versions before did not know.
-_LATER = ("folder", "given", "grace_seconds")
+_LATER = {"later": True}
 
 Vendor = Literal["nvidia", "amd", "aws", "google", "intel", "custom"]
 
@@ -106,9 +106,9 @@ class NodeConfig(
     secret_file: str = "secret"  # noqa: S105 - the name of a file
     packages: PackageSource | None = None
     preload: tuple[str, ...] = ()
-    folder: str | None = None
-    given: bool = False
-    grace_seconds: float = 0.0
+    folder: str | None = field(default=None, metadata=_LATER)
+    given: bool = field(default=False, metadata=_LATER)
+    grace_seconds: float = field(default=0.0, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
@@ -139,9 +139,4 @@ class NodeConfig(
 
     def dumps(self) -> str:
         """One line of JSON, the same bytes for the same configuration."""
-        document = _schema.write(self)
-        for name in _LATER:
-            if not document[name]:
-                # Left out: the text of other nodes is that of versions before, which changes nothing there.
-                del document[name]
-        return json.dumps(document, separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(self.to_json(), separators=(",", ":"), ensure_ascii=True)

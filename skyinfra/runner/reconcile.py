@@ -71,6 +71,7 @@ class Reconciler:
         await self.workers.stop([key for key in self.workers if _is_foreign(key, node)])
         try:
             self._node, self._going, self._touched, self._endpoint = node, set(), set(), None
+            await self._choose_places()
             return await self._run()
         except SkyinfraError:
             await self.workers.resume(self.workers.draining())
@@ -113,6 +114,21 @@ class Reconciler:
             if await pause(self.superseded, _POLL_S):
                 return False
 
+    async def _choose_places(self) -> None:
+        """Chooses where the desired partitions are to be among those that stand: slots that have tasks go last."""
+        hardware = self._hardware(self._node.config)
+        if not self.partitions and not isinstance(hardware, RecordedHardware):
+            return
+        in_use: dict[int, set[int]] = {}
+        for key in await self.workers.busy():
+            if key.slot.gpu is not None and key.slot.start is not None:
+                in_use.setdefault(key.slot.gpu, set()).add(key.slot.start)
+        await asyncio.to_thread(hardware.choose, in_use)
+
+    def _hardware(self, config: NodeConfig) -> Hardware:
+        recorded = not self.partitions and RecordedHardware.applies(config, self.directory)
+        return (RecordedHardware if recorded else Hardware)(config, self.directory)
+
     async def _bring_up(self) -> set[Wanted] | None:
         """Partitions the GPUs that are free for it and starts what can start there.
 
@@ -121,8 +137,7 @@ class Reconciler:
         # The GPUs that cannot be partitioned yet.
         held = {key.slot.gpu for key in self._going & self._touched}
         config = self._held_back(self._node.config, held)
-        recorded = not self.partitions and RecordedHardware.applies(config, self.directory)
-        hardware = (RecordedHardware if recorded else Hardware)(config, self.directory)
+        hardware = self._hardware(config)
         devices = await asyncio.to_thread(hardware.devices)
         steps = await asyncio.to_thread(hardware.plan)
         touched = {key for key in self.workers if any(step.ends(key.slot.gpu, key.slot.uuid) for step in steps)}

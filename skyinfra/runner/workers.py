@@ -146,6 +146,12 @@ class Workers:
         for key in keys:
             self._running.pop(key, None)
 
+    async def busy(self) -> set[Wanted]:
+        """Returns the workers that have something to finish."""
+        pairs = tuple(self._running.items())
+        answers = await asyncio.gather(*(supervisor.busy() for _, supervisor in pairs))
+        return {key for (key, _), busy in zip(pairs, answers, strict=True) if busy}
+
     async def drain(
         self, keys: Iterable[Wanted], patience_s: float, *, since: float | None = None, why: str = _CHANGES
     ) -> set[Wanted]:

@@ -18,15 +18,15 @@ def test_the_picture_of_a_gpu() -> None:
     assert mig.render(mig.picture(layout, H100)) == "\n".join(
         [
             "memory   0       1       2       3       4       5       6       7",
-            "        +-------------------------------+---------------+-------+-------+",
-            "        |3g.40gb                        |2g.20gb        |1g.10gb|free   |",
-            "        |40 GB                          |20 GB          |10 GB  |       |",
-            "        |3 slices                       |2 slices       |1 slice|       |",
-            "        |60 SM                          |32 SM          |16 SM  |       |",
-            "        +-------------------------------+---------------+-------+-------+",
-            "compute  6 of 7 slices (3 + 2 + 1), 108 SM",
+            "        +---------------+-------+-------+-------------------------------+",
+            "        |2g.20gb        |1g.10gb|free   |3g.40gb                        |",
+            "        |20 GB          |10 GB  |       |40 GB                          |",
+            "        |2 slices       |1 slice|       |3 slices                       |",
+            "        |32 SM          |16 SM  |       |60 SM                          |",
+            "        +---------------+-------+-------+-------------------------------+",
+            "compute  6 of 7 slices (2 + 1 + 3), 108 SM",
             "memory   7 of 8 slices, 70 GB in partitions",
-            "fits     nothing more",
+            "fits     1g.10gb, 1g.10gb+me",
             "driver   525.85.12 or later",
         ]
     )
@@ -82,8 +82,8 @@ def test_a_count_beyond_any_gpu_is_tried_at_once() -> None:
 def test_a_whole_layout_misses_nothing_and_says_what_still_fits() -> None:
     tried = mig.attempt({"3g.40gb": 1}, H100)
     assert (tried.missing, tried.why) == ((), "")
-    assert "4g.40gb" not in tried.fitting
-    assert "3g.40gb" in tried.fitting
+    assert "7g.80gb" not in tried.fitting
+    assert "4g.40gb" in tried.fitting
     assert len(mig.attempt("3g.40gb", H100).layout) == 2
 
 

@@ -95,7 +95,7 @@ def test_plain_profiles() -> None:
 
 
 def test_what_fits_where_they_stand_and_what_fits_placed_anew() -> None:
-    layout = mig.place(["3g.40gb", "2g.20gb", "1g.10gb"], H100)
+    (layout,) = mig.resolve("3g.40gb@0+2g.20gb+1g.10gb", H100, 1)
     assert mig.fitting(layout, H100) == ()
     assert mig.joinable(["3g.40gb", "2g.20gb", "1g.10gb"], H100) == ("1g.10gb", "1g.10gb+me")
     assert mig.joinable({"3g.40gb": 2}, H100) == ()

@@ -212,7 +212,7 @@ def test_resolve_fills_for_a_single_name_and_is_exact_otherwise() -> None:
     geometry = mig.geometry("h100_80gb")
     two = (mig.Placement("3g.40gb", 0, 4), mig.Placement("3g.40gb", 4, 4))
     assert mig.resolve("3g.40gb", geometry, 2) == (two, two)
-    one = (mig.Placement("3g.40gb", 0, 4),)
+    one = (mig.Placement("3g.40gb", 4, 4),)
     for exact in ("3g.40gb*1", ["3g.40gb"], {"3g.40gb": 1}):
         assert mig.resolve(exact, geometry, 3) == (one, one, one)
     assert len(mig.resolve("1g.10gb+me", geometry, 1)[0]) == 1
