@@ -183,9 +183,11 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
     if accelerator is None:
         yield from (ManifestSlot(index=index, kind="cpu") for index in range(config.cpu_slots))
     elif accelerator.layouts:
-        partitions = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in layout]
-        for index, (gpu, partition) in enumerate(partitions):
-            yield ManifestSlot(index, "partition", accelerator.name, partition.profile, gpu)
+        whole = slot_kind(accelerator.vendor)
+        each = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in layout or (None,)]
+        for index, (gpu, partition) in enumerate(each):
+            profile = partition.profile if partition else None
+            yield ManifestSlot(index, "partition" if partition else whole, accelerator.name, profile, gpu)
     else:
         kind = slot_kind(accelerator.vendor)
         for index in range(accelerator.count):

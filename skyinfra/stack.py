@@ -288,6 +288,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "head": selection.head_machine,
         "head_price": asdict(selection.head_price) if selection.head_price else None,
         "simulated": selection.simulated,
+        "drain_seconds": pool.worker.drain_seconds,
     }
 
 

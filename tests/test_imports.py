@@ -61,7 +61,19 @@ ALLOWED: dict[str, set[str]] = {
     "reach": {"protocol"},
     "client": {"blobs", "engine", "first_boot", "protocol", "reach", "sync", "tasks", "terraform", "worker"},
     "preflight": {"accelerators", "offers", "providers", "terraform"},
-    "deploy": {"client", "compiler", "node", "offers", "pool", "protocol", "providers", "stack", "terraform"},
+    "deploy": {
+        "accelerators",
+        "client",
+        "compiler",
+        "mig",
+        "node",
+        "offers",
+        "pool",
+        "protocol",
+        "providers",
+        "stack",
+        "terraform",
+    },
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

@@ -55,7 +55,7 @@ def read(written: str) -> Declaration:
         spelling,
         count=None if form["count"] is None else int(form["count"]),
         exact=bool(form["before"] or form["after"]),
-        mig=_layout(layout) if slash and partition is None else None,
+        mig=read_layout(layout) if slash and partition is None else None,
         partition=partition,
         memory_mode=memory_mode,
     )
@@ -72,7 +72,7 @@ def _modes(written: str) -> tuple[str | None, str | None]:
     raise InvalidPartition(every, field="partition", given=written.strip(), hint=PARTITION_FORM)
 
 
-def _layout(written: str) -> str | PerGpu:
+def read_layout(written: str) -> str | PerGpu:
     try:
         return per_gpu(*written.split("|")) if "|" in written else text(written)
     except InvalidLayout as error:

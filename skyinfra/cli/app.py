@@ -71,7 +71,7 @@ def synth(as_json: Json = False) -> None:
 @app.command()
 def plan(stack: StackName = None, as_json: Json = False) -> None:
     """Show what a deploy would change, and what the stack costs."""
-    from skyinfra.cli.stacks import show_endings, show_plan, synthesize
+    from skyinfra.cli.stacks import show_endings, show_plan, show_transitions, synthesize
     from skyinfra.deploy.apply import planned
     from skyinfra.deploy.cost import cost_of
 
@@ -79,6 +79,7 @@ def plan(stack: StackName = None, as_json: Json = False) -> None:
     cost = cost_of(chosen.pools)
     with planned(chosen) as (_, made):
         show_plan(chosen.name, made, as_json=as_json, cost=cost)
+        show_transitions(chosen, made)
         show_endings(chosen, made, to_stderr=True)
 
 

@@ -1,14 +1,19 @@
-"""Drawings of GPUs for a terminal: the partitions of live GPUs, and MIG layouts."""
+"""Drawings of GPUs for a terminal: the partitions of live GPUs, MIG layouts, and changes from one to another."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from skyinfra import mig
+from skyinfra.cli import tables
+from skyinfra.errors import InvalidField
 from skyinfra.mig.drawing import Picture, boxes, facts, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
@@ -16,7 +21,10 @@ from skyinfra.protocol.manifest import ManifestSlot
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask
+    from skyinfra.deploy.transitions import GpuChange, Transition
 
+# The width of the word before a sentence.
+_WORD = 8
 # As many as any GPU has sizes of profiles.
 STYLES = (
     "black on cyan",
@@ -107,7 +115,7 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
     *nodes*: names, and their GPUs.
     """
     grouped = [(node, list(alike)) for node, found in nodes for alike in _alike(found)]
-    heads = [(node, f"GPU {_ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
+    heads = [(node, f"GPU {ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
     widths = [max((len(head[column]) for head in heads), default=0) for column in range(3)]
     kinds = {(p.size, p.profile) for _, alike in grouped for gpu in alike for p in gpu.layout}
     tones = {profile: tone for tone, (_, profile) in enumerate(sorted(kinds))}
@@ -144,7 +152,7 @@ def _alike(gpus: Sequence[GpuStrip]) -> list[list[GpuStrip]]:
     return list(found.values())
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """``0-3, 6`` for 0, 1, 2, 3 and 6."""
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
@@ -165,3 +173,91 @@ def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) 
         made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
     made.rstrip()
     return made
+
+
+def show_transition(found: Transition, *, to_stderr: bool = False) -> None:
+    """Prints each kind of change once, with the GPUs that it is about, and a line that counts."""
+    out = tables.console(to_stderr=to_stderr)
+    for alike in _same_changes(found.changes):
+        out.print(_change_text(alike), soft_wrap=True)
+    out.print(f"{found.fleet}: {_summary(found)}", markup=False, soft_wrap=True)
+
+
+def write_svg(file: Path, found: Transition) -> None:
+    """Writes the layouts before and after of each kind of change. Raises `InvalidField` where that is not possible."""
+    pictures = []
+    for alike in _same_changes(found.changes):
+        first, title = alike[0], _changed(alike)
+        if first.model is None:
+            raise InvalidField("only MIG layouts are drawn", field="--svg", given=title)
+        geometry = mig.geometry(first.model)
+        pictures += [
+            (f"{title}: before", mig.picture(first.before, geometry), [*_change_facts(alike)[:2]]),
+            (f"{title}: after", mig.picture(first.after, geometry), [*_change_facts(alike)[2:]]),
+        ]
+    try:
+        file.write_text(mig.svg(pictures), encoding="utf-8")
+    except OSError as error:
+        raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None
+
+
+def _change_text(alike: Sequence[GpuChange]) -> Text:
+    first = alike[0]
+    made = Text(f"{_changed(alike)}\n", style="bold")
+    sizes = sorted({(place.size, place.profile) for place in (*first.before, *first.after)})
+    for word, layout in (("before", first.before), ("after", first.after)):
+        made.append(f"{word:<{_WORD}}", style="not bold")
+        if not layout:
+            made.append("a whole GPU", style="not bold")
+        units = mig.geometry(first.model).placement_units if first.model else None
+        for piece, index in strip(layout, units or sum(place.size for place in layout)) if layout else ():
+            tone = None if index is None else sizes.index((layout[index].size, layout[index].profile))
+            made.append(piece, style="not bold" if tone is None else f"not bold {STYLES[tone % len(STYLES)]}")
+        made.append("\n")
+    for word, sentence in _change_facts(alike):
+        made.append(f"{word:<{_WORD}}{sentence}\n", style="not bold red" if word == "ends" else "not bold")
+    made.rstrip()
+    return made
+
+
+def _change_facts(alike: Sequence[GpuChange]) -> list[tuple[str, str]]:
+    """Pairs of a word and a sentence: stays and goes, then comes and the tasks that end."""
+    first = alike[0]
+    tasks = Counter(task for change in alike for task in change.tasks)
+    ends = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tasks.items())
+    goes = _places(first.goes) if first.before else "the whole GPU"
+    comes = _places(first.comes) if first.after else "the whole GPU"
+    return [("stays", _places(first.stays)), ("goes", goes), ("comes", comes), ("ends", ends or "no task")]
+
+
+def _summary(found: Transition) -> str:
+    if not found.changes:
+        return f"nothing changes on {tables.counted(found.unchanged, 'GPU')}"
+    goes = sum(len(change.goes) or len(change.ends) for change in found.changes)
+    comes = sum(len(change.comes) or 1 for change in found.changes)
+    stays = sum(len(change.stays) for change in found.changes)
+    tasks = sum(len(change.tasks) for change in found.changes)
+    gpus = tables.counted(len(found.changes), "GPU")
+    text = f"on {gpus} {tables.counted(goes, 'slot')} go, {comes} come, {stays} stay"
+    text += f"; {tables.counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
+    if tasks:
+        text += f"; {tables.counted(tasks, 'task')} have {tables.span(found.drain_seconds)} to end (drain_seconds)"
+    return text
+
+
+def _places(layout: Iterable[mig.Placement]) -> str:
+    return ", ".join(f"{place.profile} at {place.start}:{place.size}" for place in layout) or "nothing"
+
+
+def _changed(alike: Sequence[GpuChange]) -> str:
+    by_node: dict[str, list[int]] = {}
+    for change in alike:
+        by_node.setdefault(change.node, []).append(change.gpu)
+    return "; ".join(f"{node} GPU {ranges(gpus)}" for node, gpus in by_node.items())
+
+
+def _same_changes(changes: Sequence[GpuChange]) -> list[list[GpuChange]]:
+    found: dict[tuple[object, ...], list[GpuChange]] = {}
+    for change in changes:
+        found.setdefault((change.before, change.after), []).append(change)
+    return list(found.values())

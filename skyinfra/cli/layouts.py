@@ -1,4 +1,4 @@
-"""``skyinfra mig show | check | profiles | layouts``: drawings and lists of profiles and layouts."""
+"""``skyinfra mig show | check | plan | profiles | layouts``: drawings and lists of profiles and layouts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rich.table import Table
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.cli import tables
-from skyinfra.cli.drawing import layout_text
+from skyinfra.cli.drawing import layout_text, show_transition, write_svg
+from skyinfra.deploy.transitions import transition
 from skyinfra.errors import InvalidField, InvalidLayout
 from skyinfra.mig.drawing import EXPECTED
+from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")
 
@@ -119,6 +121,32 @@ def check_layout(accelerator: str, layout: str | None, *, driver: str | None) ->
     if not impossible:
         tables.print_json(_document(named, shown))
     return 1 if impossible else 0
+
+
+def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bool) -> None:
+    """Prints what *layout*, else the declared one, does to the running fleet ``STACK/POOL``. Changes nothing.
+
+    Raises `InvalidField` for a pool without accelerators, what reading and placing a layout raises, and `FleetError`.
+    """
+    name, _, pool_name = fleet.partition("/")
+    project = Project.find()
+    stack = project.stack(name, stacks=project.synth())
+    manifest = stack.fleet(pool_name or stack.only_pool)
+    pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
+    if not pool.get("accelerator"):
+        raise InvalidField("no accelerators are declared for this pool", given=fleet)
+    accelerator = Accelerator.parse(pool["accelerator"]).with_(count=pool["accelerators_per_node"])
+    if layout is not None:
+        accelerator = accelerator.with_(mig=None if mig.is_off(layout) else grammar.read_layout(layout))
+    found = transition(manifest, accelerator, pool.get("drain_seconds", 600.0))
+    if svg is not None:
+        write_svg(svg, found)
+    if as_json:
+        tables.print_json(found.to_json())
+        return
+    show_transition(found)
+    if svg is not None:
+        tables.console().print(f"written to {svg}", markup=False)
 
 
 def show_profiles(accelerator: str, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``skyinfra mig``: MIG profiles and layouts. No command touches a device."""
+"""``skyinfra mig``: MIG profiles and layouts. No command changes a device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli.options import InRegion, Json, OfProviders, errors_name_options
+from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, errors_name_options
 
-app = typer.Typer(help="MIG: profiles and layouts of GPUs, without touching one.", no_args_is_help=True)
+app = typer.Typer(help="MIG: profiles and layouts of GPUs, without changing one.", no_args_is_help=True)
 
 # typer reads these annotations at run time.
 Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
@@ -65,6 +65,22 @@ def layouts(
     from skyinfra.cli.layouts import show_layouts
 
     show_layouts(accelerator, every_profile=all_profiles, driver=driver, as_json=as_json)
+
+
+@app.command()
+def plan(
+    fleet: Fleet,
+    layout: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="LAYOUT", help='The declared one where it is left out; "off" for whole GPUs.'),
+    ] = None,
+    svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Show what another layout does to a running fleet: what stays, goes and comes, and which tasks end."""
+    from skyinfra.cli.layouts import plan_layout
+
+    plan_layout(fleet, layout, svg=svg, as_json=as_json)
 
 
 @app.command()

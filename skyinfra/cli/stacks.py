@@ -12,10 +12,12 @@ from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli import tables
+from skyinfra.cli.drawing import show_transition
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
+from skyinfra.deploy.transitions import transitions
 from skyinfra.offers import usd
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project, SynthesizedStack
@@ -207,6 +209,7 @@ class Approval:
     def __call__(self, plan: Plan) -> bool:
         name = self.stack.name
         show_plan(name, plan, to_stderr=True, cost=self.cost)
+        show_transitions(self.stack, plan)
         ending = show_endings(self.stack, plan, to_stderr=True)
         if self.auto_approve:
             return True
@@ -230,6 +233,12 @@ def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False
     for ending in found:
         tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)
     return bool(found)
+
+
+def show_transitions(stack: SynthesizedStack, plan: Plan) -> None:
+    """Prints on stderr what *plan* changes of the layouts of fleets that run."""
+    for found in transitions(stack, plan):
+        show_transition(found, to_stderr=True)
 
 
 def show_fleets(stack: SynthesizedStack) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from skyinfra.cli import tables
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
-from skyinfra.errors import FleetUnreachable, NotSupported, PoolNotFound
+from skyinfra.errors import FleetUnreachable, NotSupported
 from skyinfra.terraform.project import Project
 
 
@@ -19,12 +19,7 @@ def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
     name, _, pool_name = fleet.partition("/")
     project = Project.find()
     stack = project.stack(name, stacks=project.synth())
-    if not pool_name and len(stack.pools) == 1:
-        pool_name = stack.pools[0]["name"]
-    if not pool_name:
-        choices = ", ".join(f"{name}/{each['name']}" for each in stack.pools)
-        raise PoolNotFound(f"the stack {name!r} has {len(stack.pools)} pools", hint=f"Name one of: {choices}.")
-    manifest = stack.fleet(pool_name)
+    manifest = stack.fleet(pool_name or stack.only_pool)
     check_kind(manifest)
     version = wanted(stack, manifest)
     with open_questions(manifest, any_version=True) as pool:

@@ -12,7 +12,7 @@ from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
-from skyinfra.errors import BootFailed, FleetUnreachable, InvalidField, PoolNotFound
+from skyinfra.errors import BootFailed, FleetUnreachable, InvalidField
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.project import Project
 
@@ -118,18 +118,7 @@ def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Mani
         return Manifest.load(Path(fleet))
     stack, _, name = fleet.partition("/")
     synthesized = Project.find().stack(stack)
-    declared = [entry["name"] for entry in synthesized.pools]
-    name = pool or name
-    if not name:
-        if not declared:
-            raise PoolNotFound(
-                f"the stack {stack!r} has no pools", hint="Declare one: sky.FleetStack(..., pools=[...])."
-            )
-        if len(declared) != 1:
-            names = ", ".join(declared)
-            raise PoolNotFound(f"the stack {stack!r} has {len(declared)} pools", hint=f"Name one of: {names}.")
-        name = declared[0]
-    return synthesized.fleet(name)
+    return synthesized.fleet(pool or name or synthesized.only_pool)
 
 
 def wait_until_ready(manifest: Manifest, *, patience: float, on_change: Callable[[str], object]) -> None:

@@ -15,7 +15,7 @@ from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, same_profile, sources
 from skyinfra.mig.grid import Layout, Placement
-from skyinfra.mig.layout import Declared, PerGpu, parse, per_gpu, text
+from skyinfra.mig.layout import Declared, PerGpu, is_off, parse, per_gpu, text
 from skyinfra.mig.layouts import (
     fitting,
     layouts,
@@ -69,6 +69,7 @@ __all__ = [
     "fill",
     "fitting",
     "geometry",
+    "is_off",
     "joinable",
     "layouts",
     "layouts_from_parted",

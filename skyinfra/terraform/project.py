@@ -127,6 +127,19 @@ class SynthesizedStack:
         order = [pool["name"] for pool in self.pools]
         return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
 
+    @property
+    def only_pool(self) -> str:
+        """The name of the pool, where there is one only. Raises `PoolNotFound`."""
+        declared = [each["name"] for each in self.pools]
+        if not declared:
+            raise PoolNotFound(
+                f"the stack {self.name!r} has no pools", hint="Declare one: sky.FleetStack(..., pools=[...])."
+            )
+        if len(declared) > 1:
+            names = ", ".join(f"{self.name}/{each}" for each in declared)
+            raise PoolNotFound(f"the stack {self.name!r} has {len(declared)} pools", hint=f"Name one of: {names}.")
+        return str(declared[0])
+
     def fleet(self, pool: str) -> Manifest:
         """Returns the manifest of a deployed pool. Raises `PoolNotFound`, `FleetNotDeployed`, and as `fleets` does."""
         declared = [p["name"] for p in self.pools]

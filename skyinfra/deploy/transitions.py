@@ -1,0 +1,142 @@
+"""The partitions that another layout takes from a running fleet, leaves it, and gives it, GPU by GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skyinfra import mig
+from skyinfra.accelerators import Accelerator
+from skyinfra.errors import SkyinfraError
+from skyinfra.mig import Layout, Placement
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.project import SynthesizedStack
+
+_PATIENCE_S = 3.0
+
+
+@dataclass(frozen=True)
+class GpuChange:
+    """One GPU of a node: its layout before and after; an empty one is that of a whole GPU.
+
+    ends: the tasks that run now on each slot that goes, by the slot's name.
+    """
+
+    node: str
+    gpu: int
+    model: str | None
+    before: Layout
+    after: Layout
+    ends: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def stays(self) -> Layout:
+        """The partitions that are left alone, with their UUIDs and tasks."""
+        return tuple(each for each in self.before if each in self.after)
+
+    @property
+    def goes(self) -> Layout:
+        """The partitions that are destroyed, when their slots are drained."""
+        return tuple(each for each in self.before if each not in self.after)
+
+    @property
+    def comes(self) -> Layout:
+        """The partitions that are created."""
+        return tuple(each for each in self.after if each not in self.before)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that run now on what goes."""
+        return tuple(task for _, tasks in self.ends for task in tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        layouts = {name: getattr(self, name) for name in ("before", "after", "stays", "goes", "comes")}
+        return {
+            "node": self.node,
+            "gpu": self.gpu,
+            **{
+                name: [{k: v for k, v in asdict(p).items() if k != "fixed"} for p in held]
+                for name, held in layouts.items()
+            },
+            "ends": {slot: list(tasks) for slot, tasks in self.ends},
+        }
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The change of a fleet's layout: the GPUs that change, how many do not, and the time that tasks have to end."""
+
+    fleet: str
+    changes: tuple[GpuChange, ...]
+    unchanged: int
+    drain_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        changes = [change.to_json() for change in self.changes]
+        return {"fleet": self.fleet, "gpus": changes, "unchanged": self.unchanged, "drain_seconds": self.drain_seconds}
+
+
+def transition(manifest: Manifest, accelerator: Accelerator, drain_seconds: float) -> Transition:
+    """The change of the running fleet to the layout of *accelerator*. Asks its head what stands and runs.
+
+    A node takes the placement that disturbs least what stands and runs then. Raises `FleetError`.
+    """
+    from skyinfra.client import open_questions
+
+    with open_questions(manifest, timeout=_PATIENCE_S) as fleet:
+        slots = (now := fleet.look()).slots + now.draining
+        tasks = {slot: [task.name for task in running] for slot, running in fleet.running().items()}
+    counts = [slot.gpu + 1 for slot in slots if slot.gpu is not None]
+    layouts = accelerator.layouts(max(accelerator.count or 0, *counts, 0)) if counts else ()
+    found = changes(slots, tasks, layouts, accelerator.mig_model)
+    changed = tuple(each for each in found if each.before != each.after)
+    return Transition(manifest.fleet, changed, len(found) - len(changed), drain_seconds)
+
+
+def changes(
+    slots: Iterable[InstanceInfo], tasks: Mapping[str, Sequence[str]], layouts: Sequence[Layout], model: str | None
+) -> tuple[GpuChange, ...]:
+    """Each GPU of the registered *slots* and its change to the desired *layouts*; none at all: GPUs become whole.
+
+    tasks: the names of those that run, by the name of the slot. model: key of the MIG geometry.
+    """
+    geometry = mig.geometry(model) if model is not None else None
+    by_gpu: dict[tuple[str, int], list[InstanceInfo]] = {}
+    for slot in slots:
+        if slot.gpu is not None:
+            by_gpu.setdefault((slot.node, slot.gpu), []).append(slot)
+    found = []
+    for (node, gpu), here in sorted(by_gpu.items()):
+        at = {Placement(s.profile or "", s.start or 0, s.size): s for s in here if s.size}
+        before = tuple(sorted(at, key=lambda place: place.start))
+        in_use = {place.start for place, slot in at.items() if tasks.get(slot.slot)}
+        desired = layouts[gpu] if gpu < len(layouts) else ()
+        after = mig.rearranged(desired, before, geometry, in_use=in_use)
+        going = [slot for place, slot in at.items() if place not in after] if at else here if after else []
+        ends = tuple((slot.slot, tuple(tasks.get(slot.slot, ()))) for slot in going)
+        found.append(GpuChange(node, gpu, model, before, after, ends))
+    return tuple(found)
+
+
+def transitions(stack: SynthesizedStack, plan: Plan) -> tuple[Transition, ...]:
+    """The changes of layouts that *plan* brings to the fleets of *stack* that run.
+
+    Only pools with a change in place are asked for; a fleet that does not answer is left out.
+    """
+    updated = {address.split(".")[1] for action, address in plan.changes if action == "update" and "." in address}
+    pools = [pool for pool in stack.pools if pool["name"] in updated and pool.get("accelerator")]
+    fleets = stack.fleets() if pools else {}
+    found = []
+    for pool in pools:
+        if pool["name"] in fleets:
+            try:
+                accelerator = Accelerator.parse(pool["accelerator"])
+                found.append(transition(fleets[pool["name"]], accelerator, pool.get("drain_seconds", 600.0)))
+            except SkyinfraError:
+                continue  # a custom accelerator is no string; `status` says why a fleet does not answer
+    return tuple(each for each in found if each.changes)
