@@ -1,0 +1,195 @@
+"""The places of desired partitions on GPUs that have partitions: what stands is adopted, what runs stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_nvml.fake_machine import FakeMachine
+from running_node import RunningNode, h100, on_slot, until
+from test_actual import root
+from test_partition_on_fake import phases, program
+
+from skyinfra import mig
+from skyinfra.gpu import partitioner, placed
+from skyinfra.gpu.actual import RecordedHardware
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.mig import Placement
+from skyinfra.protocol.nodeconfig import NodeAccelerator
+from skyinfra.runner import cli
+
+MakeNode = Callable[..., RunningNode]
+ONES = h100((("1g.10gb", 0, 1), ("1g.10gb", 1, 1), ("1g.10gb", 2, 1)))
+# As some other version would place them on an empty GPU: nothing of ONES would stay.
+ONES_AND_THREE = h100((("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1), ("1g.10gb", 6, 1)))
+THREES = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
+THREE_AND_TWO = h100((("2g.20gb", 0, 2), ("3g.40gb", 4, 4)))
+
+
+def stand(node: RunningNode, accelerator: NodeAccelerator) -> dict[tuple[str, int], str]:
+    """Partitions the GPUs exactly as declared, as somebody else would; the UUIDs."""
+    hardware = Hardware(node.config, node.directory)
+    with hardware.nvml() as nvml:
+        made = partitioner.apply(nvml, dict(enumerate(accelerator.per_gpu)))
+    return {(each.profile, each.start): each.uuid for each in made}
+
+
+def standing(hardware: Hardware) -> dict[tuple[str, int], str]:
+    return {(each.profile, each.start): each.uuid for each in hardware.standing()}
+
+
+def test_partitions_in_other_places_are_adopted(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONES_AND_THREE)
+    hardware = Hardware(node.config, node.directory)
+    before = stand(node, h100((("1g.10gb", 0, 1), ("1g.10gb", 2, 1), ("1g.10gb", 3, 1), ("3g.40gb", 4, 4))))
+    events: list[dict[str, object]] = []
+    assert hardware.plan() == []
+    made = hardware.partition(events.append)
+    assert {(each.profile, each.start): each.uuid for each in made} == before
+    assert events == []
+    assert hardware.actual() == made
+
+
+def test_nothing_that_may_stay_is_destroyed(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONES_AND_THREE)
+    before = stand(node, ONES)
+    hardware = Hardware(node.config, node.directory)
+    assert [str(step) for step in hardware.plan()] == ["GPU 0: create 3g.40gb at 4:4"]
+    hardware.partition(lambda event: None)
+    assert before.items() < standing(hardware).items()
+
+
+@pytest.mark.parametrize("busy", [0, 4])
+def test_the_partition_whose_slot_has_a_task_stays(make_node: MakeNode, busy: int) -> None:
+    node = make_node(accelerator=THREE_AND_TWO)
+    before = stand(node, THREES)
+    hardware = Hardware(node.config, node.directory)
+    hardware.choose({0: {busy}})
+    hardware.partition(lambda event: None)
+    after = standing(hardware)
+    assert after["3g.40gb", busy] == before["3g.40gb", busy]
+    assert sorted(profile for profile, _ in after) == ["2g.20gb", "3g.40gb"]
+    # What was chosen is remembered when all instances are gone, as after a reboot.
+    with hardware.nvml() as nvml:
+        partitioner.apply(nvml, {0: ()})
+    assert hardware.standing() == ()
+    hardware.partition(lambda event: None)
+    assert standing(hardware) == after
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        [{"profile": "3g.40gb", "start": 4, "size": 4}],
+        [{"profile": "3g.40gb", "start": 2, "size": 4}, {"profile": "2g.20gb", "start": 0, "size": 2}],
+        [{"profile": "3g.40gb", "start": 0, "size": 4}, {"profile": "2g.20gb", "start": 2, "size": 2}],
+        "all",
+        None,
+    ],
+    ids=["other profiles", "no such place", "overlap", "no layout", "no file"],
+)
+def test_a_choice_that_cannot_be_is_none(make_node: MakeNode, layout: object) -> None:
+    """Tasks may write the file, where the runner is not root."""
+    node = make_node(accelerator=THREE_AND_TWO)
+    if layout is not None:
+        node.directory.placed_file.write_text(json.dumps({"version": 1, "layouts": [layout]}))
+    assert placed.read(THREE_AND_TWO, node.directory) == {}
+    Hardware(node.config, node.directory).partition(lambda event: None)
+    assert set(standing(Hardware(node.config, node.directory))) == {("2g.20gb", 0), ("3g.40gb", 4)}
+
+
+def test_a_choice_behind_a_link_is_none(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node(accelerator=THREE_AND_TWO)
+    other = h100((("3g.40gb", 0, 4), ("2g.20gb", 4, 2)))
+    text = json.dumps(placed.Placed(1, other.layouts).to_json())
+    node.directory.placed_file.write_text(text)
+    assert placed.read(THREE_AND_TWO, node.directory) == {0: other.layouts[0]}
+    (tmp_path / "elsewhere").write_text(text)
+    node.directory.placed_file.unlink()
+    node.directory.placed_file.symlink_to(tmp_path / "elsewhere")
+    assert placed.read(THREE_AND_TWO, node.directory) == {}
+
+
+def test_a_fixed_place_counts_more_than_what_stands(make_node: MakeNode) -> None:
+    insisted = NodeAccelerator(
+        "H100", "nvidia", 1, 80.0, "h100_80gb", mig.resolve("3g.40gb@0", mig.geometry("h100_80gb"), 1)
+    )
+    node = make_node(accelerator=insisted)
+    assert '"fixed":true' in node.file.read_text()
+    assert node.config.accelerator is not None
+    assert node.config.accelerator.layouts[0] == (Placement("3g.40gb", 0, 4),)
+    stand(node, h100((("3g.40gb", 4, 4),)))
+    hardware = Hardware(node.config, node.directory)
+    hardware.choose({0: {4}})
+    hardware.partition(lambda event: None)
+    assert set(standing(hardware)) == {("3g.40gb", 0)}
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["the runner partitions", "root partitions"])
+def test_tasks_go_on_on_partitions_that_need_not_go(make_node: MakeNode, recorded: bool) -> None:
+    node = make_node(accelerator=ONES)
+    if recorded:
+        assert cli.main(["partition", "--config", str(node.file)]) == 0
+    with root(node) as codes, node.foreground("serve" if recorded else "boot") as process:
+        node.until("ready")
+        with node.client() as client:
+            pids = {f"n1/{index}": on_slot(client, f"n1/{index}", os.getpid) for index in range(3)}
+            node.configure(accelerator=ONES_AND_THREE)
+            process.send_signal(1)
+            until(lambda: len(node.status().slots) == 4 and node.status().state == "ready", "the new layout serves")
+            assert {slot: on_slot(client, slot, os.getpid) for slot in pids} == pids
+            assert sorted(slot.profile or "" for slot in node.status().slots) == ["1g.10gb"] * 3 + ["3g.40gb"]
+            assert codes == ([0] if recorded else [])
+
+
+def test_the_slot_with_a_task_is_not_drained(make_node: MakeNode, tmp_path: Path) -> None:
+    """Either of two partitions may go: the one without a task goes, at once."""
+    node = make_node(accelerator=THREES)
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    end = tmp_path / "end"
+    with root(node) as codes, node.foreground("serve") as process:
+        node.until("ready")
+        busy = next(slot for slot in node.status().slots if slot.start == 4)
+        with node.client() as client:
+            running = threading.Thread(
+                target=on_slot, args=(client, busy.slot, until_there, str(end), str(tmp_path / "on"))
+            )
+            running.start()
+            until((tmp_path / "on").exists, "the task runs")
+            # Where nothing runs the partition at 4 would go.
+            node.configure(accelerator=h100((("3g.40gb", 0, 4), ("1g.20gb", 4, 2))))
+            process.send_signal(1)
+            until(lambda: "1g.20gb" in {slot.profile for slot in node.status().slots}, "the new layout serves")
+            node.until("ready")
+            assert codes == [0]
+            found = {(slot.profile, slot.start): slot.uuid for slot in node.status().slots}
+            assert found["3g.40gb", 4] == busy.uuid
+            assert sorted(profile or "" for profile, _ in found) == ["1g.20gb", "3g.40gb"]
+            assert running.is_alive(), "its task was not waited for"
+            end.touch()
+            running.join()
+        assert [str(step) for step in RecordedHardware(node.config, node.directory).plan()] == []
+
+
+def until_there(file: str, on: str) -> None:
+    Path(on).touch()
+    while not Path(file).exists():
+        time.sleep(0.05)
+
+
+def test_a_layout_for_one_machine_adopts_what_stands(fake_machine: Callable[..., FakeMachine]) -> None:
+    machine = fake_machine("h100_80gb")
+    first = program(machine, "--layout", "1g.10gb@0+1g.10gb@2+3g.40gb@4")
+    assert first.returncode == 0, first.stderr
+    same = program(machine, "--layout", "3g.40gb+1g.10gb*2")
+    assert (same.returncode, phases(same)) == (0, [])
+    assert program(machine, "--layout", "3g.40gb+1g.10gb*2", "--check").returncode == 0
+    more = program(machine, "--layout", "3g.40gb+1g.10gb*3")
+    assert (more.returncode, phases(more)) == (0, ["create"])
+    insists = program(machine, "--layout", "3g.40gb@0+1g.10gb*3", "--check")
+    assert insists.returncode == 1
