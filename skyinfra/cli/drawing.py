@@ -241,7 +241,8 @@ def _summary(found: Transition) -> str:
     text = f"on {gpus} {tables.counted(goes, 'slot')} go, {comes} come, {stays} stay"
     text += f"; {tables.counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
     if tasks:
-        text += f"; {tables.counted(tasks, 'task')} have {tables.span(found.drain_seconds)} to end (drain_seconds)"
+        has = "has" if tasks == 1 else "have"
+        text += f"; {tables.counted(tasks, 'task')} {has} {tables.span(found.drain_seconds)} to end (drain_seconds)"
     return text
 
 
