@@ -6,7 +6,9 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,16 @@ from running_node import RunningNode, h100, on_slot, until
 from test_actual import root
 from test_partition_on_fake import phases, program
 
+import skyinfra as sky
 from skyinfra import mig
+from skyinfra.compiler import compile_pools
 from skyinfra.gpu import partitioner, placed
 from skyinfra.gpu.actual import RecordedHardware
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.mig import Placement
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator
-from skyinfra.runner import cli
+from skyinfra.runner import cli, slots
 
 MakeNode = Callable[..., RunningNode]
 ONES = h100((("1g.10gb", 0, 1), ("1g.10gb", 1, 1), ("1g.10gb", 2, 1)))
@@ -193,3 +198,25 @@ def test_a_layout_for_one_machine_adopts_what_stands(fake_machine: Callable[...,
     assert (more.returncode, phases(more)) == (0, ["create"])
     insists = program(machine, "--layout", "3g.40gb@0+1g.10gb*3", "--check")
     assert insists.returncode == 1
+
+
+def test_a_pool_of_whole_and_partitioned_gpus(fake_machine: Callable[..., FakeMachine], tmp_path: Path) -> None:
+    """From the declaration to the slots, on the fake driver: seven partitions beside a whole GPU."""
+    pool = sky.ComputePool(name="mig", provider=sky.Local(), accelerator="H100:2/off|1g.10gb*7")
+    (compiled,) = compile_pools([pool], "demo")
+    assert Counter(slot.kind for slot in compiled.slots) == {"gpu": 1, "partition": 7}
+    config = replace(compiled.head, node="n1", scheduler="127.0.0.1:0")
+    machine, node = fake_machine("h100_80gb,h100_80gb"), NodeDirectory(tmp_path)
+    with machine.loaded():
+        hardware = Hardware(config, node)
+        found = slots.plan(config, hardware.devices(), hardware.partition(lambda event: None))
+        assert [(slot.kind, slot.gpu, slot.profile) for slot in found][:2] == [
+            ("gpu", 0, None),
+            ("partition", 1, "1g.10gb"),
+        ]
+        assert len({slot.visible for slot in found}) == len(found) == slots.count(config) == 8
+        assert hardware.plan() == []
+        assert config.accelerator is not None
+        other = replace(config.accelerator, layouts=(config.accelerator.layouts[1][:1], config.accelerator.layouts[1]))
+        steps = Hardware(replace(config, accelerator=other), node).plan()
+        assert [str(step) for step in steps] == ["GPU 0: turn MIG on", "GPU 0: create 1g.10gb at 0:1"]
