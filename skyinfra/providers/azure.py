@@ -47,7 +47,7 @@ class Azure(MachineCloud):
         """Raises `NotSupported` for machines without InfiniBand where it is declared."""
         name = chosen.machine_types[0]
         if self.infiniband and not re.match(self.data.machines["infiniband"], name):
-            hint = "Sizes of the ND series with an r have it, such as Standard_ND96isr_H100_v5. Or leave infiniband out."
+            hint = "Sizes of the ND series with an r have it: Standard_ND96isr_H100_v5. Or leave infiniband out."
             raise NotSupported(f"{name} has no InfiniBand", field="provider.infiniband", given=True, hint=hint)
 
     def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:

@@ -159,14 +159,20 @@ def test_nodes_that_are_bound_to_a_reservation_end_with_it(bed: Bed) -> None:
     declare(bed, **given)
     bed.apply()
     [scheduling] = instances(bed)["train-0"]["scheduling"]
-    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == ("RESERVATION_BOUND", "DELETE")
+    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == (
+        "RESERVATION_BOUND",
+        "DELETE",
+    )
     assert scheduling["automatic_restart"] and scheduling["on_host_maintenance"] == "TERMINATE"
     assert declare(bed, **{**given, "reservation_bound": False})[f'{INSTANCE}.node["train-0"]'] == "replace"
     declare(bed, **given, group=True)
     bed.apply()
     [template] = bed.world.asked(TEMPLATE)
     [scheduling], [affinity] = template["scheduling"], template["reservation_affinity"]
-    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == ("RESERVATION_BOUND", "DELETE")
+    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == (
+        "RESERVATION_BOUND",
+        "DELETE",
+    )
     assert affinity["specific_reservation"][0]["values"] == ["mine"]
     # The head is no part of it.
     [head] = instances(bed).values()

@@ -283,14 +283,16 @@ def test_a_machine_that_was_left_outside_of_the_state_stops_the_apply_and_no_oth
     bed.world.fail(Failure("create", kind, said[0], which, leaves="outside", times=1))
     assert said[0] in bed.apply(code=1)
     assert len(bed.world.standing(kind)) == 2
-    [head] = [each["virtual_machine_id"] for each in bed.world.standing(kind).values() if each["computer_name"] == "train-0"]
+    [head] = [
+        each["virtual_machine_id"] for each in bed.world.standing(kind).values() if each["computer_name"] == "train-0"
+    ]
     bed.world.fail(Failure("create", kind, said[1], which, times=1))
     assert said[1] in bed.apply(code=1)
     # It is deleted by hand.
     [left] = [file for file, each in bed.world.standing(kind).items() if each["computer_name"] == "train-1"]
     (bed.world.folder / left).unlink()
     bed.apply()
-    assert [node["id"] for node in bed.output("fleet")["nodes"]][0] == head
+    assert bed.output("fleet")["nodes"][0]["id"] == head
     assert len(bed.world.standing(kind)) == 2 and bed.changes() == {}
 
 

@@ -112,9 +112,10 @@ def test_inputs() -> None:
 def test_nodes_that_are_bound_to_their_reservation() -> None:
     bound = select("B200:8", gcp={"reservation": "mine", "reservation_bound": True}).inputs
     assert (bound["reservation"], bound["reservation_bound"]) == ("mine", True)
-    assert refused(
-        sky.InvalidField, "B200:8", gcp={"reservation": "mine", "reservation_bound": True}, spot=True
-    ).field == "provider.reservation"
+    assert (
+        refused(sky.InvalidField, "B200:8", gcp={"reservation": "mine", "reservation_bound": True}, spot=True).field
+        == "provider.reservation"
+    )
 
 
 @pytest.mark.parametrize("accelerator", ["H200:8", "B200:8"])
