@@ -293,10 +293,9 @@ resource "google_compute_instance" "node" {
   depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
 }
 
-output "fleet" {
-  description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
-  sensitive   = true
-  value = merge({
+locals {
+  # The manifest.
+  fleet = merge({
     version   = 1
     stack     = var.stack
     pool      = var.name

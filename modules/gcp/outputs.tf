@@ -1,3 +1,9 @@
+output "fleet" {
+  description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
+  sensitive   = true
+  value       = local.fleet
+}
+
 output "group" {
   description = "Name of the managed instance group of the workers; null where the workers are machines."
   value       = one(google_compute_region_instance_group_manager.workers[*].name)
