@@ -38,8 +38,9 @@ class Azure(MachineCloud):
         """Raises `InvalidField` for a disk that is too small, and for what an availability set has not."""
         super().check(request)
         if self.infiniband and (request.spot or self.zone):
-            why = "stand in an availability set, which takes no spot machines and is in no zone"
-            raise InvalidField(f"nodes with InfiniBand {why}", field="spot" if request.spot else "provider.zone")
+            field, given = ("spot", True) if request.spot else ("provider.zone", self.zone)
+            why = "nodes with InfiniBand stand in an availability set, which takes no spot machines and is in no zone"
+            raise InvalidField(why, field=field, given=given, hint="Leave it out, or infiniband.")
         if request.disk_gb is not None and request.disk_gb < _SMALLEST_DISK:
             raise InvalidField(f"at least {_SMALLEST_DISK}", field="disk_gb", given=request.disk_gb)
 
