@@ -122,6 +122,26 @@ resource "azurerm_network_interface" "node" {
   }
 }
 
+# InfiniBand connects machines of one availability set, which takes no spot machines and stands in no zone.
+# https://learn.microsoft.com/en-us/azure/virtual-machine-scale-sets/virtual-machine-scale-sets-orchestration-modes
+resource "azurerm_availability_set" "pool" {
+  count = var.infiniband ? 1 : 0
+
+  name                         = local.own
+  location                     = var.region
+  resource_group_name          = local.resource_group
+  platform_fault_domain_count  = 1
+  platform_update_domain_count = 1
+  tags                         = local.tags
+
+  lifecycle {
+    precondition {
+      condition     = !var.spot && var.zone == null && can(regex("^Standard_N[A-Z]+[0-9]+[a-qs-z]*r", var.machine_types[0]))
+      error_message = "infiniband: for sizes with an r behind the number (Standard_ND96isr_H100_v5), which are no spot machines and stand in no zone."
+    }
+  }
+}
+
 # What would be changed in place, for which a machine is stopped.
 resource "terraform_data" "machine" {
   input = [var.machine_types[0], var.disk_gb]
@@ -135,6 +155,7 @@ resource "azurerm_linux_virtual_machine" "node" {
   location              = var.region
   resource_group_name   = local.resource_group
   zone                  = var.zone
+  availability_set_id   = one(azurerm_availability_set.pool[*].id)
   size                  = var.machine_types[0]
   network_interface_ids = [azurerm_network_interface.node[each.key].id]
   admin_username        = local.user

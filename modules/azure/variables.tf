@@ -17,6 +17,13 @@ variable "zone" {
   }
 }
 
+variable "infiniband" {
+  description = "Whether the nodes stand in an availability set, within which InfiniBand connects machines of sizes such as Standard_ND96isr_H100_v5. Another one makes them anew."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "accelerated_networking" {
   description = "Whether the network interfaces are accelerated, which machines with few cores may not be."
   type        = bool

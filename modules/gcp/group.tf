@@ -7,7 +7,7 @@ resource "google_compute_instance_template" "group" {
   machine_type      = local.of.nodes.machine
   labels            = local.labels
   tags              = local.tags
-  resource_policies = local.of.nodes.policies
+  resource_policies = local.policies
   metadata          = merge(local.delivered, { user-data = replace(local.user_data_worker, "@SKYINFRA_NODE@", "${var.name}-asg") })
 
   disk {
@@ -38,7 +38,7 @@ resource "google_compute_instance_template" "group" {
     preemptible                 = var.spot
     automatic_restart           = !var.spot
     on_host_maintenance         = local.of.nodes.stops ? "TERMINATE" : "MIGRATE"
-    instance_termination_action = var.spot ? "DELETE" : null
+    instance_termination_action = local.of.nodes.model == "STANDARD" ? null : "DELETE"
   }
 
   dynamic "reservation_affinity" {
@@ -66,7 +66,7 @@ resource "google_compute_instance_template" "group" {
   lifecycle {
     create_before_destroy = true
     ignore_changes        = [metadata["user-data"]]
-    replace_triggered_by  = [terraform_data.declared["group"]]
+    replace_triggered_by  = [terraform_data.group[0]]
   }
 }
 
@@ -109,7 +109,7 @@ resource "google_compute_region_instance_group_manager" "workers" {
   }
 
   lifecycle {
-    replace_triggered_by = [terraform_data.declared["group"]]
+    replace_triggered_by = [terraform_data.group[0]]
   }
 
   depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
@@ -124,4 +124,17 @@ resource "terraform_data" "group_zones" {
   lifecycle {
     ignore_changes = [input]
   }
+}
+
+resource "terraform_data" "group" {
+  count = local.grouped ? 1 : 0
+
+  # The rest is for the nodes that the group makes from then on.
+  triggers_replace = [
+    coalesce(var.user_data_revision, sha256(var.user_data_worker)),
+    terraform_data.image["nodes"].id,
+    terraform_data.secret.id,
+    google_compute_address.head.address,
+    var.scheduler_port,
+  ]
 }

@@ -23,6 +23,31 @@ resource "terraform_data" "zone" {
   lifecycle {
     ignore_changes = [input]
 
+    precondition {
+      condition     = length(var.machine_types) == 1 || !can(regex("\\+", join(" ", var.machine_types)))
+      error_message = "machine_types: a machine type with GPUs that are added to it stands alone."
+    }
+
+    precondition {
+      condition     = length([for one in [var.spot, var.flex_start_seconds != null, var.reservation != null] : one if one]) <= 1
+      error_message = "spot: a node is a spot machine, or comes by flex_start_seconds, or out of a reservation. Leave the others out."
+    }
+
+    precondition {
+      condition     = !local.grouped || var.flex_start_seconds == null
+      error_message = "flex_start_seconds: for machines of one type, which are no group."
+    }
+
+    precondition {
+      condition     = !var.reservation_bound || var.reservation != null
+      error_message = "reservation_bound: nodes are bound to a reservation. Name it in reservation."
+    }
+
+    precondition {
+      condition     = !var.gpudirect || (!local.grouped && can(regex("^(a3-ultragpu|a4-highgpu)-8g$", var.machine_types[0])))
+      error_message = "gpudirect: for machines of a3-ultragpu-8g or a4-highgpu-8g, which are no group."
+    }
+
     postcondition {
       condition     = self.input != "" && (!local.grouped || length(local.group_zones) > 0)
       error_message = "machine_types: ${join(", ", keys(local.types))} is offered in none of ${join(", ", local.considered)}. Choose another zone, region or machine type."

@@ -7,16 +7,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
 # The least that the disk of an image with drivers has.
 _SMALLEST_DISK = 64
-# https://learn.microsoft.com/en-us/azure/azure-resource-manager/management/tag-resources
-_LABEL = re.compile(r"[^<>%&\\?/]{1,512}")
-_LABELS = 48
 
 
 class Azure(MachineCloud):
@@ -24,8 +21,9 @@ class Azure(MachineCloud):
 
     region: such as ``eastus``. zone: 1, 2 or 3; None leaves it to Azure. resource_group: one of yours; without, the
     pool has one of its own. image: ``PUBLISHER:OFFER:SKU:VERSION``, or the id of an image of your own; with the driver
-    for an accelerator. instance_types: one size, such as ``Standard_NC40ads_H100_v5``. ssh_public_key, key_file,
-    allow_cidrs, wait_seconds: see `MachineCloud`. Log in with `az login`, and set ARM_SUBSCRIPTION_ID.
+    for an accelerator. instance_types: one size, such as ``Standard_NC40ads_H100_v5``. infiniband: between nodes of the
+    ND series, in an availability set. ssh_public_key, key_file, allow_cidrs, wait_seconds: see `MachineCloud`. Log in
+    with `az login`, and set ARM_SUBSCRIPTION_ID.
     """
 
     kind: ClassVar[str] = "azure"
@@ -33,20 +31,27 @@ class Azure(MachineCloud):
     region: str = Field(default="eastus", pattern=r"^[a-z]+\d?$")
     zone: Literal["1", "2", "3"] | None = None
     resource_group: str | None = Field(default=None, pattern=r"^[\w.()-]{1,89}[\w()-]$")
+    infiniband: bool = False
     image: str | None = Field(default=None, pattern=r"^([\w.-]+:[\w.-]+:[\w.-]+:[\w.-]+|/subscriptions/\S+)$")
 
     def check(self, request: Request) -> None:
-        """Raises `InvalidField` for a disk that is too small, and labels that cannot be tags."""
+        """Raises `InvalidField` for a disk that is too small, and for what an availability set has not."""
         super().check(request)
+        if self.infiniband and (request.spot or self.zone):
+            field, given = ("spot", True) if request.spot else ("provider.zone", self.zone)
+            why = "nodes with InfiniBand stand in an availability set, which takes no spot machines and is in no zone"
+            raise InvalidField(why, field=field, given=given, hint="Leave it out, or infiniband.")
         if request.disk_gb is not None and request.disk_gb < _SMALLEST_DISK:
             raise InvalidField(f"at least {_SMALLEST_DISK}", field="disk_gb", given=request.disk_gb)
-        for key, value in request.labels.items():
-            if not _LABEL.fullmatch(key) or len(value) > 256 or key.lower().startswith("skyinfra-"):
-                why = r"a name without < > % & \ ? /, which does not begin with skyinfra-, and a value of at most 256"
-                raise InvalidField(f"expected {why}", field=f"labels[{key}]", given=value)
-        if len(request.labels) > _LABELS:
-            raise InvalidField(f"at most {_LABELS}", field="labels", given=len(request.labels))
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises `NotSupported` for machines without InfiniBand where it is declared."""
+        name = chosen.machine_types[0]
+        if self.infiniband and not re.match(self.data.machines["infiniband"], name):
+            hint = "Sizes of the ND series with an r have it: Standard_ND96isr_H100_v5. Or leave infiniband out."
+            raise NotSupported(f"{name} has no InfiniBand", field="provider.infiniband", given=True, hint=hint)
 
     def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
         """The inputs of modules/azure besides those of every such cloud."""
-        return {"zone": self.zone, "resource_group": self.resource_group}
+        own = {"zone": self.zone, "resource_group": self.resource_group}
+        return {**own, "infiniband": self.infiniband or None}

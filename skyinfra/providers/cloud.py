@@ -133,6 +133,7 @@ class CloudProvider(Provider):
         """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
         self._check_traits(request)
         self.check(request)
+        self._check_labels(request)
         chosen = self._accelerated(request) if request.accelerators else self._plain(request)
         self.check_chosen(chosen)
         head = (self.head_instance_type or self.data.machines["head"]) if self.in_group(request, chosen) else None
@@ -180,6 +181,17 @@ class CloudProvider(Provider):
             raise NotSupported(
                 f"nobody may partition a GPU on {self.called}", field="accelerator", given=str(wanted), hint=having
             )
+
+    def _check_labels(self, request: Request) -> None:
+        rule = self.data.labels
+        if rule is None:
+            return
+        for key, value in request.labels.items():
+            if not re.fullmatch(rule.name, key) or not re.fullmatch(rule.value, value):
+                raise InvalidField(f"expected {rule.says}", field="labels", given=f"{key}={value}")
+        if len(request.labels) > rule.limit:
+            why = f"{self.called} takes at most {rule.limit} besides those of skyinfra"
+            raise InvalidField(why, field="labels", given=len(request.labels))
 
     def _accelerated(self, request: Request) -> Chosen:
         found = self._of_types(request) if self.instance_types else self._found(request)

@@ -1,7 +1,7 @@
 """The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
-Tables of the file: terraform, boot, traits, images, no_image, machines, prices, quotas, preflight, errors; a provider
-leaves out what it has not. Every table carries its source and date, in fields or in a comment.
+Tables of the file: terraform, boot, traits, labels, images, no_image, machines, prices, quotas, preflight, errors; a
+provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
 """
 
 from __future__ import annotations
@@ -111,6 +111,15 @@ class TerraformProvider:
 TLS = TerraformProvider("tls", "registry.terraform.io/hashicorp/tls", ">= 4.0.0, < 5.0.0")
 
 
+class Labels(Declaration):
+    """The labels that a provider takes: patterns of a whole name and value, at most how many, and the rule in words."""
+
+    name: str
+    value: str
+    limit: int
+    says: str
+
+
 class About(Declaration):
     """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
@@ -135,6 +144,7 @@ class Data(Declaration):
     about: About
     boot: Boot
     traits: Traits
+    labels: Labels | None = None
     terraform: Mapping[str, Any] = Field(default_factory=dict)
     images: Mapping[str, dict[str, str]] = Field(default_factory=dict)
     no_image: Mapping[str, str] = Field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -13,7 +12,6 @@ from skyinfra.providers.base import Request, Selection
 from skyinfra.providers.cloud import Chosen, CloudProvider
 from skyinfra.providers.data import Strings, TerraformProvider
 
-_LABELS = 60
 _HOUR_S = 3600
 
 
@@ -37,10 +35,11 @@ class GCP(CloudProvider):
     Identity-Aware Proxy. ssh_public_key: to log in with as ``ubuntu``; ``gcloud compute ssh`` needs none. image: your
     own, or a family, as ``projects/PROJECT/global/images/[family/]NAME``. service_account: e-mail address; none by
     default. flex_start_hours: nodes that are made when there is capacity and deleted after that many hours, at most
-    168. reservation: its name, or ``projects/PROJECT/reservations/NAME``. compact_placement: close together in one
-    zone. group: nodes in a managed instance group from the first one on, so that a spot pool of one node grows without
-    being replaced. head_volume_gb: of the disk with the jobs of the head, which may only grow; 20 unless it says
-    otherwise.
+    168. reservation: its name, or ``projects/PROJECT/reservations/NAME``. reservation_bound: nodes are deleted when it
+    ends, as capacity that was reserved for a time wants (calendar mode, AI Hypercomputer). gpudirect: the interfaces of
+    GPUDirect RDMA, for A3 Ultra and A4. compact_placement: close together in one zone. group: nodes in a managed
+    instance group from the first one on, so that a spot pool of one node grows without being replaced. head_volume_gb:
+    of the disk with the jobs of the head, which may only grow; 20 unless it says otherwise.
     """
 
     kind: ClassVar[str] = "gcp"
@@ -59,6 +58,8 @@ class GCP(CloudProvider):
     reservation: str | None = Field(
         default=None, pattern=r"^(projects/[^/]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?$"
     )
+    reservation_bound: bool = False
+    gpudirect: bool = False
     compact_placement: bool = False
     group: bool = False
     head_volume_gb: int | None = Field(default=None, ge=10, le=65_536)
@@ -72,6 +73,9 @@ class GCP(CloudProvider):
             if ":" in cidr:
                 hint = "Its network has IPv4 addresses alone."
                 raise InvalidField("expected an IPv4 network", field="GCP.allow_cidrs", given=cidr, hint=hint)
+        if self.reservation_bound and self.reservation is None:
+            hint = "Name the reservation: reservation=..."
+            raise InvalidField("nodes are bound to a reservation", field="GCP.reservation_bound", given=True, hint=hint)
         return self
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
@@ -79,23 +83,15 @@ class GCP(CloudProvider):
         return (self.data.terraform_provider(region=self.region, project=self.project),)
 
     def check(self, request: Request) -> None:
-        """Raises `InvalidField` for a purchase that contradicts itself, and labels that Google Cloud does not take."""
-        ways = {"spot": request.spot, "provider.flex_start_hours": self.flex_start_hours}
-        asked = [name for name, value in {**ways, "provider.reservation": self.reservation}.items() if value]
+        """Raises `InvalidField` for a purchase that contradicts itself."""
+        asked = ["spot"] if request.spot else []
+        asked += [f"provider.{name}" for name in ("flex_start_hours", "reservation") if getattr(self, name)]
         if len(asked) > 1:
             raise InvalidField(
                 "spot, flex start and a reservation are three ways to get a machine",
                 field=asked[1],
                 hint=f"Leave out all but one of {', '.join(asked)}.",
             )
-        if self.flex_start_hours and (self.group or len(self.instance_types) > 1):
-            raise InvalidField(
-                "the nodes of a flex start are machines of one type",
-                field="provider.flex_start_hours",
-                given=self.flex_start_hours,
-                hint="Leave out group, and all machine types but one.",
-            )
-        _check_labels(request.labels)
 
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one."""
@@ -108,7 +104,7 @@ class GCP(CloudProvider):
             )
 
     def select(self, request: Request) -> Selection:
-        """As of every cloud; raises `NotSupported` besides for machines that are not sold on demand."""
+        """As of every cloud; raises besides for machines that are not sold on demand, or have no GPUDirect."""
         found = super().select(request)
         scarce = [name for name in found.machine_types if re.match(self.data.machines.get("scarce", "(?!)"), name)]
         if scarce and not request.spot and self.flex_start_hours is None:
@@ -117,6 +113,16 @@ class GCP(CloudProvider):
                 field="provider",
                 hint="Declare spot=True, sky.GCP(flex_start_hours=...), or more accelerators for each node.",
             )
+        for pattern, why in self.data.machines["no_gpudirect"] if self.gpudirect else ():
+            if re.match(pattern, found.machine_types[0]):
+                hint = "Leave it out: nodes reach each other over their first interface all the same."
+                why = f"not on {found.machine_types[0]}: {why}"
+                raise NotSupported(why, field="provider.gpudirect", given=True, hint=hint)
+        alone = "flex_start_hours" if self.flex_start_hours else "gpudirect" if self.gpudirect else None
+        if alone and found.separate_head:
+            hint = "Leave out group, all machine types but one, and spot for several nodes."
+            why = "for machines of one type, which are no group"
+            raise InvalidField(why, field=f"provider.{alone}", given=getattr(self, alone), hint=hint)
         return found
 
     def in_group(self, request: Request, chosen: Chosen) -> bool:
@@ -132,20 +138,9 @@ class GCP(CloudProvider):
             "service_account": self.service_account,
             "flex_start_seconds": round(self.flex_start_hours * _HOUR_S) if self.flex_start_hours else None,
             "reservation": self.reservation,
+            "reservation_bound": self.reservation_bound or None,
+            "gpudirect": self.gpudirect or None,
             "compact_placement": self.compact_placement,
             "group": self.group or None,
             "head_volume_gb": self.head_volume_gb,
         }
-
-
-def _check_labels(labels: Mapping[str, str]) -> None:
-    for key, value in labels.items():
-        if not re.fullmatch(r"(?!skyinfra-)[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
-            raise InvalidField(
-                "expected small letters, digits, dashes and underscores, at most 63 characters; a name begins with a "
-                "letter, and not with skyinfra-",
-                field="labels",
-                given=f"{key}={value}",
-            )
-    if len(labels) > _LABELS:
-        raise InvalidField(f"at most {_LABELS}: Google Cloud takes 64", field="labels", given=len(labels))

@@ -30,6 +30,8 @@ class GCPTPU(GCP):
     lacks: ClassVar[dict[str, str]] = {
         "flex_start_hours": _NO_MACHINES,
         "reservation": _NO_MACHINES,
+        "reservation_bound": _NO_MACHINES,
+        "gpudirect": _NO_MACHINES,
         "compact_placement": _NO_MACHINES,
         "group": _NO_MACHINES,
         "image": "a TPU slice has a runtime version",

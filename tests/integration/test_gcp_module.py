@@ -154,6 +154,58 @@ def test_purchases_of_machines(bed: Bed) -> None:
     assert reserved["boot_disk"][0]["initialize_params"][0]["type"] == "hyperdisk-balanced"
 
 
+def test_nodes_that_are_bound_to_a_reservation_end_with_it(bed: Bed) -> None:
+    given = {"machine_types": ["a4-highgpu-8g"], "reservation": "mine", "reservation_bound": True}
+    declare(bed, **given)
+    bed.apply()
+    [scheduling] = instances(bed)["train-0"]["scheduling"]
+    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == (
+        "RESERVATION_BOUND",
+        "DELETE",
+    )
+    assert scheduling["automatic_restart"] and scheduling["on_host_maintenance"] == "TERMINATE"
+    assert declare(bed, **{**given, "reservation_bound": False})[f'{INSTANCE}.node["train-0"]'] == "replace"
+    declare(bed, **given, group=True)
+    bed.apply()
+    [template] = bed.world.asked(TEMPLATE)
+    [scheduling], [affinity] = template["scheduling"], template["reservation_affinity"]
+    assert (scheduling["provisioning_model"], scheduling["instance_termination_action"]) == (
+        "RESERVATION_BOUND",
+        "DELETE",
+    )
+    assert affinity["specific_reservation"][0]["values"] == ["mine"]
+    # The head is no part of it.
+    [head] = instances(bed).values()
+    assert head["scheduling"][0]["provisioning_model"] == "STANDARD" and head["reservation_affinity"] == []
+
+
+def test_the_interfaces_of_gpudirect(bed: Bed) -> None:
+    bed.world.answer("google_compute_address", {"address": "10.84.0.{n}", "project": "p"})
+    given = {"machine_types": ["a3-ultragpu-8g"], "node_count": 2}
+    declare(bed, **given)
+    bed.apply()
+    assert [each["nic_type"] for each in instances(bed)["train-0"]["network_interface"]] == ["GVNIC"]
+    changes = declare(bed, **given, gpudirect=True)
+    assert {changes[f'{INSTANCE}.node["train-{number}"]'] for number in range(2)} == {"replace"}
+    bed.apply()
+    assert bed.changes() == {}
+    networks = {each["name"].rpartition("-")[2]: each for each in bed.world.asked("google_compute_network")}
+    assert networks["rdma"]["network_profile"] == "projects/p/global/networkProfiles/us-central1-a-vpc-roce"
+    assert networks["host"]["network_profile"] is None
+    assert {networks[name]["mtu"] for name in ("host", "rdma")} == {8896}
+    ranges = [each["ip_cidr_range"] for each in bed.world.asked("google_compute_subnetwork")]
+    assert len(ranges) == len(set(ranges)) == 10
+    for node in instances(bed).values():
+        assert [each["nic_type"] for each in node["network_interface"]] == ["GVNIC"] * 2 + ["MRDMA"] * 8
+        assert len({each["subnetwork"] for each in node["network_interface"]}) == 10
+    # What nodes send each other over the second interface comes in, and nothing else.
+    [host] = [each for each in bed.world.asked("google_compute_firewall") if each["name"].endswith("-host")]
+    assert host["source_tags"] == host["target_tags"] == instances(bed)["train-1"]["tags"] and not host["source_ranges"]
+    assert bed.output("fleet")["nodes"][0]["address"].startswith("10.84.0.")
+    bed.destroy()
+    assert bed.world.standing() == {}
+
+
 def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
     def rules(**inputs: Any) -> dict[str, Any]:
         declare(bed, **inputs)
@@ -213,6 +265,9 @@ def test_what_replaces_a_node(bed: Bed) -> None:
         ),
         ("spot: a node is a spot machine, or comes by flex_start_seconds", {"spot": True, "flex_start_seconds": 3600}),
         ("flex_start_seconds: for machines of one type", {"flex_start_seconds": 3600, "group": True}),
+        ("reservation_bound: nodes are bound to a reservation", {"reservation_bound": True}),
+        ("gpudirect: for machines of a3-ultragpu-8g", {"gpudirect": True}),
+        ("gpudirect: for machines of", {"gpudirect": True, "machine_types": ["a4-highgpu-8g"], "group": True}),
         ("flex_start_seconds: 600", {"flex_start_seconds": 60}),
         ("machine_types: at least one machine type such as", {"machine_types": ["p5.48xlarge"]}),
         ("image: projects/PROJECT/global/images", {"image": "ami-1"}),

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
-from module_cases import CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
+from mock_provider.world import Failure
+from module_cases import AZURE, CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
 from skyinfra.providers import read
@@ -194,6 +195,7 @@ REPLACING: dict[str, list[dict[str, Any]]] = {
     "azure": [
         {"image": "Canonical:ubuntu-24_04-lts:server:latest"},
         {"machine_types": ["Standard_NC80adis_H100_v5"]},
+        {"machine_types": ["Standard_ND96isr_H100_v5"], "infiniband": True},
         {"region": "westeurope"},
         {"zone": "2"},
         {"resource_group": "mine"},
@@ -257,6 +259,41 @@ def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase)
         declare(bed, case, **kept)
         assert machines() <= {"update"}, kept
     bed.apply()
+
+
+@pytest.mark.slow
+@clouds(AZURE)
+def test_infiniband_connects_the_nodes_of_an_availability_set(bed: Bed) -> None:
+    given = {"machine_types": ["Standard_ND96isr_H100_v5"], "infiniband": True}
+    declare(bed, AZURE, **given)
+    bed.apply()
+    [placed] = bed.world.standing("azurerm_availability_set").values()
+    machines = bed.world.standing("azurerm_linux_virtual_machine").values()
+    assert [each["availability_set_id"] for each in machines] == [placed["id"]] * 2 and bed.changes() == {}
+    for wrong in ({"machine_types": ["Standard_NC40ads_H100_v5"]}, {"spot": True}, {"zone": "1"}):
+        declare(bed, AZURE, **{**given, **wrong})
+        assert "infiniband: for sizes with an r behind" in bed.run("plan", "-no-color", code=1)
+
+
+@pytest.mark.slow
+@clouds(AZURE)
+def test_a_machine_that_was_left_outside_of_the_state_stops_the_apply_and_no_other_machine(bed: Bed) -> None:
+    kind, which = "azurerm_linux_virtual_machine", {"computer_name": "train-1"}
+    said = ("AllocationFailed: Allocation failed.", "already exists - to be managed via Terraform this resource needs")
+    bed.world.fail(Failure("create", kind, said[0], which, leaves="outside", times=1))
+    assert said[0] in bed.apply(code=1)
+    assert len(bed.world.standing(kind)) == 2
+    [head] = [
+        each["virtual_machine_id"] for each in bed.world.standing(kind).values() if each["computer_name"] == "train-0"
+    ]
+    bed.world.fail(Failure("create", kind, said[1], which, times=1))
+    assert said[1] in bed.apply(code=1)
+    # It is deleted by hand.
+    [left] = [file for file, each in bed.world.standing(kind).items() if each["computer_name"] == "train-1"]
+    (bed.world.folder / left).unlink()
+    bed.apply()
+    assert bed.output("fleet")["nodes"][0]["id"] == head
+    assert len(bed.world.standing(kind)) == 2 and bed.changes() == {}
 
 
 @clouds(LAMBDA)

@@ -109,6 +109,35 @@ def test_inputs() -> None:
     assert {"flex_start_seconds", "group"}.isdisjoint(inputs)
 
 
+def test_nodes_that_are_bound_to_their_reservation() -> None:
+    bound = select("B200:8", gcp={"reservation": "mine", "reservation_bound": True}).inputs
+    assert (bound["reservation"], bound["reservation_bound"]) == ("mine", True)
+    assert (
+        refused(sky.InvalidField, "B200:8", gcp={"reservation": "mine", "reservation_bound": True}, spot=True).field
+        == "provider.reservation"
+    )
+
+
+@pytest.mark.parametrize("accelerator", ["H200:8", "B200:8"])
+def test_gpudirect_of_machines_that_have_rdma(accelerator: str) -> None:
+    assert select(accelerator, gcp={"gpudirect": True}, nodes=2).inputs["gpudirect"] is True
+    error = refused(sky.InvalidField, accelerator, gcp={"gpudirect": True}, nodes=2, spot=True)
+    assert error.field == "provider.gpudirect" and "no group" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine_type", "words"),
+    [
+        ("H100:8", "a3-megagpu-8g", "GPUDirect-TCPXO goes through a daemon in a privileged container"),
+        ("H100:8", "a3-highgpu-8g", "GPUDirect-TCPX goes through a daemon in a privileged container"),
+        ("A100-40GB:8", "a2-highgpu-8g", "it has no interfaces of its own for GPUs"),
+    ],
+)
+def test_gpudirect_that_nodes_cannot_use_is_refused(accelerator: str, machine_type: str, words: str) -> None:
+    error = refused(sky.NotSupported, accelerator, gcp={"gpudirect": True, "instance_types": [machine_type]})
+    assert error.field == "provider.gpudirect" and f"not on {machine_type}: " in str(error) and words in str(error)
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
@@ -123,6 +152,7 @@ def test_inputs() -> None:
         ("provider.flex_start_hours", {"gcp": {"flex_start_hours": 1}, "spot": True}),
         ("provider.reservation", {"gcp": {"reservation": "mine"}, "spot": True}),
         ("provider.flex_start_hours", {"gcp": {"flex_start_hours": 1, "group": True}}),
+        ("GCP.reservation_bound", {"gcp": {"reservation_bound": True}}),
         ("labels", {"labels": {"Team": "ml"}}),
         ("labels", {"labels": {"team": "m l"}}),
         ("labels", {"labels": {"skyinfra-pool": "x"}}),
@@ -171,6 +201,8 @@ def test_tpus_take_what_google_cloud_takes() -> None:
 def test_tpus_that_are_refused() -> None:
     assert "v5litepod-16 is a slice of several hosts" in str(refused(sky.NotSupported, "TPUv5e:16"))
     assert refused(sky.NotSupported, "TPUv5e:4", gcp={"flex_start_hours": 2}).field == "GCPTPU.flex_start_hours"
+    assert refused(sky.NotSupported, "TPUv5e:4", gcp={"gpudirect": True}).field == "GCPTPU.gpudirect"
+    assert refused(sky.InvalidField, "TPUv5e:4", labels={"Team": "ml"}).field == "labels"
     assert refused(sky.NotSupported, "TPUv5e:4", disk_gb=200).field == "disk_gb"
     assert "Declare a pool for each" in str(refused(sky.NotSupported, ["TPUv5e:4", "L4"]))
     assert "Declare a pool for each" in str(refused(sky.NotSupported, ["T4:16", "TPUv5e:4"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -272,6 +273,8 @@ def test_machines_of_azure() -> None:
     for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):
         with pytest.raises(InvalidField, match="labels"):
             selected(access(sky.Azure), labels=labels)
+    with pytest.raises(InvalidField, match=r"labels: .* at most 48"):
+        selected(access(sky.Azure), labels={f"l{n}": "" for n in range(49)})
     with pytest.raises(InvalidField, match=r"Azure\.image"):
         access(sky.Azure, image="ubuntu")
     machine = providers.machines_of(
@@ -287,6 +290,32 @@ def test_machines_of_azure() -> None:
     for words, cause in said.items():
         [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
         assert known.cause == cause
+
+
+def test_nodes_of_azure_watch_for_scheduled_events_and_are_no_group() -> None:
+    pool = sky.ComputePool(name="train", provider=access(sky.Azure), accelerator="A100", spot=True, nodes=3)
+    deployment = compile_pool(pool, "s")
+    assert (deployment.selection.machine_types, deployment.selection.separate_head) == (
+        ("Standard_NC24ads_A100_v4",),
+        False,
+    )
+    data = user_data(deployment)
+    for text in (data.head, data.worker):
+        (units,) = re.findall(r'"units":\[(.*?)\]', text)
+        assert "skyinfra-interrupt.service" in units and "skyinfra-watch" not in units
+
+
+def test_infiniband_of_azure() -> None:
+    place = access(sky.Azure, infiniband=True)
+    found = selected(place, accelerator="H100:8", nodes=2)
+    assert (found.machine_types, found.inputs["infiniband"]) == (("Standard_ND96isr_H100_v5",), True)
+    assert "infiniband" not in selected(access(sky.Azure), accelerator="H100:8").inputs
+    with pytest.raises(NotSupported, match="Standard_NC24ads_A100_v4 has no InfiniBand"):
+        selected(place, accelerator="A100")
+    with pytest.raises(InvalidField, match="spot: nodes with InfiniBand stand in an availability set"):
+        selected(place, accelerator="H100:8", spot=True)
+    with pytest.raises(InvalidField, match=r"provider\.zone: nodes with InfiniBand"):
+        selected(access(sky.Azure, infiniband=True, zone="1"), accelerator="H100:8")
 
 
 def test_instances_of_vultr() -> None:
