@@ -6,7 +6,9 @@ NVIDIA GPUs are listed by NVML, the others by the device files of their drivers.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,14 @@ _LIBRARY = "libnvidia-ml.so.1"
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
-# `core_count` where the driver has no such file: Trainium and Inferentia2 have two NeuronCores a chip.
+# Where the driver does not tell: Trainium1 and Inferentia2 have two NeuronCores a chip.
 _NEURON_CORES = 2
+# Trainium2 and later have eight, of which two make one logical core unless this file says otherwise (AWS Neuron
+# documentation, "Logical NeuronCore configuration" and "EKS prerequisites").
+_NEURON_PAIRED = 8
+_NEURON_CONFIG = "opt/aws/neuron/logical_nc_config"
+# Folders of vendors' tools that are seldom on PATH.
+_TOOLS = ("/opt/rocm/bin", "/opt/aws/neuron/bin")
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,41 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
     files, driver = device_files(accelerator.vendor, root)
     found = ", ".join(str(file) for file in files) or "none"
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
-    cores = root / "sys/class/neuron_device/neuron0/core_count"
-    return simulated(accelerator, int(cores.read_text(encoding="utf-8")) if cores.exists() else _NEURON_CORES)
+    if accelerator.vendor == "intel":
+        return tuple(Device(index, _module_id(file, root) or str(index)) for index, file in enumerate(files))
+    return simulated(accelerator, _neuron_cores(root))
+
+
+def find_tool(name: str) -> str | None:
+    """Returns the path of a vendor's program, on PATH or where the vendor puts it; None where it is not installed."""
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(_TOOLS))
+
+
+def number_of(file: Path) -> float | None:
+    """Returns the number in a file of a driver; None where there is none, or the driver does not tell."""
+    try:
+        return float(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _neuron_cores(root: Path) -> int:
+    """Returns the number of logical cores of one Neuron device, which is what NEURON_RT_VISIBLE_CORES counts."""
+    device = root / "sys/class/neuron_device/neuron0"
+    # Before version 2.28 of the driver only root may read core_count; everybody sees the folders.
+    cores = len([*device.glob("neuron_core[0-9]*")]) or int(number_of(device / "core_count") or _NEURON_CORES)
+    try:
+        said = re.search(r"NEURON_LOGICAL_NC_CONFIG=(\d+)", (root / _NEURON_CONFIG).read_text(encoding="utf-8"))
+    except OSError:
+        said = None
+    paired = int(said[1]) if said else 2 if cores >= _NEURON_PAIRED else 1
+    return max(1, cores // max(1, paired))
+
+
+def _module_id(file: Path, root: Path) -> str | None:
+    """Returns the number of a Gaudi card for HABANA_VISIBLE_MODULES: its place on the board, not that of its file."""
+    number = number_of(root / "sys/class/accel" / file.name / "device/module_id")
+    return None if number is None else f"{number:.0f}"
 
 
 def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:
