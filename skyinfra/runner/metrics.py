@@ -1,6 +1,6 @@
 """Metrics of this node's slots: utilization, memory, temperature and power, also for Prometheus.
 
-NVIDIA's come from NVML, those of other vendors from `skyinfra.gpu.figures`.
+NVIDIA's come from NVML, those of other vendors from `skyinfra.doctor.figures`.
 
 NVML refuses `nvmlDeviceGetUtilizationRates` on MIG devices and on their GPU. GPM measures them, on Hopper and later,
 from two samples of a GPU instance.
@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import pynvml
 
+from skyinfra.doctor import figures
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PortTaken, SkyinfraError
-from skyinfra.gpu import figures
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml
 from skyinfra.node.node import directory_of

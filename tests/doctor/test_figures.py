@@ -12,7 +12,8 @@ import pytest
 import vendor_files
 from vendor_files import GIB, NEURON_REPORT, NEURON_USED
 
-from skyinfra.gpu import figures, inventory
+from skyinfra.doctor import figures
+from skyinfra.gpu import inventory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import Vendor
 from skyinfra.protocol.readings import SlotReading
