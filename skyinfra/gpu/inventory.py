@@ -5,11 +5,12 @@ NVIDIA GPUs are listed by NVML, the others by the device files of their drivers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,10 @@ _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
 # Where the driver does not tell: Trainium1 and Inferentia2 have two NeuronCores a chip.
 _NEURON_CORES = 2
-# Trainium2 and later have eight, of which two make one logical core unless this file says otherwise (AWS Neuron
-# documentation, "Logical NeuronCore configuration" and "EKS prerequisites").
+# Trainium2 and later have eight, of which two make one logical core unless the variable or the file says otherwise (AWS
+# Neuron documentation, "Logical NeuronCore configuration" and "EKS prerequisites").
 _NEURON_PAIRED = 8
+_NEURON_LOGICAL = "NEURON_LOGICAL_NC_CONFIG"
 _NEURON_CONFIG = "opt/aws/neuron/logical_nc_config"
 # Folders of vendors' tools that are seldom on PATH.
 _TOOLS = ("/opt/rocm/bin", "/opt/aws/neuron/bin")
@@ -107,8 +109,13 @@ def unloadable() -> str | None:
     return None
 
 
-def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:
-    """The accelerators, by device files below *root*. Raises `AcceleratorMissing` unless as many as declared exist."""
+def by_device_files(
+    accelerator: NodeAccelerator, *, root: Path = Path("/"), env: Mapping[str, str] | None = None
+) -> tuple[Device, ...]:
+    """The accelerators, by device files below *root*. *env*: the declared variables of the tasks.
+
+    Raises `AcceleratorMissing` unless as many as declared exist.
+    """
     if accelerator.vendor not in _FILES:
         return simulated(accelerator)
     files, driver = device_files(accelerator.vendor, root)
@@ -116,7 +123,7 @@ def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> 
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
     if accelerator.vendor == "intel":
         return tuple(Device(index, _module_id(file, root) or str(index)) for index, file in enumerate(files))
-    return simulated(accelerator, _neuron_cores(root))
+    return simulated(accelerator, _neuron_cores(root, env or {}))
 
 
 def find_tool(name: str) -> str | None:
@@ -132,17 +139,16 @@ def number_of(file: Path) -> float | None:
         return None
 
 
-def _neuron_cores(root: Path) -> int:
+def _neuron_cores(root: Path, env: Mapping[str, str]) -> int:
     """Returns the number of logical cores of one Neuron device, which is what NEURON_RT_VISIBLE_CORES counts."""
     device = root / "sys/class/neuron_device/neuron0"
     # Before version 2.28 of the driver only root may read core_count; everybody sees the folders.
     cores = len([*device.glob("neuron_core[0-9]*")]) or int(number_of(device / "core_count") or _NEURON_CORES)
-    try:
-        said = re.search(r"NEURON_LOGICAL_NC_CONFIG=(\d+)", (root / _NEURON_CONFIG).read_text(encoding="utf-8"))
-    except OSError:
-        said = None
-    paired = int(said[1]) if said else 2 if cores >= _NEURON_PAIRED else 1
-    return max(1, cores // max(1, paired))
+    said = f"{_NEURON_LOGICAL}={env[_NEURON_LOGICAL]}" if _NEURON_LOGICAL in env else ""
+    with contextlib.suppress(OSError):
+        said = said or (root / _NEURON_CONFIG).read_text(encoding="utf-8")
+    number = re.search(rf"{_NEURON_LOGICAL}=([1-9]\d*)", said)
+    return max(1, cores // (int(number[1]) if number else 2 if cores >= _NEURON_PAIRED else 1))
 
 
 def _module_id(file: Path, root: Path) -> str | None:

@@ -156,6 +156,19 @@ def test_the_cores_of_a_neuron_device(tmp_path: Path, files: dict[str, str], vis
     assert [d.visible for d in devices] == visible
 
 
+@pytest.mark.parametrize(("said", "visible"), [("1", "0-7"), ("2", "0-3"), ("0", "0-3"), ("", "0-3")])
+def test_the_image_may_say_how_cores_are_grouped(tmp_path: Path, said: str, visible: str) -> None:
+    for file, text in (
+        ("dev/neuron0", ""),
+        ("sys/class/neuron_device/neuron0/core_count", "8"),
+        ("opt/aws/neuron/logical_nc_config", "NEURON_LOGICAL_NC_CONFIG=4"),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    declared = config(NodeAccelerator("Trainium2", "aws", 1), env={"NEURON_LOGICAL_NC_CONFIG": said})
+    assert [d.visible for d in Hardware(declared, NodeDirectory(tmp_path), root=tmp_path).devices()] == [visible]
+
+
 def test_gaudi_cards_are_named_by_their_module(tmp_path: Path) -> None:
     (tmp_path / "dev/accel").mkdir(parents=True)
     for number, module in enumerate((6, 3)):
