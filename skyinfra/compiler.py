@@ -155,9 +155,8 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
 
 def _package_source(pool: ComputePool) -> PackageSource | None:
     image = pool.image
-    extra = tuple(image.extra_indexes)
     certificate = image.ca_certificate.strip() + "\n" if image.ca_certificate is not None else None
-    source = PackageSource(image.index, extra, image.wheelhouse, image.proxy, certificate)
+    source = PackageSource(image.index, pool.extra_indexes, image.wheelhouse, image.proxy, certificate)
     return source if source != PackageSource() else None
 
 

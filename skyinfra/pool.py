@@ -171,6 +171,18 @@ class ComputePool(Declaration):
                 declared.update(plugin.variables)
         return {**declared, **self.image.env}
 
+    @property
+    def extra_indexes(self) -> tuple[str, ...]:
+        """URLs of the package indexes that are asked besides: the image's, and the plugins'.
+
+        Where the image says in place of PyPI where packages come from, its own alone.
+        """
+        own = tuple(self.image.extra_indexes)
+        if self.image.index is not None or self.image.wheelhouse is not None:
+            return own
+        added = [plugin.index for plugin in self.plugins if isinstance(plugin, Environment) and plugin.index]
+        return tuple(dict.fromkeys((*own, *added)))
+
     @model_validator(mode="after")
     def _check(self) -> ComputePool:
         try:
@@ -179,6 +191,12 @@ class ComputePool(Declaration):
             raise error.at(f"ComputePool({self.name!r}).accelerator") from None
         if not accelerators and any(isinstance(plugin, Mig) for plugin in self.plugins):
             raise InvalidField("a layout needs an accelerator", field=f"ComputePool({self.name!r}).plugins")
+        for plugin in self.plugins:
+            if isinstance(plugin, Environment):
+                try:
+                    plugin.check(accelerators)
+                except InvalidField as error:
+                    raise error.at(f"ComputePool({self.name!r})") from None
         for accelerator in accelerators:
             check_concurrency(self, accelerator)
         return self

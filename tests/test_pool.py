@@ -108,6 +108,41 @@ def test_plugins_of_frameworks_set_variables_where_the_image_does_not() -> None:
     assert with_layout.accelerators == pool(accelerator="A100/3g.40gb").accelerators
 
 
+def test_plugins_bring_the_index_of_their_packages_where_the_image_has_none_of_its_own() -> None:
+    neuron = "https://pip.repos.neuron.amazonaws.com"
+    trainium = {"accelerator": "Trainium", "plugins": [sky.plugins.neuron(), sky.plugins.torch()]}
+    assert pool(**trainium).extra_indexes == (neuron,)
+    assert pool(**trainium).variables["PJRT_DEVICE"] == "NEURON"
+    assert pool(**trainium, image=sky.Image(extra_indexes=["https://a.example/x", neuron])).extra_indexes == (
+        "https://a.example/x",
+        neuron,
+    )
+    for own in ({"index": "https://a.example/simple"}, {"wheelhouse": "/wheels"}):
+        assert pool(**trainium, image=sky.Image(**own)).extra_indexes == ()
+    rocm = pool(accelerator="MI300X", plugins=[sky.plugins.rocm("6.4")])
+    assert (rocm.extra_indexes, rocm.variables) == (("https://download.pytorch.org/whl/rocm6.4",), {})
+    tpu = pool(accelerator="TPUv5e", plugins=[sky.plugins.torch_xla()])
+    assert (tpu.extra_indexes, tpu.variables) == ((), {"PJRT_DEVICE": "TPU"})
+    assert pool().extra_indexes == ()
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "plugin", "message"),
+    [
+        ("H100", sky.plugins.neuron(), "the plugin neuron is for Trainium and Inferentia"),
+        (["MI300X", "H100"], sky.plugins.rocm("7.0"), "the plugin rocm-7.0 is for AMD GPUs"),
+        (None, sky.plugins.torch_xla(), "the plugin torch-xla is for TPUs"),
+    ],
+)
+def test_a_plugin_of_another_vendor_is_refused(accelerator: Any, plugin: Any, message: str) -> None:
+    with pytest.raises(sky.InvalidField, match=message) as caught:
+        pool(accelerator=accelerator, plugins=[plugin])
+    assert caught.value.field == "ComputePool('pool').plugins"
+    assert caught.value.given in ("H100", "no accelerator")
+    with pytest.raises(sky.InvalidField, match=r"expected a version of ROCm such as 6\.4"):
+        sky.plugins.rocm("latest")
+
+
 def test_a_declaration_is_frozen() -> None:
     made = pool()
     with pytest.raises(Exception, match="frozen"):

@@ -13,7 +13,7 @@ from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, SlotLost, did_you_mean
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.gang import Candidates, Framework, Rank, RankEnd, Work
+from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.tasks import pickling
@@ -105,7 +105,7 @@ def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, 
 
     A rank on a whole GPU sees all GPUs that the gang has on its node, of which its local rank picks one. On any other
     kind of slot it sees what is its own: a process can use one MIG partition. One task that takes all of them sees
-    them all.
+    them all. torch-xla gives a rank one NeuronCore, unless it is in the mode SPMD: the first one of its slot.
     """
     framework = launch.framework
     nodes = list(dict.fromkeys(slot.node for slot in slots))
@@ -113,6 +113,7 @@ def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, 
     for rank, slot in enumerate(slots):
         beside = [each for each in slots if each.node == slot.node]
         sees = beside if framework is None or slot.kind == "gpu" else [slot]
+        one_core = framework == "torch" and slot.kind == "cores" and not spmd(launch.env)
         found.append(
             Rank(
                 gang=gang,
@@ -127,7 +128,7 @@ def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, 
                 restart=start,
                 max_restarts=launch.max_restarts,
                 holds=framework is None and rank > 0,
-                visible=_visible(sees),
+                visible=_first_cores(beside) if one_core else _visible(sees),
                 env=dict(launch.env),
                 topic=topic,
                 run_id=f"{gang}.{rank}",
@@ -159,6 +160,15 @@ def _visible(slots: Sequence[InstanceInfo]) -> dict[str, str]:
         # Inside the devices that ROCR leaves, HIP counts from 0 again.
         variables["HIP_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(len(pairs)))
     return variables
+
+
+def _first_cores(slots: Sequence[InstanceInfo]) -> dict[str, str]:
+    """The first core of each of *slots*: torch-xla wants as many as a node has ranks, and takes that of LOCAL_RANK.
+
+    So does `remap_visible_cores` in torch_xla/_internal/neuron_utils.py.
+    """
+    firsts = [slot.visible[1].partition("-")[0] for slot in slots if slot.visible is not None]
+    return {NEURON_CORES: ",".join(firsts)}
 
 
 def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tuple[BaseException, bool]:

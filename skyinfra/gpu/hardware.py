@@ -42,6 +42,7 @@ class Hardware:
 
     def __init__(self, config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> None:
         self._simulate = config.simulate
+        self._env = config.env
         self._directory = directory
         self._root = root
         # A head without slots has none of the accelerators of the fleet's nodes.
@@ -73,7 +74,7 @@ class Hardware:
             return ()
         if self._simulate:
             return inventory.simulated(accelerator)
-        return inventory.by_device_files(accelerator, root=self._root)
+        return inventory.by_device_files(accelerator, root=self._root, env=self._env)
 
     def plan(self) -> list[Step]:
         """The steps that `partition` would execute; empty where the actual layout is the desired one."""

@@ -5,9 +5,12 @@ NVIDIA GPUs are listed by NVML, the others by the device files of their drivers.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +24,15 @@ _LIBRARY = "libnvidia-ml.so.1"
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
-# `core_count` where the driver has no such file: Trainium and Inferentia2 have two NeuronCores a chip.
+# Where the driver does not tell: Trainium1 and Inferentia2 have two NeuronCores a chip.
 _NEURON_CORES = 2
+# Trainium2 and later have eight, of which two make one logical core unless the variable or the file says otherwise (AWS
+# Neuron documentation, "Logical NeuronCore configuration" and "EKS prerequisites").
+_NEURON_PAIRED = 8
+_NEURON_LOGICAL = "NEURON_LOGICAL_NC_CONFIG"
+_NEURON_CONFIG = "opt/aws/neuron/logical_nc_config"
+# Folders of vendors' tools that are seldom on PATH.
+_TOOLS = ("/opt/rocm/bin", "/opt/aws/neuron/bin")
 
 
 @dataclass(frozen=True)
@@ -99,15 +109,52 @@ def unloadable() -> str | None:
     return None
 
 
-def by_device_files(accelerator: NodeAccelerator, *, root: Path = Path("/")) -> tuple[Device, ...]:
-    """The accelerators, by device files below *root*. Raises `AcceleratorMissing` unless as many as declared exist."""
+def by_device_files(
+    accelerator: NodeAccelerator, *, root: Path = Path("/"), env: Mapping[str, str] | None = None
+) -> tuple[Device, ...]:
+    """The accelerators, by device files below *root*. *env*: the declared variables of the tasks.
+
+    Raises `AcceleratorMissing` unless as many as declared exist.
+    """
     if accelerator.vendor not in _FILES:
         return simulated(accelerator)
     files, driver = device_files(accelerator.vendor, root)
     found = ", ".join(str(file) for file in files) or "none"
     check_count(accelerator, len(files), found, hint=f"Their files come with {driver}.")
-    cores = root / "sys/class/neuron_device/neuron0/core_count"
-    return simulated(accelerator, int(cores.read_text(encoding="utf-8")) if cores.exists() else _NEURON_CORES)
+    if accelerator.vendor == "intel":
+        return tuple(Device(index, _module_id(file, root) or str(index)) for index, file in enumerate(files))
+    return simulated(accelerator, _neuron_cores(root, env or {}))
+
+
+def find_tool(name: str) -> str | None:
+    """Returns the path of a vendor's program, on PATH or where the vendor puts it; None where it is not installed."""
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(_TOOLS))
+
+
+def number_of(file: Path) -> float | None:
+    """Returns the number in a file of a driver; None where there is none, or the driver does not tell."""
+    try:
+        return float(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _neuron_cores(root: Path, env: Mapping[str, str]) -> int:
+    """Returns the number of logical cores of one Neuron device, which is what NEURON_RT_VISIBLE_CORES counts."""
+    device = root / "sys/class/neuron_device/neuron0"
+    # Before version 2.28 of the driver only root may read core_count; everybody sees the folders.
+    cores = len([*device.glob("neuron_core[0-9]*")]) or int(number_of(device / "core_count") or _NEURON_CORES)
+    said = f"{_NEURON_LOGICAL}={env[_NEURON_LOGICAL]}" if _NEURON_LOGICAL in env else ""
+    with contextlib.suppress(OSError):
+        said = said or (root / _NEURON_CONFIG).read_text(encoding="utf-8")
+    number = re.search(rf"{_NEURON_LOGICAL}=([1-9]\d*)", said)
+    return max(1, cores // (int(number[1]) if number else 2 if cores >= _NEURON_PAIRED else 1))
+
+
+def _module_id(file: Path, root: Path) -> str | None:
+    """Returns the number of a Gaudi card for HABANA_VISIBLE_MODULES: its place on the board, not that of its file."""
+    number = number_of(root / "sys/class/accel" / file.name / "device/module_id")
+    return None if number is None else f"{number:.0f}"
 
 
 def device_files(vendor: Vendor, root: Path = Path("/")) -> tuple[list[Path], str]:

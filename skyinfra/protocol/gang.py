@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal, TypedDict
 
@@ -19,6 +20,9 @@ from skyinfra.protocol import _schema
 
 # The variable in which a rank finds its `Gang`, as JSON.
 VARIABLE = "SKYINFRA_GANG"
+
+# The variable that confines a process to NeuronCores: a range such as ``0-3``.
+NEURON_CORES = "NEURON_RT_VISIBLE_CORES"
 
 Framework = Literal["torch", "jax", "none"]
 # Waiting: for slots. Granted: it has slots, not all ranks have arrived. Unknown: the head has no such gang any more.
@@ -162,7 +166,7 @@ def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
     plain = {f"SKYINFRA_{name.upper()}": str(value) for name, value in place.items() if name not in ("nodes", "slots")}
     ours = {VARIABLE: json.dumps(place), **plain}
     of_framework = {"torch": _torch, "jax": _jax}.get(rank.framework)
-    return ours if of_framework is None else ours | of_framework(rank, address, port)
+    return ours if of_framework is None else ours | of_framework(rank, address, port) | _neuron(rank, address, port)
 
 
 def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
@@ -188,13 +192,43 @@ def _torch(rank: Rank, address: str, port: int) -> dict[str, str]:
 def _jax(rank: Rank, address: str, port: int) -> dict[str, str]:
     """`jax.distributed.initialize` reads the address and the devices (jax/_src/distributed.py). The number of processes
     and the index of this one are arguments of it."""
-    host = f"[{address}]" if ":" in address else address
     # A rank may see the devices of the other ranks of its node too.
     grouped = rank.local_world_size > 1 and any("," in value for value in rank.visible.values())
     devices = {"JAX_LOCAL_DEVICE_IDS": str(rank.local_rank)} if grouped else {}
     return {
         **devices,
-        "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
+        "JAX_COORDINATOR_ADDRESS": _endpoint(address, port),
         "JAX_NUM_PROCESSES": str(rank.world_size),
         "JAX_PROCESS_ID": str(rank.rank),
     }
+
+
+def _neuron(rank: Rank, address: str, port: int) -> dict[str, str]:
+    """The variables of a rank on NeuronCores; empty on any other slot.
+
+    The runtime needs a port of its own; torch-xla (torch_xla/_internal/neuron.py) would take one for every gang. JAX,
+    and torch-xla in the mode SPMD, have to know the number of cores of each rank (AWS Neuron documentation, "JAX
+    NeuronX Environment Variables").
+    """
+    cores = rank.visible.get(NEURON_CORES)
+    if cores is None:
+        return {}
+    meeting = {"NEURON_RT_ROOT_COMM_ID": _endpoint(address, port ^ 1)}
+    if rank.framework == "torch" and not spmd(rank.env):
+        return meeting
+    first, _, last = cores.partition("-")
+    count = str(int(last or first) - int(first) + 1)
+    return {
+        **meeting,
+        "NEURON_PJRT_PROCESS_INDEX": str(rank.rank),
+        "NEURON_PJRT_PROCESSES_NUM_DEVICES": ",".join([count] * rank.world_size),
+    }
+
+
+def spmd(env: Mapping[str, str]) -> bool:
+    """Whether *env* makes one process of torch-xla use all of its cores, in place of one."""
+    return env.get("XLA_USE_SPMD") == "1"
+
+
+def _endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

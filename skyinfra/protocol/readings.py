@@ -13,8 +13,9 @@ from skyinfra.protocol.instance import InstanceInfo
 class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
     """Utilization of *slot*. None stands for a value that its device, or the driver, does not tell.
 
-    utilization: percent of the time that something ran on it; of a partition, percent of its multiprocessors that were
-    busy, by NVIDIA's GPM, which Hopper and later have. memory_used, memory_total: bytes of its device.
+    utilization: percent of the time that something ran on it; of a MIG partition, percent of its multiprocessors that
+    were busy, by NVIDIA's GPM, which Hopper and later have; of NeuronCores, their mean. memory_used, memory_total:
+    bytes of its device.
     temperature (degrees Celsius) and power (watts) are those of the whole accelerator that it stands on.
     """
 

@@ -1,4 +1,6 @@
-"""Metrics of this node's slots: utilization, memory, temperature and power, from NVML, also for Prometheus.
+"""Metrics of this node's slots: utilization, memory, temperature and power, also for Prometheus.
+
+NVIDIA's come from NVML, those of other vendors from `skyinfra.doctor.figures`.
 
 NVML refuses `nvmlDeviceGetUtilizationRates` on MIG devices and on their GPU. GPM measures them, on Hopper and later,
 from two samples of a GPU instance.
@@ -18,6 +20,7 @@ from typing import Any, ClassVar
 
 import pynvml
 
+from skyinfra.doctor import figures
 from skyinfra.errors import AcceleratorMissing, NodeFailed, PortTaken, SkyinfraError
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml
@@ -30,18 +33,22 @@ from skyinfra.protocol.readings import SlotReading
 _SAMPLE_S = 0.15
 
 
-def read(config: Path) -> list[SlotReading]:
+def read(config: Path, *, root: Path = Path("/")) -> list[SlotReading]:
     """Returns the reading of each slot that the node *config* has now. Raises `InvalidNodeConfig`.
 
-    A value that cannot be measured is None: for slots of other vendors, or where a driver refuses it.
+    A value that cannot be measured is None: where the driver or the vendor's tool does not tell it, on simulated
+    accelerators but NVIDIA's, on TPUs and on CPU slots. *root*: the parent of sys/.
     """
     directory = directory_of(config)
     status = directory.status()
     slots = status.slots if status is not None and directory.holder() is not None else ()
     node = NodeConfig.load(config)
-    if slots and node.accelerator is not None and node.accelerator.vendor == "nvidia":
+    vendor = node.accelerator.vendor if node.accelerator is not None else None
+    if slots and vendor == "nvidia":
         with contextlib.suppress(AcceleratorMissing, pynvml.NVMLError), Hardware(node, directory).nvml() as nvml:
             return _of_gpus(nvml, slots)
+    elif slots and vendor is not None and not node.simulate:
+        return figures.read(vendor, slots, root=root)
     return [SlotReading(slot) for slot in slots]
 
 

@@ -15,7 +15,7 @@ from skyinfra.node import processes
 # The modules for the fork server, as JSON, see `announce`.
 VARIABLE = "SKYINFRA_PRELOAD"
 # A process that has one of them open must not be forked: every slot would inherit the device.
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/neuron", "/dev/accel")
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/neuron", "/dev/accel", "/dev/vfio", "/dev/hl")
 
 
 def announce(modules: Sequence[str], *, packages: Path, env: Mapping[str, str]) -> None:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import vendor_files
 from fake_nvml.fake_machine import FakeMachine
 from running_node import RunningNode, h100
 
 from skyinfra.doctor import nvidia, packages, system, vendors
 from skyinfra.doctor.examine import examine
 from skyinfra.doctor.kernel_log import xids
+from skyinfra.gpu import inventory
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -267,6 +269,48 @@ def test_a_vendors_tool_that_fails_or_hangs(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(vendors, "_TOOL_S", 0.2 if "sleep" in script else 20)
         found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
         assert found["Neuron devices: neuron-ls"].found == text
+
+
+def test_files_that_the_tasks_user_may_not_open_though_root_may(
+    tmp_path: Path, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node(accelerator=NodeAccelerator("MI300X", "amd", 1), simulate=False)
+    for file in ("dev/kfd", "dev/dri/renderD128"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch(mode=0o666)
+        (tmp_path / file).chmod(0o666)
+    if os.geteuid() == 0:
+        os.chown(node.directory.path, 47110, 47110)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(inventory, "_TOOLS", ())
+
+    def files() -> Finding:
+        found = vendors.look(node.config, node.directory, [], tmp_path)
+        return next(finding for finding in found if finding.what == "AMD GPUs: files")
+
+    assert files().result == "ok"
+    # The compute driver's own file is as needed as that of each GPU.
+    (tmp_path / "dev/kfd").chmod(0o060)
+    assert (files().result, "dev/kfd" in files().found, "render" in files().to_do) == ("wrong", True, True)
+    assert "dev/dri" not in files().found and "may not be opened by" in files().found
+
+
+def test_tools_where_the_vendor_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev/accel").mkdir(parents=True)
+    (tmp_path / "dev/accel/accel0").touch()
+    tools = tmp_path / "opt/vendor/bin"
+    monkeypatch.setattr(inventory, "_TOOLS", (str(tools),))
+    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    assert (found["Gaudi cards: hl-smi"].result, found["Gaudi cards: hl-smi"].found) == ("unknown", "not installed")
+    assert "skyinfra top" in found["Gaudi cards: hl-smi"].to_do
+    vendor_files.hl_smi(tools)
+    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    assert (found["Gaudi cards: hl-smi"].result, found["Gaudi cards: hl-smi"].found) == ("ok", "answers")
+    version = found["Gaudi cards: version of hl-smi"]
+    assert (version.result, version.found.split()[2]) == ("ok", "hl-1.18.0-fw-53.1.1.1")
+    vendor_files.program(tools / "hl-smi", "echo no card >&2; exit 1")
+    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    assert [found[f"Gaudi cards: {what}hl-smi"].result for what in ("", "version of ")] == ["wrong", "unknown"]
 
 
 def test_what_packages_need(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from running_node import RunningNode, on_slot
 
 from skyinfra import AcceleratorMissing, PartitionFailed
 from skyinfra.accelerators import Accelerator, partitions
-from skyinfra.gpu.amd import smi
+from skyinfra.gpu import inventory
 from skyinfra.gpu.amd.partitioner import AmdGpus
 from skyinfra.gpu.amd.simulated import SimulatedAmd
 from skyinfra.gpu.amd.smi import AmdSmi
@@ -231,7 +231,7 @@ def test_what_cannot_be_read_is_named(machine: Machine, monkeypatch: pytest.Monk
         AmdSmi().gpus()
     assert "modprobe amdgpu" in (caught.value.hint or "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(smi, "_ROCM", str(tmp_path))
+    monkeypatch.setattr(inventory, "_TOOLS", (str(tmp_path),))
     with pytest.raises(AcceleratorMissing, match="amd-smi not found") as caught:
         AmdSmi().gpus()
     assert "amd-smi-lib" in (caught.value.hint or "")

@@ -125,13 +125,59 @@ def test_a_graphics_card_is_no_amd_accelerator(tmp_path: Path) -> None:
     assert "/dev/kfd" in (caught.value.hint or "")
 
 
-def test_the_neuron_driver_says_how_many_cores_a_chip_has(tmp_path: Path) -> None:
+LOGICAL = "../../../../opt/aws/neuron/logical_nc_config"
+
+
+@pytest.mark.parametrize(
+    ("files", "visible"),
+    [
+        ({"core_count": "4"}, ["0-3", "4-7"]),
+        # Older drivers let only root read the number, and everybody list the cores.
+        ({"core_count/": "", "neuron_core0/stats/": "", "neuron_core1/stats/": ""}, ["0-1", "2-3"]),
+        # Trainium2: the runtime counts pairs of its eight cores, unless it is told otherwise.
+        ({"core_count": "8"}, ["0-3", "4-7"]),
+        ({"core_count": "8", LOGICAL: "NEURON_LOGICAL_NC_CONFIG=1"}, ["0-7", "8-15"]),
+        ({"core_count": "2", LOGICAL: "# nothing"}, ["0-1", "2-3"]),
+    ],
+)
+def test_the_cores_of_a_neuron_device(tmp_path: Path, files: dict[str, str], visible: list[str]) -> None:
+    device = tmp_path / "sys/class/neuron_device/neuron0"
+    device.mkdir(parents=True)
+    for name, text in files.items():
+        (device / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            (device / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (device / name).write_text(f"{text}\n")
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/neuron0").touch()
-    (tmp_path / "sys/class/neuron_device/neuron0").mkdir(parents=True)
-    (tmp_path / "sys/class/neuron_device/neuron0/core_count").write_text("8\n")
-    devices = inventory.by_device_files(NodeAccelerator("Trainium2", "aws", 1), root=tmp_path)
-    assert [d.visible for d in devices] == ["0-7"]
+    for number in range(2):
+        (tmp_path / f"dev/neuron{number}").touch()
+    devices = inventory.by_device_files(NodeAccelerator("Trainium", "aws", 2), root=tmp_path)
+    assert [d.visible for d in devices] == visible
+
+
+@pytest.mark.parametrize(("said", "visible"), [("1", "0-7"), ("2", "0-3"), ("0", "0-3"), ("", "0-3")])
+def test_the_image_may_say_how_cores_are_grouped(tmp_path: Path, said: str, visible: str) -> None:
+    for file, text in (
+        ("dev/neuron0", ""),
+        ("sys/class/neuron_device/neuron0/core_count", "8"),
+        ("opt/aws/neuron/logical_nc_config", "NEURON_LOGICAL_NC_CONFIG=4"),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    declared = config(NodeAccelerator("Trainium2", "aws", 1), env={"NEURON_LOGICAL_NC_CONFIG": said})
+    assert [d.visible for d in Hardware(declared, NodeDirectory(tmp_path), root=tmp_path).devices()] == [visible]
+
+
+def test_gaudi_cards_are_named_by_their_module(tmp_path: Path) -> None:
+    (tmp_path / "dev/accel").mkdir(parents=True)
+    for number, module in enumerate((6, 3)):
+        (tmp_path / f"dev/accel/accel{number}").touch()
+        device = tmp_path / f"sys/class/accel/accel{number}/device"
+        device.mkdir(parents=True)
+        (device / "module_id").write_text(f"{module}\n")
+    devices = inventory.by_device_files(NodeAccelerator("Gaudi2", "intel", 2), root=tmp_path)
+    assert [(d.index, d.visible) for d in devices] == [(0, "6"), (1, "3")]
 
 
 def test_simulated_and_custom_accelerators_are_numbers(tmp_path: Path) -> None:

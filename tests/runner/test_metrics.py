@@ -9,14 +9,18 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import vendor_files
 from fake_nvml.fake_machine import FakeMachine
 from hypothesis import given
 from hypothesis import strategies as st
 from running_node import RunningNode, h100
 
+from skyinfra.node.folder import Status
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.protocol.readings import SlotReading
 from skyinfra.runner import metrics
 from skyinfra.runner.metrics import cannot_listen
@@ -97,6 +101,25 @@ def test_what_a_gpu_or_its_driver_does_not_tell(fake_machine: Machine) -> None:
 def test_an_old_driver(fake_machine: Machine) -> None:
     (reading, _) = read(fake_machine("t4", old=True), READINGS="0.utilization=5")
     assert figures(reading) == (5.0, 0, 31, 70.0)
+
+
+@pytest.mark.parametrize("simulate", [False, True])
+def test_slots_of_another_vendor(make_node: MakeNode, tmp_path: Path, simulate: bool) -> None:
+    accelerator = NodeAccelerator("MI300X", "amd", 1, 192.0)
+    node = make_node(accelerator=accelerator, simulate=simulate)
+    root = tmp_path / "root"
+    vendor_files.kfd(root, (0x05, 0))
+    vendor_files.amd_gpu(root, 0x05, gpu_busy_percent=37, mem_info_vram_used=MIB, __power1_average=300_000_000)
+    served = slot(accelerator="MI300X", gpu=0, visible=("ROCR_VISIBLE_DEVICES", "0"), simulated=simulate)
+    with node.directory.held():
+        node.directory.write(node.directory.status_file, Status("s/p", "n1", "ready", "", slots=(served,)).dumps())
+        [reading] = metrics.read(node.file, root=root)
+    # What is simulated has no figures, whatever the machine has.
+    told = (None, None, None, None) if simulate else (37.0, 1, None, 300.0)
+    assert (reading.slot, figures(reading)) == (served, told)
+    lines = metrics.prometheus([reading]).splitlines()
+    value = 'skyinfra_slot_utilization_ratio{fleet="s/p",node="n1",slot="0",gpu="0"} 0.37'
+    assert (value in lines) is not simulate
 
 
 def slot(**fields: object) -> InstanceInfo:

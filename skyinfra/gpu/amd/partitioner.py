@@ -15,7 +15,6 @@ from pathlib import Path
 
 from skyinfra.errors import PartitionFailed
 from skyinfra.gpu import inventory
-from skyinfra.gpu.amd import smi
 from skyinfra.gpu.amd.simulated import SimulatedAmd
 from skyinfra.gpu.amd.smi import AmdGpu, AmdSmi, Answer
 from skyinfra.gpu.inventory import Device
@@ -238,7 +237,7 @@ def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) 
         return AmdGpus(driver, accelerator) if accelerator.layouts or driver.exists else None
     if not accelerator.layouts:
         whole = len(inventory.device_files("amd", root)[0]) == accelerator.count
-        if whole or smi.find_program() is None:
+        if whole or inventory.find_tool("amd-smi") is None:
             return None
     return AmdGpus(AmdSmi(), accelerator)
 

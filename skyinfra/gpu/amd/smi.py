@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyinfra.errors import AcceleratorMissing
+from skyinfra.gpu.inventory import find_tool
 
 _PROGRAM = "amd-smi"
-_ROCM = "/opt/rocm/bin"
 _SBIN = ("/usr/sbin", "/sbin")
 # Reading is slow with 64 partitions; a change of the memory mode reloads the driver, which amd-smi waits for itself
 # before ROCm 7.
@@ -72,11 +72,6 @@ class Answer:
     def busy(self) -> bool:
         """Whether a process holds the GPU."""
         return self.status == "BUSY" or "in use" in self.text
-
-
-def find_program() -> str | None:
-    """The path of amd-smi, on PATH or where ROCm puts it."""
-    return shutil.which(_PROGRAM) or shutil.which(_PROGRAM, path=_ROCM)
 
 
 class AmdSmi:
@@ -157,7 +152,7 @@ class AmdSmi:
 
     @staticmethod
     def _path() -> str:
-        program = find_program()
+        program = find_tool(_PROGRAM)
         if program is None:
             raise AcceleratorMissing(
                 "no AMD driver tools: amd-smi not found on PATH or in /opt/rocm/bin",

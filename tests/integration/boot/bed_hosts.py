@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import bed_image
@@ -48,10 +49,11 @@ class Hosts:
         _make_key(self.key)
         self.machines: list[Machine] = []
 
-    def start(self, name: str, gpus: str = "h100_80gb") -> Machine:
-        """Another machine, switched on; it answers at its SSH port."""
+    def start(self, name: str, gpus: str = "h100_80gb", devices: Sequence[str] = ()) -> Machine:
+        """Another machine, switched on; it answers at its SSH port. *devices*: see `Machine`."""
         variables = {"FAKE_NVML_GPUS": gpus}
         machine = self._bed.machine(name, variables, image=self._image)
+        machine.devices = devices
         self.machines.append(machine)
         ssh = machine.root / "etc/ssh"
         for old in ssh.glob("ssh_host_*"):

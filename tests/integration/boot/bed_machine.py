@@ -47,6 +47,8 @@ class Machine:
 
     # A folder that stands for a volume that is attached, where one is.
     volume: Path | None = None
+    # Device files besides those of the fake driver, as names below /dev.
+    devices: Sequence[str] = ()
 
     def __init__(self, name: str, *, folder: Path, layers: Sequence[Path], link: Link, hardware: Hardware) -> None:
         self.name = name
@@ -200,6 +202,13 @@ class Machine:
         if self.volume is not None:
             # A container has no disks of its own to mount.
             nspawn.append(f"--bind={self.volume}:{places.STATE}")
+        for name in self.devices:
+            # A file stands for the device: nothing here opens one. As with the real drivers, every user may.
+            file = self._folder / "devices" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            file.chmod(0o666)
+            nspawn.append(f"--bind={file}:/dev/{name}")
         return ["sh", "-c", f'{enter}exec "$@"', "sh", *nspawn]
 
     def _mount(self, layers: Sequence[Path]) -> None:
