@@ -14,7 +14,7 @@ from rich.text import Text
 from skyinfra import mig
 from skyinfra.cli import tables
 from skyinfra.errors import InvalidField
-from skyinfra.mig.drawing import Picture, boxes, facts, strip, tone
+from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
@@ -161,7 +161,7 @@ def ranges(numbers: Sequence[int]) -> str:
 def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) -> Text:
     """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines."""
     made = Text(f"{title}\n", style="bold")
-    for line in boxes(picture):
+    for line in [*boxes(picture), *compute_bar(picture)]:
         for piece, index in line:
             profile = None if index is None else picture.segments[index].profile
             style = "not bold"
@@ -169,6 +169,8 @@ def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) 
                 style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
             made.append(piece, style=style)
         made.append("\n")
+    if picture.missing:
+        made.append(f"{left_out(picture)}\n", style="not bold red")
     for word, sentence in [*facts(picture), *notes]:
         made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
     made.rstrip()

@@ -1,7 +1,8 @@
-"""``skyinfra mig show | check | plan | profiles | layouts``: drawings and lists of profiles and layouts."""
+"""``skyinfra mig show | check | plan | profiles | layouts | gallery``: drawings and lists of profiles and layouts."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,10 +18,17 @@ from skyinfra.cli import tables
 from skyinfra.cli.drawing import layout_text, show_transition, write_svg
 from skyinfra.deploy.transitions import transition
 from skyinfra.errors import InvalidField, InvalidLayout
+from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
 from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")
+
+# As many GPUs as a machine has are drawn one by one; what is said of more is drawn once.
+_DRAWN = 16
+
+# A comma between two profiles; one within a name is followed by a letter.
+_COMMA = re.compile(r"\s*,(?=\s*[\d>])")
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,13 @@ class NamedGpu:
 def read_gpu(text: str, layout: str | None = None) -> NamedGpu:
     """Reads an accelerator string or the key of a geometry, and a layout given beside it.
 
-    The layout is read, not placed. Raises what reading an accelerator raises, and MigNotSupported.
+    Profiles may be joined by commas, as in a demand. The layout is read, not placed. Raises what reading an
+    accelerator raises, and MigNotSupported.
     """
     if text in mig.models():
         named = NamedGpu(text, mig.geometry(text), None, None)
     else:
-        read = grammar.read(text)
+        read = grammar.read(_COMMA.sub("+", text))
         spelling = read.spelling
         accelerator = Accelerator(spelling.name, memory=spelling.memory_gb, form_factor=spelling.form_factor)
         named = NamedGpu(str(accelerator), accelerator.mig_geometry(), read.count, read.mig)
@@ -49,6 +58,7 @@ def read_gpu(text: str, layout: str | None = None) -> NamedGpu:
         return named
     if named.declared is not None:
         raise InvalidLayout("the layout is given twice", given=f"{named.declared} and {layout}")
+    layout = _COMMA.sub("+", layout)
     return replace(named, declared=mig.per_gpu(*layout.split("|")) if "|" in layout else mig.text(layout))
 
 
@@ -186,10 +196,10 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
     maximal = mig.maximal_multisets(geometry, profiles, driver=driver)
     if not as_json:
         out = tables.console()
-        out.print(_layout_table(placed, maximal, geometry))
-        out.print(
-            f"{len(placed)} layouts of {named.name} beside which nothing fits, {len(maximal)} maximal combinations"
-        )
+        table = _layout_table(placed, maximal, geometry)
+        out.print(table)
+        for line in _totals(named.name, len(placed), table.row_count, len(maximal)):
+            out.print(line, soft_wrap=True)
         if any(geometry.profile(name).expected for name in profiles):
             out.print(EXPECTED)
         return
@@ -200,13 +210,49 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
             "model": geometry.model,
             "profiles": list(profiles),
             "placements": [
-                [{**asdict(each), "expected": geometry.profile(each.profile).expected} for each in layout]
+                [{**tables.place(each), "expected": geometry.profile(each.profile).expected} for each in layout]
                 for layout in placed
             ],
             "multisets": [mig.text(names) for names in every],
             "maximal": [mig.text(names) for names in maximal],
         }
     )
+
+
+def write_gallery(out: Path, accelerators: Sequence[str] | None, *, every_profile: bool, expected: bool) -> None:
+    """Writes a page for each GPU model into the folder *out*, and one that lists them.
+
+    accelerators: only these; without any, the models whose places were seen, with *expected* also those where they
+    follow from the driver's source. every_profile: also with double memory, +me, +gfx and the like. Raises what reading
+    an accelerator raises, MigNotSupported, and InvalidField for a folder that cannot be written.
+    """
+    geometries = list(dict.fromkeys(read_gpu(each).geometry for each in accelerators or ())) or _drawn(expected)
+    pages = {"index.html": gallery.index(geometries)}
+    for each in geometries:
+        profiles = tuple(p.name for p in each.profiles) if every_profile else mig.plain_profiles(each)
+        pages[f"{each.model}.html"] = gallery.page(each, profiles)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, page in pages.items():
+            (out / name).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InvalidField(f"cannot be written: {error.strerror}", field="--out", given=str(out)) from None
+    tables.console().print(f"{tables.counted(len(geometries), 'page')} and index.html written to {out}", markup=False)
+
+
+def _drawn(expected: bool) -> list[mig.Geometry]:
+    """Returns the GPU models with known places; without *expected* those where every one was seen."""
+    known = [each for each in map(mig.geometry, mig.models()) if each.profiles and all(p.starts for p in each.profiles)]
+    return [each for each in known if expected or not any(profile.expected for profile in each.profiles)]
+
+
+def _totals(name: str, placed: int, combinations: int, maximal: int) -> list[str]:
+    """Returns what is counted in the table of layouts."""
+    return [
+        f"{placed} layouts of {name} (the sum of PLACEMENTS) beside whose partitions nothing more fits: "
+        f"{combinations} combinations of profiles (the rows), each in one or more placements.",
+        f"{maximal} maximal combinations among them: nothing can be added, however they are placed.",
+    ]
 
 
 def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]], geometry: mig.Geometry) -> Table:
@@ -228,23 +274,35 @@ def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]]
 
 
 def _shown(named: NamedGpu) -> list[Shown]:
-    if isinstance(named.declared, mig.PerGpu):
-        if named.count not in (None, len(named.declared.layouts)):
-            given = f"{len(named.declared.layouts)} layouts for {named.count} GPUs"
+    declared = named.declared
+    if isinstance(declared, mig.PerGpu):
+        if named.count not in (None, len(declared.layouts)):
+            given = f"{len(declared.layouts)} layouts for {named.count} GPUs"
             raise InvalidLayout("each GPU needs its own layout", given=given)
-        return [
-            _one(f"{named.name}, GPU {index}: {each}", each, named.geometry)
-            for index, each in enumerate(named.declared.layouts)
-        ]
-    return [_one(f"{named.name}: {named.declared or 'empty'}", named.declared, named.geometry)]
+        each_gpu: Sequence[str | None] = declared.layouts
+    else:
+        if named.count is None or named.count > _DRAWN:
+            every = f", each of {named.count} GPUs" if named.count else ""
+            return [_one(f"{named.name}{every}: {_word(declared)}", declared, named.geometry)]
+        each_gpu = [declared] * named.count
+    return [
+        _one(f"{named.name}, GPU {index}: {_word(layout)}", layout, named.geometry)
+        for index, layout in enumerate(each_gpu)
+    ]
+
+
+def _word(declared: str | None) -> str:
+    if declared is None:
+        return "empty"
+    return "a whole GPU, without partitions" if mig.is_off(declared) else declared
 
 
 def _one(title: str, declared: str | None, geometry: mig.Geometry) -> Shown:
-    if declared is None:
+    if declared is None or mig.is_off(declared):
         empty = mig.picture((), geometry)
         return Shown(title, mig.Attempt((), (), "", empty.fitting), empty)
     tried = mig.attempt(declared, geometry)
-    return Shown(title, tried, mig.picture(tried.layout, geometry))
+    return Shown(title, tried, mig.picture(tried.layout, geometry, tried.missing))
 
 
 def _document(named: NamedGpu, shown: list[Shown]) -> dict[str, Any]:

@@ -15,11 +15,14 @@ app = typer.Typer(help="MIG: profiles and layouts of GPUs, without changing one.
 Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
 LayoutText = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills the GPU.'),
+    typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills a GPU.'),
 ]
 Driver = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".'),
+]
+AllProfiles = Annotated[
+    bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
 ]
 
 
@@ -55,9 +58,7 @@ def profiles(accelerator: Gpu, as_json: Json = False) -> None:
 @app.command()
 def layouts(
     accelerator: Gpu,
-    all_profiles: Annotated[
-        bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
-    ] = False,
+    all_profiles: AllProfiles = False,
     driver: Driver = None,
     as_json: Json = False,
 ) -> None:
@@ -81,6 +82,24 @@ def plan(
     from skyinfra.cli.layouts import plan_layout
 
     plan_layout(fleet, layout, svg=svg, as_json=as_json)
+
+
+@app.command()
+def gallery(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pages; made where it is not there.")],
+    accelerators: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[ACCELERATOR]...", help="Only these; else those whose placements were seen."),
+    ] = None,
+    all_profiles: AllProfiles = False,
+    expected: Annotated[
+        bool, typer.Option("--expected", help="Also GPUs whose placements follow from the driver's source alone.")
+    ] = False,
+) -> None:
+    """Write a page for each GPU model, with every layout drawn beside which nothing more fits."""
+    from skyinfra.cli.layouts import write_gallery
+
+    write_gallery(out, accelerators, every_profile=all_profiles, expected=expected)
 
 
 @app.command()

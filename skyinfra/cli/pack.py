@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from skyinfra.cli.offers import cell
 from skyinfra.offers import EVERYWHERE, usd
 from skyinfra.packing import Given, Machines, Packing
 
+# A plus between two profiles, as in a layout; "+me" belongs to a name.
+_PLUS = re.compile(r"\s*\+(?=\s*[\d>])")
+
 SUPPLY = "As many machines as needed are taken to be there: the quotas of your account are not known here."
 
 
@@ -29,7 +33,8 @@ def show_packing(
     exact: bool,
     as_json: bool,
 ) -> None:
-    """Packs and prints the result. Raises the errors of `packing.pack`."""
+    """Packs and prints the result. *demand* may be joined by pluses, as a layout is. Raises as `packing.pack` does."""
+    demand = _PLUS.sub(", ", demand)
     made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
     if as_json:
         tables.print_json(document(made))
@@ -143,7 +148,7 @@ def _machines_document(machines: Machines) -> dict[str, Any]:
         "accelerator": machines.accelerator,
         "price": asdict(machines.price),
         "gpus": [
-            {"layout": layout, "partitions": [asdict(placement) for placement in placements]}
+            {"layout": layout, "partitions": [tables.place(each) for each in placements]}
             for layout, placements in zip(machines.layouts, machines.placements, strict=True)
         ],
     }

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from skyinfra.mig import Placement
 
 
 def print_json(value: object) -> None:
@@ -26,6 +30,11 @@ def table(*columns: str) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def place(placement: Placement) -> dict[str, object]:
+    """Returns the place of a partition as JSON values."""
+    return {"profile": placement.profile, "start": placement.start, "size": placement.size}
 
 
 def simulated_mark(simulated: bool) -> str:

@@ -16,6 +16,9 @@ Cell: TypeAlias = tuple[str, int | None]
 _MARGIN = 8
 EXPECTED = "the places are expected from the driver's source; they were not seen on this part"
 
+# The media engines and the graphics of a profile, by its attributes.
+_MARKS = {"+me": "media", "+me.all": "all media", "-me": "no media", "+gfx": "graphics"}
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -28,11 +31,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One GPU with a layout. segments: cover the whole grid. fitting: the profiles of which one more fits."""
+    """One GPU with a layout.
+
+    segments: cover the whole grid. fitting: the profiles of which one more fits. missing: the profiles that were wanted
+    and have no place, with how many of each.
+    """
 
     geometry: Geometry
     segments: tuple[Segment, ...]
     fitting: tuple[str, ...]
+    missing: tuple[tuple[Profile, int], ...] = ()
 
     @property
     def placed(self) -> tuple[Profile, ...]:
@@ -43,6 +51,11 @@ class Picture:
     def compute_used(self) -> int:
         """Compute slices in partitions."""
         return sum(profile.compute_slices for profile in self.placed)
+
+    @property
+    def compute_free(self) -> int:
+        """Compute slices in no partition."""
+        return (self.geometry.compute_slices or 0) - self.compute_used
 
     @property
     def memory_used(self) -> int:
@@ -61,12 +74,13 @@ class Picture:
         return sum(known) if len(known) == len(self.placed) else None
 
 
-def picture(layout: Sequence[Placement], geometry: Geometry) -> Picture:
-    """The picture of a GPU with *layout* on it.
+def picture(layout: Sequence[Placement], geometry: Geometry, missing: Iterable[tuple[str, int]] = ()) -> Picture:
+    """The picture of a GPU with *layout* on it, and the profiles that are *missing* beside it.
 
     Raises UnknownProfile, and MigNotSupported where the placements of this GPU are unknown.
     """
-    return Picture(geometry, _segments(layout, geometry), Grid.of(layout, geometry).fitting())
+    lacking = tuple((geometry.profile(name), count) for name, count in missing)
+    return Picture(geometry, _segments(layout, geometry), Grid.of(layout, geometry).fitting(), lacking)
 
 
 def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
@@ -96,23 +110,48 @@ def strip(layout: Sequence[Placement], units: int) -> list[Cell]:
 
 
 def boxes(shown: Picture) -> list[list[Cell]]:
-    """The grid as lines of cells: units, then a box for every segment with profile, memory, SMs and compute slices.
+    """The grid as lines of cells: units, then a box for every segment with profile, memory, slices, SMs and mark.
 
     Join the texts of a line's cells for plain text; the index is that of the segment, for the colour of the cell.
     """
-    rows = 3 if shown.sm_used is None else 4
-    columns = [[*labels(segment.profile), "", "", ""][:rows] for segment in shown.segments]
+    columns = labels(shown)
     cell = _width((s.size, text) for s, column in zip(shown.segments, columns, strict=True) for text in column)
     widths = [segment.size * cell - 1 for segment in shown.segments]
-    margin = " " * _MARGIN
-    rule: list[Cell] = [(margin + "+" + "".join("-" * width + "+" for width in widths), None)]
-    lines: list[list[Cell]] = [[(_ruler(shown.geometry, cell), None)], rule]
-    for row in range(rows):
-        line: list[Cell] = [(margin + "|", None)]
+    rule = "+" + "".join("-" * width + "+" for width in widths)
+    named = "slices" if shown.geometry.placement_units == shown.geometry.memory_slices else "units"
+    lines: list[list[Cell]] = [[(_ruler(shown.geometry, cell), None)], [(f"{named:<{_MARGIN}}{rule}", None)]]
+    for row in range(len(columns[0])):
+        line: list[Cell] = [(" " * _MARGIN + "|", None)]
         for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
             line += [(column[row].ljust(width), index if shown.segments[index].profile else None), ("|", None)]
         lines.append(line)
-    return [*lines, rule]
+    return [*lines, [(" " * _MARGIN + rule, None)]]
+
+
+def compute_bar(shown: Picture) -> list[list[Cell]]:
+    """Two lines of cells: the compute slices of each partition, and those that are free. They have no fixed places."""
+    shares: list[tuple[str, int, int | None]] = [
+        (segment.profile.name, segment.profile.compute_slices, index)
+        for index, segment in enumerate(shown.segments)
+        if segment.profile
+    ]
+    if shown.compute_free > 0:
+        shares.append(("free", shown.compute_free, None))
+    cell = _width((slices, name) for name, slices, _ in shares)
+    lines: list[list[Cell]] = [[(f"{'compute':<{_MARGIN}}|", None)], [(f"{'slices':<{_MARGIN}}|", None)]]
+    for name, slices, index in shares:
+        for line, text in zip(lines, (name, str(slices)), strict=True):
+            line += [(text.ljust(slices * cell - 1), index), ("|", None)]
+    return lines
+
+
+def left_out(shown: Picture) -> str:
+    """One line: the profiles that have no place, crossed out; empty where there are none."""
+    if not shown.missing:
+        return ""
+    cell = _width((profile.size or 1, f"x {_counted(profile, count)} x") for profile, count in shown.missing)
+    drawn = (f"x {_counted(p, count)} ".ljust((p.size or 1) * cell - 1, "x") for p, count in shown.missing)
+    return f"{'left out':<{_MARGIN}}|{'|'.join(drawn)}|"
 
 
 def facts(shown: Picture) -> list[tuple[str, str]]:
@@ -121,8 +160,11 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
     compute = f"{shown.compute_used} of {geometry.compute_slices} slices"
     if len(shown.placed) > 1:
         compute += f" ({' + '.join(str(profile.compute_slices) for profile in shown.placed)})"
-    if shown.sm_used:
-        compute += f", {shown.sm_used} SM"
+    known = [profile.sm for profile in shown.placed if profile.sm is not None]
+    if known:
+        compute += f", {sum(known)} SM"
+        if shown.sm_used is None:
+            compute += f" in {len(known)} of {len(shown.placed)} partitions, unknown in the others"
     memory = f"{shown.memory_used} of {geometry.memory_slices} slices, {shown.memory_used_gb} GB in partitions"
     pairs = [("compute", compute), ("memory", memory), ("fits", ", ".join(shown.fitting) or "nothing more")]
     needed = required_driver((profile.name for profile in shown.placed), geometry)
@@ -138,9 +180,15 @@ def tone(profile: Profile, geometry: Geometry) -> int:
     return sizes.index((profile.compute_slices, profile.memory_gb))
 
 
+def mark(profile: Profile) -> str:
+    """A word for what the attributes of the profile give or take: "media", "graphics"; empty for a plain one."""
+    return _MARKS.get(profile.attributes, profile.attributes)
+
+
 def render(shown: Picture) -> str:
     """The whole picture as plain text."""
-    drawn = ["".join(text for text, _ in line).rstrip() for line in boxes(shown)]
+    drawn = ["".join(text for text, _ in line).rstrip() for line in [*boxes(shown), *compute_bar(shown)]]
+    drawn += filter(None, [left_out(shown)])
     return "\n".join(drawn + [f"{word:<{_MARGIN}} {sentence}" for word, sentence in facts(shown)])
 
 
@@ -165,12 +213,25 @@ def _spans(layout: Sequence[Placement], units: int) -> list[tuple[int, int, int 
     return found
 
 
-def labels(profile: Profile | None) -> list[str]:
-    """The lines in the box of a partition, or of free room (None): name, memory, slices and, where known, SMs."""
+def labels(shown: Picture) -> list[list[str]]:
+    """The lines in the box of each segment: name, memory, slices, SMs and mark; "free" in free room.
+
+    All have as many lines: SMs where one partition's are known, marks where one has attributes.
+    """
+    columns = [_labels(segment.profile) for segment in shown.segments]
+    kept = [row for row in range(len(columns[0])) if any(column[row].strip("? SM") for column in columns)]
+    return [[column[row] for row in kept] for column in columns]
+
+
+def _labels(profile: Profile | None) -> list[str]:
     if profile is None:
-        return ["free"]
+        return ["free", "", "", "", ""]
     slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
-    return [profile.name, f"{profile.memory_gb} GB", slices, *([f"{profile.sm} SM"] if profile.sm is not None else [])]
+    return [profile.name, f"{profile.memory_gb} GB", slices, f"{profile.sm or '?'} SM", mark(profile)]
+
+
+def _counted(profile: Profile, count: int) -> str:
+    return profile.name if count == 1 else f"{profile.name}*{count}"
 
 
 def _strip_cell(layout: Sequence[Placement]) -> int:

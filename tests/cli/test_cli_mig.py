@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from skyinfra import DriverTooOld, InvalidLayout, MigNotSupported, UnknownProfile, mig
+from skyinfra import DriverTooOld, InvalidField, InvalidLayout, MigNotSupported, UnknownProfile, mig
 from skyinfra.cli.app import app
 
 
@@ -29,16 +30,17 @@ def test_show_draws_the_layout() -> None:
     assert "compute  7 of 7 slices" in out
 
 
-@pytest.mark.parametrize("accelerator", ["H100", "h100_80gb", "H100:8/3g.40gb*1"])
-def test_show_as_json(accelerator: str) -> None:
+@pytest.mark.parametrize(("accelerator", "gpus"), [("H100", 1), ("h100_80gb", 1), ("H100:8/3g.40gb*1", 8)])
+def test_show_as_json(accelerator: str, gpus: int) -> None:
     layout = [] if "/" in accelerator else ["3g.40gb*1"]
     code, out = run("show", accelerator, *layout, "--json")
     shown = json.loads(out)
     assert code == 0
     assert (shown["model"], shown["declared"], shown["fits"]) == ("h100_80gb", "3g.40gb*1", True)
-    (gpu,) = shown["gpus"]
-    assert [(p["profile"], p["start"], p["size"], p["sm"]) for p in gpu["partitions"]] == [("3g.40gb", 0, 4, 60)]
-    assert gpu["free"] == [{"start": 4, "size": 4}]
+    assert len(shown["gpus"]) == gpus
+    gpu = shown["gpus"][-1]
+    assert [(p["profile"], p["start"], p["size"], p["sm"]) for p in gpu["partitions"]] == [("3g.40gb", 4, 4, 60)]
+    assert gpu["free"] == [{"start": 0, "size": 4}]
     assert gpu["compute_slices"] == {"used": 3, "total": 7}
 
 
@@ -58,7 +60,7 @@ def test_an_impossible_layout_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None
     file = tmp_path / "gpu.svg"
     code, out = run("show", "H100", "3g.40gb*2+2g.20gb", "--svg", str(file))
     assert code == 2
-    assert out.count("3g.40gb  ") == 2
+    assert out.count("|3g.40gb  ") == 4, "in the bar of the memory, and in that of the compute slices"
     assert "missing  2g.20gb: compute slices: 8 of 7" in out
     assert "instead  3g.40gb*2 or 3g.40gb+2g.20gb*2" in out
     texts = [e.text for e in ET.parse(file).iter("{http://www.w3.org/2000/svg}text")]
@@ -70,7 +72,7 @@ def test_an_impossible_layout_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None
 
 
 def test_show_says_what_fits_when_all_is_placed_anew() -> None:
-    code, out = run("show", "H100", "3g.40gb+2g.20gb+1g.10gb")
+    code, out = run("show", "H100", "3g.40gb@0+2g.20gb+1g.10gb")
     assert code == 0
     assert "fits     nothing more" in out
     assert "or       1g.10gb, 1g.10gb+me, when all partitions are placed anew" in out
@@ -93,7 +95,12 @@ def test_layouts(arguments: list[str], numbers: tuple[int, int, int]) -> None:
     assert code == 0
     assert tuple(len(listed[key]) for key in ("placements", "multisets", "maximal")) == numbers
     code, out = run("layouts", *arguments)
-    assert f"{numbers[0]} layouts" in out and f"{numbers[2]} maximal" in out
+    rows = [line for line in out.splitlines() if re.match(r"\d+g\.", line)]
+    assert f"{numbers[0]} layouts of " in out and f"{len(rows)} combinations of profiles (the rows)" in out
+    assert f"{numbers[2]} maximal combinations" in out
+    # The number before the driver; the sum is what is called so.
+    assert sum(int(line.split()[-2]) for line in rows) == numbers[0]
+    assert sum("more fits" not in line for line in rows) == numbers[2]
 
 
 def test_check_knows_the_driver() -> None:
@@ -108,6 +115,94 @@ def test_each_gpu_is_drawn_where_each_has_its_own_layout() -> None:
     assert "H100, GPU 0: 3g.40gb" in out and "H100, GPU 1: 7g.80gb" in out
     with pytest.raises(InvalidLayout, match="own layout"):
         run("show", "H100:3/3g.40gb|7g.80gb")
+    code, out = run("show", "H100:2/off|7g.80gb")
+    assert code == 0
+    assert "H100, GPU 0: a whole GPU, without partitions" in out and "H100, GPU 1: 7g.80gb" in out
+    gpus = json.loads(run("show", "H100:2/off|7g.80gb", "--json")[1])["gpus"]
+    assert [len(gpu["partitions"]) for gpu in gpus] == [0, 1]
+
+
+def test_every_gpu_of_a_count_is_drawn_and_of_a_huge_one_one_for_all() -> None:
+    code, out = run("show", "H100:2", "3g.40gb+1g.10gb")
+    assert code == 0
+    assert "H100, GPU 0: 3g.40gb+1g.10gb\n" in out and "H100, GPU 1: 3g.40gb+1g.10gb\n" in out
+    assert out.count("|3g.40gb ") == 2 * 2, "in the bar of the memory, and in that of the compute slices"
+    out = run("show", "H100:100000", "3g.40gb+1g.10gb")[1]
+    assert out.startswith("H100, each of 100000 GPUs: 3g.40gb+1g.10gb\n") and out.count("|3g.40gb ") == 2
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "layout"),
+    [
+        ("H100", "3g.40gb, 2g.20gb,1g.10gb*2"),
+        ("H100", "3g.40gb+2g.20gb ,1g.10gb*2"),
+        ("H100/3g.40gb,2g.20gb,1g.10gb*2", None),
+    ],
+)
+def test_commas_join_profiles_as_pluses_do(accelerator: str, layout: str | None) -> None:
+    arguments = [accelerator] if layout is None else [accelerator, layout]
+    assert run("show", *arguments) == run("show", "H100", "3g.40gb+2g.20gb+1g.10gb*2")
+    code, out = run("check", "H100:2/3g.40gb,1g.10gb|7g.80gb")
+    assert code == 0
+    assert [len(gpu["partitions"]) for gpu in json.loads(out)["gpus"]] == [2, 1]
+
+
+def test_what_is_left_out_is_crossed_out(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.svg"
+    _, out = run("show", "H100", "3g.40gb*2+2g.20gb+1g.10gb*3", "--svg", str(file))
+    assert "left out|x 2g.20gb xxxxx" in out and "|x 1g.10gb*3 x|" in out
+    tree = ET.parse(file)
+    crossed = [e for e in tree.iter() if e.get("class") == "crossed"]
+    assert [float(e.get("width") or 0) for e in crossed if e.tag.endswith("rect")] == [180.0, 90.0]
+    assert sum(e.tag.endswith("line") for e in crossed) == 2
+    assert "1g.10gb, 3 of them" in [e.text for e in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert "left out" not in run("show", "H100", "3g.40gb*2")[1]
+
+
+def test_gallery_draws_every_complete_layout(tmp_path: Path) -> None:
+    code, out = run("gallery", "--out", str(tmp_path / "new" / "pages"))
+    assert code == 0
+    pages = {file.name: file.read_text() for file in (tmp_path / "new" / "pages").iterdir()}
+    seen = {p for p in mig.models() if mig.geometry(p).profiles and not _guessed(p)}
+    assert set(pages) == {"index.html", *(f"{model}.html" for model in seen)}
+    assert f"{len(seen)} pages" in out
+    for model in seen:
+        geometry = mig.geometry(model)
+        layouts = mig.maximal_layouts(geometry, mig.plain_profiles(geometry))
+        page = pages[f"{model}.html"]
+        drawn = re.findall(r'aria-label="([^"]*)"', page)
+        assert sorted(drawn) == sorted("+".join(p.profile for p in layout) for layout in layouts)
+        assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
+        # Nothing is fetched: no address but the name of the namespace, no script.
+        assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)|<script|<link|url\(|@import", page)
+        assert f'href="{model}.html"' in pages["index.html"]
+    again = tmp_path / "again"
+    run("gallery", "--out", str(again))
+    assert pages == {file.name: file.read_text() for file in again.iterdir()}
+
+
+def _guessed(model: str) -> bool:
+    return any(profile.expected or not profile.starts for profile in mig.geometry(model).profiles)
+
+
+def test_gallery_of_named_gpus_and_of_all_profiles(tmp_path: Path) -> None:
+    run("gallery", "A30", "H20", "--out", str(tmp_path), "--all-profiles")
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", "a30_24gb.html", "h20_96gb.html"}
+    page = (tmp_path / "a30_24gb.html").read_text()
+    assert page.count("<article>") == 17 and ">+me</text>" in page
+    assert "expected from the driver" not in page
+    assert "expected from the driver" in (tmp_path / "h20_96gb.html").read_text()
+    with pytest.raises(MigNotSupported, match="not known"):
+        run("gallery", "RTX PRO 5000", "--out", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidField, match="--out"):
+        run("gallery", "A30", "--out", str(tmp_path / "file"))
+
+
+def test_gallery_with_expected_places_has_every_gpu_that_can_be_drawn(tmp_path: Path) -> None:
+    run("gallery", "--out", str(tmp_path), "--expected")
+    drawn = {f"{m}.html" for m in mig.models() if any(p.starts for p in mig.geometry(m).profiles)}
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", *drawn}
 
 
 def test_check_prints_placements_or_the_drawing() -> None:
@@ -142,7 +237,7 @@ def test_bad_input_is_named() -> None:
         run("show", "H100/3g.40gb", "3g.40gb")
     with pytest.raises(InvalidLayout, match="huge"):
         run("show", "H100", "huge")
-    with pytest.raises(InvalidLayout, match="not partitioned has no layout: leave it out"):
+    with pytest.raises(InvalidLayout, match="whose GPUs stay whole has no layout: leave it out"):
         run("show", "H100", "off")
 
 

@@ -35,6 +35,16 @@ def test_json() -> None:
     assert "sky.ComputePool(" in made["source"]
 
 
+def test_pluses_join_a_demand_as_commas_do() -> None:
+    joined = run("1g.10gb+me*2 + 3g.40gb*4+2x>=18GB", "--provider", "aws", "--json")
+    assert joined == run("1g.10gb+me*2, 3g.40gb*4, 2x>=18GB", "--provider", "aws", "--json")
+    assert {each["wanted"]: each["count"] for each in json.loads(joined)["demand"]} == {
+        "1g.10gb+me": 2,
+        "3g.40gb": 4,
+        ">=18GB": 2,
+    }
+
+
 def test_for_a_person() -> None:
     out = run("1g.10gb*20, 3g.40gb*4, >=18GB*6", "--provider", "aws")
     assert out.startswith("3g.40gb*4, >=18GB*6, 1g.10gb*20 on 1 machine for $27.45/h, optimal")
@@ -71,7 +81,7 @@ def test_exact_and_limits() -> None:
 
 def test_wrong_usage() -> None:
     with pytest.raises(InvalidDemand) as caught:
-        run("1g.10gb+2g.20gb")
+        run("1g.10gb and 2g.20gb")
     assert caught.value.exit_code == 2
     with pytest.raises(InvalidField, match=r"^--max-nodes: a number of machines from 1"):
         run("1g.10gb", "--max-nodes", "0")

@@ -1,4 +1,5 @@
-/* The part of NVML's binary interface that the fake has: types, structures and numbers as nvml.h lays them out. */
+/* The part of NVML's binary interface that the fake has: types, structures and numbers as nvml.h lays them out and names
+   them, which tests/gpu/test_nvml_header.py compiles against NVIDIA's own. Numbers that grow are those of 13.5. */
 #ifndef FAKE_NVML_ABI_H
 #define FAKE_NVML_ABI_H
 
@@ -19,21 +20,34 @@ typedef enum {
     NVML_ERROR_OPERATING_SYSTEM = 17,
     NVML_ERROR_IN_USE = 19,
     NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
-    NVML_ERROR_LAST = 999
+    NVML_ERROR_UNKNOWN = 999
 } nvmlReturn_t;
 
 enum {
-    NVML_NAME_SIZE = 96,
-    NVML_PROFILE_1_SLICE_REV2 = 0x9,
-    NVML_PROFILE_COUNT = 0x12,
-    NVML_COMPUTE_PROFILE_1_SLICE_REV1 = 0x7,
-    NVML_COMPUTE_PROFILE_COUNT = 0x9,
-    NVML_ENGINE_PROFILE_SHARED = 0
+    NVML_DEVICE_NAME_V2_BUFFER_SIZE = 96,
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1,
+    NVML_GPM_METRIC_SM_UTIL = 2,
+    NVML_GPM_METRIC_MAX = 477,
+    NVML_GPM_METRICS_GET_VERSION = 1,
+    NVML_GPM_SUPPORT_VERSION = 1,
+    NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2 = 0x9,
+    NVML_GPU_INSTANCE_PROFILE_COUNT = 0x12,
+    NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 = 0x7,
+    NVML_COMPUTE_INSTANCE_PROFILE_COUNT = 0x9,
+    NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED = 0
 };
 
-#define NVML_PROFILE_INFO_V2 0x02000098u
-#define NVML_COMPUTE_PROFILE_INFO_V2 0x02000088u
-#define NVML_NO_INSTANCE 0xFFFFFFFFu
+/* The version of a structure carries its size. */
+#define NVML_STRUCT_VERSION(name, number) (unsigned)(sizeof(nvml##name##_v##number##_t) | number##u << 24)
+#define nvmlMemory_v2 NVML_STRUCT_VERSION(Memory, 2)
+#define nvmlTemperature_v1 NVML_STRUCT_VERSION(Temperature, 1)
+#define nvmlGpuFabricInfo_v2 NVML_STRUCT_VERSION(GpuFabricInfo, 2)
+#define nvmlGpuFabricInfo_v3 NVML_STRUCT_VERSION(GpuFabricInfo, 3)
+#define nvmlGpuInstanceProfileInfo_v2 NVML_STRUCT_VERSION(GpuInstanceProfileInfo, 2)
+#define nvmlComputeInstanceProfileInfo_v2 NVML_STRUCT_VERSION(ComputeInstanceProfileInfo, 2)
+
+/* In place of the id of an instance, where a process is on none. */
+#define NO_INSTANCE 0xFFFFFFFFu
 
 typedef struct {
     char busIdLegacy[16];
@@ -61,7 +75,11 @@ typedef struct {
 
 typedef struct {
     unsigned start, size;
-} nvmlPlacement_t;
+} nvmlGpuInstancePlacement_t;
+
+typedef struct {
+    unsigned start, size;
+} nvmlComputeInstancePlacement_t;
 
 typedef struct {
     unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount;
@@ -74,13 +92,13 @@ typedef struct {
     unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount;
     unsigned copyEngineCount, decoderCount, encoderCount, jpegCount, ofaCount;
     unsigned long long memorySizeMB;
-    char name[NVML_NAME_SIZE];
+    char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 } nvmlGpuInstanceProfileInfo_v2_t;
 
 typedef struct {
     nvmlDevice_t device;
     unsigned id, profileId;
-    nvmlPlacement_t placement;
+    nvmlGpuInstancePlacement_t placement;
 } nvmlGpuInstanceInfo_t;
 
 typedef struct {
@@ -92,14 +110,14 @@ typedef struct {
     unsigned version;
     unsigned id, sliceCount, instanceCount, multiprocessorCount;
     unsigned sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
-    char name[NVML_NAME_SIZE];
+    char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
 } nvmlComputeInstanceProfileInfo_v2_t;
 
 typedef struct {
     nvmlDevice_t device;
     nvmlGpuInstance_t gpuInstance;
     unsigned id, profileId;
-    nvmlPlacement_t placement;
+    nvmlComputeInstancePlacement_t placement;
 } nvmlComputeInstanceInfo_t;
 
 typedef struct {
@@ -116,7 +134,9 @@ typedef struct {
 typedef struct {
     unsigned version, sensorType;
     int temperature;
-} nvmlTemperature_t;
+} nvmlTemperature_v1_t;
+
+typedef nvmlTemperature_v1_t nvmlTemperature_t;
 
 typedef struct {
     unsigned version;
@@ -125,7 +145,19 @@ typedef struct {
     unsigned cliqueId;
     unsigned char state;
     unsigned healthMask;
-} nvmlGpuFabricInfo_t;
+} nvmlGpuFabricInfo_v2_t;
+
+typedef struct {
+    unsigned version;
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned cliqueId;
+    unsigned char state;
+    unsigned healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v3_t;
+
+typedef nvmlGpuFabricInfo_v3_t nvmlGpuFabricInfoV_t;
 
 typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
 
@@ -137,17 +169,16 @@ typedef struct {
     unsigned metricId;
     nvmlReturn_t nvmlReturn;
     double value;
-    char *names[3];
+    struct {
+        char *shortName, *longName, *unit;
+    } metricInfo;
 } nvmlGpmMetric_t;
 
+/* As many metrics as the header of the caller has, 210 in 12.9, under one version: only numMetrics of them are there. */
 typedef struct {
     unsigned version, numMetrics;
     nvmlGpmSample_t sample1, sample2;
-    nvmlGpmMetric_t metrics[477];
+    nvmlGpmMetric_t metrics[];
 } nvmlGpmMetricsGet_t;
-
-/* The version of a structure carries its size. */
-_Static_assert(sizeof(nvmlGpuInstanceProfileInfo_v2_t) == (NVML_PROFILE_INFO_V2 & 0xFFFF), "GPU instance profile");
-_Static_assert(sizeof(nvmlComputeInstanceProfileInfo_v2_t) == (NVML_COMPUTE_PROFILE_INFO_V2 & 0xFFFF), "CI profile");
 
 #endif

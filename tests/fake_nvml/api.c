@@ -54,7 +54,7 @@ static nvmlReturn_t memory(nvmlDevice_t device, nvmlMemory_t *memory)
 
 static nvmlReturn_t memory_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    NEED(memory && memory->version == (sizeof *memory | 2u << 24), NVML_ERROR_INVALID_ARGUMENT);
+    NEED(memory && memory->version == nvmlMemory_v2, NVML_ERROR_INVALID_ARGUMENT);
     TRY(device_memory(device, &memory->total));
     memory->reserved = 0;
     memory->used = used_bytes(device);
@@ -122,14 +122,14 @@ API(nvmlDeviceSetMigMode, (nvmlDevice_t device, unsigned mode, nvmlReturn_t *sta
 API(nvmlDeviceGetGpuInstanceProfileInfo,
     (nvmlDevice_t device, unsigned number, nvmlGpuInstanceProfileInfo_t *info), mig_profile(device, number, info))
 API(nvmlDeviceGetGpuInstancePossiblePlacements_v2,
-    (nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements, unsigned *count),
+    (nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *placements, unsigned *count),
     mig_placements(device, id, placements, count))
 API(nvmlDeviceGetGpuInstanceRemainingCapacity, (nvmlDevice_t device, unsigned id, unsigned *count),
     mig_capacity(device, id, count))
 API(nvmlDeviceCreateGpuInstance, (nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instance),
     mig_create(device, id, NULL, false, instance))
 API(nvmlDeviceCreateGpuInstanceWithPlacement,
-    (nvmlDevice_t device, unsigned id, const nvmlPlacement_t *placement, nvmlGpuInstance_t *instance),
+    (nvmlDevice_t device, unsigned id, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *instance),
     mig_create(device, id, placement, true, instance))
 API(nvmlGpuInstanceDestroy, (nvmlGpuInstance_t instance), mig_destroy(instance))
 API(nvmlDeviceGetGpuInstances, (nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instances, unsigned *count),
@@ -145,13 +145,13 @@ API(nvmlGpuInstanceGetComputeInstanceProfileInfo,
 API(nvmlGpuInstanceGetComputeInstanceRemainingCapacity, (nvmlGpuInstance_t instance, unsigned id, unsigned *count),
     compute_capacity(instance, id, count))
 API(nvmlGpuInstanceGetComputeInstancePossiblePlacements,
-    (nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *placements, unsigned *count),
+    (nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstancePlacement_t *placements, unsigned *count),
     compute_placements(instance, id, placements, count))
 API(nvmlGpuInstanceCreateComputeInstance,
     (nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *created),
     compute_create(instance, id, NULL, false, created))
 API(nvmlGpuInstanceCreateComputeInstanceWithPlacement,
-    (nvmlGpuInstance_t instance, unsigned id, const nvmlPlacement_t *placement, nvmlComputeInstance_t *created),
+    (nvmlGpuInstance_t instance, unsigned id, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *created),
     compute_create(instance, id, placement, true, created))
 API(nvmlComputeInstanceDestroy, (nvmlComputeInstance_t compute), compute_destroy(compute))
 API(nvmlGpuInstanceGetComputeInstances,
@@ -192,13 +192,13 @@ API(nvmlDeviceGetCurrentClocksEventReasons, (nvmlDevice_t device, unsigned long 
     reading_clocks(device, reasons))
 API(nvmlDeviceGetTemperatureV, (nvmlDevice_t device, nvmlTemperature_t *temperature),
     reading_temperature_v(device, temperature))
-API(nvmlDeviceGetGpuFabricInfoV, (nvmlDevice_t device, nvmlGpuFabricInfo_t *info), reading_fabric(device, info))
+API(nvmlDeviceGetGpuFabricInfoV, (nvmlDevice_t device, nvmlGpuFabricInfoV_t *info), reading_fabric(device, info))
 API(nvmlGpmQueryDeviceSupport, (nvmlDevice_t device, nvmlGpmSupport_t *support), gpm_support(device, support))
 API(nvmlGpmSampleAlloc, (nvmlGpmSample_t *sample), gpm_allocate(sample))
 API(nvmlGpmSampleFree, (nvmlGpmSample_t sample), gpm_free(sample))
-API(nvmlGpmSampleGet, (nvmlDevice_t device, nvmlGpmSample_t sample), gpm_sample(device, -1, sample))
+API(nvmlGpmSampleGet, (nvmlDevice_t device, nvmlGpmSample_t sample), gpm_sample(device, sample))
 API(nvmlGpmMigSampleGet, (nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample),
-    gpm_sample(device, (int)instance, sample))
+    gpm_sample_of(device, instance, sample))
 API(nvmlGpmMetricsGet, (nvmlGpmMetricsGet_t *get), gpm_metrics(get))
 /* Since R510. */
 API(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes),

@@ -7,13 +7,13 @@
 unsigned compute_slices(const struct profile *profile, unsigned compute_profile)
 {
     /* As `nvidia-smi mig -lcip` lists them: none of 6 and of 8 slices, and none that is for NVLink only. */
-    static const unsigned slices[NVML_COMPUTE_PROFILE_COUNT] = {1, 2, 3, 4, 7, 0, 0, 1, 0};
+    static const unsigned slices[NVML_COMPUTE_INSTANCE_PROFILE_COUNT] = {1, 2, 3, 4, 7, 0, 0, 1, 0};
     /* The double-memory GPU instance has a compute profile of its own, and no other has it. */
-    bool is_double = profile->number == NVML_PROFILE_1_SLICE_REV2;
-    if (is_double || compute_profile == NVML_COMPUTE_PROFILE_1_SLICE_REV1)
-        return is_double && compute_profile == NVML_COMPUTE_PROFILE_1_SLICE_REV1 ? 1 : 0;
+    bool is_double = profile->number == NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2;
+    if (is_double || compute_profile == NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1)
+        return is_double && compute_profile == NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 ? 1 : 0;
     /* Nor one of three slices on a GPU instance of four. */
-    if (compute_profile >= NVML_COMPUTE_PROFILE_COUNT || slices[compute_profile] > profile->slices)
+    if (compute_profile >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT || slices[compute_profile] > profile->slices)
         return 0;
     return slices[compute_profile] == 3 && profile->slices == 4 ? 0 : slices[compute_profile];
 }
@@ -21,7 +21,7 @@ unsigned compute_slices(const struct profile *profile, unsigned compute_profile)
 static nvmlReturn_t profile_in(nvmlGpuInstance_t instance, unsigned number, struct target *target, unsigned *slices)
 {
     TRY(find(instance, KIND_INSTANCE, target));
-    NEED(number < NVML_COMPUTE_PROFILE_COUNT, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(number < NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_ERROR_INVALID_ARGUMENT);
     *slices = compute_slices(profile_of(target->gpu, target->instance), number);
     return *slices ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
@@ -37,7 +37,7 @@ nvmlReturn_t compute_profile(nvmlGpuInstance_t instance, unsigned number, unsign
 {
     struct target target;
     unsigned slices;
-    NEED(info && engine == NVML_ENGINE_PROFILE_SHARED, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(info && engine == NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, NVML_ERROR_INVALID_ARGUMENT);
     TRY(profile_in(instance, number, &target, &slices));
     const struct profile *profile = profile_of(target.gpu, target.instance);
     memset(info, 0, sizeof *info);
@@ -54,7 +54,7 @@ nvmlReturn_t compute_profile_v2(nvmlGpuInstance_t instance, unsigned number, uns
     struct target target;
     unsigned slices;
     nvmlComputeInstanceProfileInfo_t first;
-    NEED(info && info->version == NVML_COMPUTE_PROFILE_INFO_V2, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(info && info->version == nvmlComputeInstanceProfileInfo_v2, NVML_ERROR_INVALID_ARGUMENT);
     TRY(compute_profile(instance, number, engine, &first));
     TRY(profile_in(instance, number, &target, &slices));
     const struct profile *profile = profile_of(target.gpu, target.instance);
@@ -95,7 +95,7 @@ nvmlReturn_t compute_capacity(nvmlGpuInstance_t instance, unsigned id, unsigned 
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *placements, unsigned *count)
+nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstancePlacement_t *placements, unsigned *count)
 {
     struct target target;
     unsigned slices;
@@ -103,7 +103,7 @@ nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlPla
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
     *count = profile_of(target.gpu, target.instance)->slices - slices + 1;
     for (unsigned start = 0; placements && start < *count; start++)
-        placements[start] = (nvmlPlacement_t){start, slices};
+        placements[start] = (nvmlComputeInstancePlacement_t){start, slices};
     return NVML_SUCCESS;
 }
 
@@ -118,7 +118,7 @@ static unsigned free_id(const struct instance *instance)
     return id;
 }
 
-nvmlReturn_t compute_create(nvmlGpuInstance_t instance, unsigned id, const nvmlPlacement_t *placement, bool placed,
+nvmlReturn_t compute_create(nvmlGpuInstance_t instance, unsigned id, const nvmlComputeInstancePlacement_t *placement, bool placed,
                             nvmlComputeInstance_t *created)
 {
     struct target target;
@@ -190,6 +190,6 @@ nvmlReturn_t compute_info(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo
     info->gpuInstance = handle_of(KIND_INSTANCE, target.index, target.instance->serial);
     info->id = target.compute->id;
     info->profileId = target.compute->profile;
-    info->placement = (nvmlPlacement_t){target.compute->start, target.compute->slices};
+    info->placement = (nvmlComputeInstancePlacement_t){target.compute->start, target.compute->slices};
     return NVML_SUCCESS;
 }

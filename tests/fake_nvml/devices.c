@@ -30,7 +30,7 @@ const struct profile *profile_of(const struct gpu *gpu, const struct instance *i
 
 const char *profile_name(const struct profile *profile)
 {
-    static char drifted[NVML_NAME_SIZE];
+    static char drifted[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     const char *given = getenv("FAKE_NVML_NAMES");
     char list[1024];
     snprintf(list, sizeof list, "%s", given ? given : "");
@@ -78,7 +78,7 @@ static void uuid_of(const struct target *target, char *uuid, size_t length)
 nvmlReturn_t device_uuid(nvmlDevice_t device, char *uuid, unsigned length)
 {
     struct target target;
-    char name[NVML_NAME_SIZE];
+    char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     TRY(find_device(device, &target));
     uuid_of(&target, name, sizeof name);
     return text(uuid, length, name);
@@ -91,7 +91,7 @@ static nvmlReturn_t mig_device_by_uuid(unsigned index, const char *uuid, nvmlDev
         for (unsigned j = 0; j < gpu->instances[i].compute_count; j++) {
             struct compute *compute = &gpu->instances[i].compute[j];
             struct target target = {KIND_DEVICE, index, gpu, &gpu->instances[i], compute};
-            char name[NVML_NAME_SIZE];
+            char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
             uuid_of(&target, name, sizeof name);
             if (strcmp(name, uuid) == 0) {
                 *device = handle_of(KIND_DEVICE, index, compute->serial);
@@ -106,7 +106,7 @@ nvmlReturn_t device_by_uuid(const char *uuid, nvmlDevice_t *device)
     NEED(uuid && device, NVML_ERROR_INVALID_ARGUMENT);
     for (unsigned index = 0; index < machine.gpu_count; index++) {
         struct target target = {KIND_GPU, index, &machine.gpus[index], NULL, NULL};
-        char name[NVML_NAME_SIZE];
+        char name[NVML_DEVICE_NAME_V2_BUFFER_SIZE];
         uuid_of(&target, name, sizeof name);
         if (strcmp(name, uuid) == 0)
             return device_by_index(index, device);
@@ -134,15 +134,15 @@ nvmlReturn_t device_by_address(const char *address, nvmlDevice_t *device)
 nvmlReturn_t device_name(nvmlDevice_t device, char *name, unsigned length)
 {
     struct target target;
-    char whole[2 * NVML_NAME_SIZE];
+    char whole[2 * NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     TRY(find_device(device, &target));
-    int end = snprintf(whole, NVML_NAME_SIZE, "%s", board_of(target.gpu)->name);
+    int end = snprintf(whole, NVML_DEVICE_NAME_V2_BUFFER_SIZE, "%s", board_of(target.gpu)->name);
     if (target.kind == KIND_DEVICE) {
         const struct profile *profile = profile_of(target.gpu, target.instance);
         char part[16] = "";
         if (target.compute->slices < profile->slices)
             snprintf(part, sizeof part, "%uc.", target.compute->slices);
-        snprintf(whole + end, NVML_NAME_SIZE, " MIG %s%s", part, profile_name(profile));
+        snprintf(whole + end, NVML_DEVICE_NAME_V2_BUFFER_SIZE, " MIG %s%s", part, profile_name(profile));
     }
     return text(name, length, whole);
 }
@@ -216,8 +216,8 @@ nvmlReturn_t device_processes(nvmlDevice_t device, enum use use, unsigned *count
         if (!listed(&target, process, use))
             continue;
         if (found < *count) {
-            unsigned place = process->instance < 0 ? NVML_NO_INSTANCE : (unsigned)process->instance;
-            unsigned compute = process->instance < 0 ? NVML_NO_INSTANCE : 0;
+            unsigned place = process->instance < 0 ? NO_INSTANCE : (unsigned)process->instance;
+            unsigned compute = process->instance < 0 ? NO_INSTANCE : 0;
             processes[found] = (nvmlProcessInfo_t){(unsigned)process->pid, 1 << 20, place, compute};
         }
         found++;

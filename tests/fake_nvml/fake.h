@@ -86,11 +86,12 @@ nvmlReturn_t reading_utilization(nvmlDevice_t device, nvmlUtilization_t *rates);
 nvmlReturn_t reading_temperature(nvmlDevice_t device, unsigned *degrees);
 nvmlReturn_t reading_temperature_v(nvmlDevice_t device, nvmlTemperature_t *temperature);
 nvmlReturn_t reading_power(nvmlDevice_t device, unsigned *milliwatts);
-nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfo_t *info);
+nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info);
 nvmlReturn_t gpm_support(nvmlDevice_t device, nvmlGpmSupport_t *support);
 nvmlReturn_t gpm_allocate(nvmlGpmSample_t *sample);
 nvmlReturn_t gpm_free(nvmlGpmSample_t sample);
-nvmlReturn_t gpm_sample(nvmlDevice_t device, int instance, nvmlGpmSample_t sample);
+nvmlReturn_t gpm_sample(nvmlDevice_t device, nvmlGpmSample_t sample);
+nvmlReturn_t gpm_sample_of(nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample);
 nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get);
 
 /* mig.c */
@@ -98,9 +99,9 @@ nvmlReturn_t mig_get_mode(nvmlDevice_t device, unsigned *current, unsigned *pend
 nvmlReturn_t mig_set_mode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *status);
 nvmlReturn_t mig_profile(nvmlDevice_t device, unsigned number, nvmlGpuInstanceProfileInfo_t *info);
 nvmlReturn_t mig_profile_v2(nvmlDevice_t device, unsigned number, bool by_id, nvmlGpuInstanceProfileInfo_v2_t *info);
-nvmlReturn_t mig_placements(nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements, unsigned *count);
+nvmlReturn_t mig_placements(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *placements, unsigned *count);
 nvmlReturn_t mig_capacity(nvmlDevice_t device, unsigned id, unsigned *count);
-nvmlReturn_t mig_create(nvmlDevice_t device, unsigned id, const nvmlPlacement_t *placement, bool placed,
+nvmlReturn_t mig_create(nvmlDevice_t device, unsigned id, const nvmlGpuInstancePlacement_t *placement, bool placed,
                         nvmlGpuInstance_t *instance);
 nvmlReturn_t mig_destroy(nvmlGpuInstance_t instance);
 nvmlReturn_t mig_instances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instances, unsigned *count);
@@ -118,8 +119,8 @@ nvmlReturn_t compute_profile(nvmlGpuInstance_t instance, unsigned number, unsign
 nvmlReturn_t compute_profile_v2(nvmlGpuInstance_t instance, unsigned number, unsigned engine,
                                 nvmlComputeInstanceProfileInfo_v2_t *info);
 nvmlReturn_t compute_capacity(nvmlGpuInstance_t instance, unsigned id, unsigned *count);
-nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *placements, unsigned *count);
-nvmlReturn_t compute_create(nvmlGpuInstance_t instance, unsigned id, const nvmlPlacement_t *placement, bool placed,
+nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstancePlacement_t *placements, unsigned *count);
+nvmlReturn_t compute_create(nvmlGpuInstance_t instance, unsigned id, const nvmlComputeInstancePlacement_t *placement, bool placed,
                             nvmlComputeInstance_t *created);
 nvmlReturn_t compute_destroy(nvmlComputeInstance_t compute);
 nvmlReturn_t compute_instances(nvmlGpuInstance_t instance, unsigned id, nvmlComputeInstance_t *found, unsigned *count);

@@ -79,7 +79,7 @@ static const struct profile *by_number(const struct gpu *gpu, unsigned number)
     return NULL;
 }
 
-/* Some 535 drivers answer nothing of profiles while MIG is off. */
+/* Some 535 drivers answer nothing of profiles while MIG is off; of placements all do. */
 static bool silent(const struct gpu *gpu)
 {
     return env_on("FAKE_NVML_SILENT_WHILE_OFF") && !gpu->current;
@@ -89,9 +89,9 @@ static nvmlReturn_t find_profile(nvmlDevice_t device, unsigned number, bool is_i
                                  const struct profile **profile)
 {
     TRY(mig_gpu(device, target));
-    NEED(is_id || number < NVML_PROFILE_COUNT, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(is_id || number < NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_ERROR_INVALID_ARGUMENT);
     *profile = is_id ? by_id(target->gpu, number) : by_number(target->gpu, number);
-    return *profile && !silent(target->gpu) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    return *profile ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t mig_profile(nvmlDevice_t device, unsigned number, nvmlGpuInstanceProfileInfo_t *info)
@@ -100,6 +100,7 @@ nvmlReturn_t mig_profile(nvmlDevice_t device, unsigned number, nvmlGpuInstancePr
     const struct profile *profile;
     NEED(info, NVML_ERROR_INVALID_ARGUMENT);
     TRY(find_profile(device, number, false, &target, &profile));
+    NEED(!silent(target.gpu), NVML_ERROR_NOT_SUPPORTED);
     memset(info, 0, sizeof *info);
     info->id = profile->id;
     info->sliceCount = profile->slices;
@@ -115,7 +116,7 @@ nvmlReturn_t mig_profile_v2(nvmlDevice_t device, unsigned number, bool by_id, nv
     struct target target;
     const struct profile *profile;
     nvmlGpuInstanceProfileInfo_t first;
-    NEED(info && info->version == NVML_PROFILE_INFO_V2, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(info && info->version == nvmlGpuInstanceProfileInfo_v2, NVML_ERROR_INVALID_ARGUMENT);
     TRY(find_profile(device, number, by_id, &target, &profile));
     TRY(mig_profile(device, profile->number, &first));
     info->id = first.id;
@@ -128,7 +129,7 @@ nvmlReturn_t mig_profile_v2(nvmlDevice_t device, unsigned number, bool by_id, nv
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t mig_placements(nvmlDevice_t device, unsigned id, nvmlPlacement_t *placements, unsigned *count)
+nvmlReturn_t mig_placements(nvmlDevice_t device, unsigned id, nvmlGpuInstancePlacement_t *placements, unsigned *count)
 {
     struct target target;
     const struct profile *profile;
@@ -136,7 +137,7 @@ nvmlReturn_t mig_placements(nvmlDevice_t device, unsigned id, nvmlPlacement_t *p
     TRY(find_profile(device, id, true, &target, &profile));
     NEED(privileged(), NVML_ERROR_NO_PERMISSION);
     for (unsigned i = 0; placements && i < profile->start_count; i++)
-        placements[i] = (nvmlPlacement_t){profile->starts[i], profile->size};
+        placements[i] = (nvmlGpuInstancePlacement_t){profile->starts[i], profile->size};
     *count = profile->start_count;
     return NVML_SUCCESS;
 }
@@ -194,7 +195,7 @@ static bool choose(const struct gpu *gpu, const struct profile *profile, unsigne
     return found;
 }
 
-static bool allowed(const struct profile *profile, const nvmlPlacement_t *placement)
+static bool allowed(const struct profile *profile, const nvmlGpuInstancePlacement_t *placement)
 {
     for (unsigned i = 0; i < profile->start_count; i++)
         if (placement->start == profile->starts[i] && placement->size == profile->size)
@@ -202,7 +203,7 @@ static bool allowed(const struct profile *profile, const nvmlPlacement_t *placem
     return false;
 }
 
-nvmlReturn_t mig_create(nvmlDevice_t device, unsigned id, const nvmlPlacement_t *placement, bool placed,
+nvmlReturn_t mig_create(nvmlDevice_t device, unsigned id, const nvmlGpuInstancePlacement_t *placement, bool placed,
                         nvmlGpuInstance_t *instance)
 {
     struct target target;
@@ -277,7 +278,7 @@ nvmlReturn_t mig_instance_info(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t
     info->device = gpu_handle(target.index);
     info->id = target.instance->id;
     info->profileId = profile_of(target.gpu, target.instance)->id;
-    info->placement = (nvmlPlacement_t){target.instance->start, target.instance->size};
+    info->placement = (nvmlGpuInstancePlacement_t){target.instance->start, target.instance->size};
     return NVML_SUCCESS;
 }
 
@@ -294,7 +295,7 @@ nvmlReturn_t mig_device_by_index(nvmlDevice_t device, unsigned index, nvmlDevice
 {
     struct target target;
     TRY(mig_on(device, &target));
-    NEED(found, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(found && index < board_of(target.gpu)->slices, NVML_ERROR_INVALID_ARGUMENT);
     for (unsigned i = 0; i < target.gpu->instance_count; i++) {
         const struct instance *instance = &target.gpu->instances[i];
         if (index < instance->compute_count) {

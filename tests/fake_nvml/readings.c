@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUDA = 13020, ECC_UNCORRECTED = 1, SM_UTIL = 2, GPM_METRICS = 477, GPM_VERSION = 1 };
+enum { CUDA = 13020 };
 
 /* GPU.NAME=VALUE or GPU/START.NAME=VALUE, comma-separated; what is not said is the default. */
 static long reading(const struct target *target, const char *name, long otherwise)
@@ -67,7 +67,7 @@ nvmlReturn_t reading_ecc_errors(nvmlDevice_t device, unsigned kind, unsigned lon
     long errors = 0;
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
     TRY(of_gpu(device, "ecc_errors", 0, &errors));
-    *count = kind == ECC_UNCORRECTED ? (unsigned long long)errors : 0;
+    *count = kind == NVML_MEMORY_ERROR_TYPE_UNCORRECTED ? (unsigned long long)errors : 0;
     return NVML_SUCCESS;
 }
 
@@ -117,7 +117,7 @@ nvmlReturn_t reading_temperature(nvmlDevice_t device, unsigned *degrees)
 nvmlReturn_t reading_temperature_v(nvmlDevice_t device, nvmlTemperature_t *temperature)
 {
     unsigned degrees = 0;
-    NEED(temperature && temperature->version == (sizeof *temperature | 1u << 24), NVML_ERROR_INVALID_ARGUMENT);
+    NEED(temperature && temperature->version == nvmlTemperature_v1, NVML_ERROR_INVALID_ARGUMENT);
     TRY(reading_temperature(device, &degrees));
     temperature->temperature = (int)degrees;
     return NVML_SUCCESS;
@@ -132,11 +132,19 @@ nvmlReturn_t reading_power(nvmlDevice_t device, unsigned *milliwatts)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfo_t *info)
+/* Of Hopper and later. The caller of version 2 has no room for the last field. */
+nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
 {
+    struct target target;
     long state = 0;
-    NEED(info && info->version == (sizeof *info | 2u << 24), NVML_ERROR_INVALID_ARGUMENT);
+    NEED(info && (info->version == nvmlGpuFabricInfo_v2 || info->version == nvmlGpuFabricInfo_v3),
+         NVML_ERROR_INVALID_ARGUMENT);
     TRY(of_gpu(device, "fabric", 0, &state));
+    TRY(find_device(device, &target));
+    NEED(board_of(target.gpu)->resetless, NVML_ERROR_NOT_SUPPORTED);
+    unsigned version = info->version;
+    memset(info, 0, version & 0xFFFFFF);
+    info->version = version;
     info->state = (unsigned char)state;
     return NVML_SUCCESS;
 }
@@ -155,8 +163,8 @@ static bool has_gpm(const struct target *target)
 nvmlReturn_t gpm_support(nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
     struct target target;
-    NEED(support && support->version == GPM_VERSION, NVML_ERROR_INVALID_ARGUMENT);
-    TRY(find(device, KIND_GPU, &target));
+    NEED(support && support->version == NVML_GPM_SUPPORT_VERSION, NVML_ERROR_INVALID_ARGUMENT);
+    TRY(find_device(device, &target));
     support->isSupportedDevice = has_gpm(&target);
     return NVML_SUCCESS;
 }
@@ -176,23 +184,40 @@ nvmlReturn_t gpm_free(nvmlGpmSample_t sample)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t gpm_sample(nvmlDevice_t device, int instance, nvmlGpmSample_t sample)
+static nvmlReturn_t take_sample(const struct target *target, int instance, nvmlGpmSample_t sample)
 {
-    struct target target;
-    NEED(sample, NVML_ERROR_INVALID_ARGUMENT);
-    TRY(find(device, KIND_GPU, &target));
-    NEED(has_gpm(&target) && (instance >= 0 || !target.gpu->current), NVML_ERROR_NOT_SUPPORTED);
+    NEED(has_gpm(target) && (instance >= 0 || !target->gpu->current), NVML_ERROR_NOT_SUPPORTED);
     NEED(privileged(), NVML_ERROR_NO_PERMISSION);
-    sample->index = target.index;
+    sample->index = target->index;
     sample->instance = instance;
     return NVML_SUCCESS;
 }
 
+/* Of a GPU, or of the instance that a MIG device is in. */
+nvmlReturn_t gpm_sample(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+    struct target target;
+    NEED(sample, NVML_ERROR_INVALID_ARGUMENT);
+    TRY(find_device(device, &target));
+    return take_sample(&target, target.kind == KIND_DEVICE ? (int)target.instance->id : -1, sample);
+}
+
+nvmlReturn_t gpm_sample_of(nvmlDevice_t device, unsigned instance, nvmlGpmSample_t sample)
+{
+    struct target target;
+    NEED(sample, NVML_ERROR_INVALID_ARGUMENT);
+    TRY(find(device, KIND_GPU, &target));
+    for (unsigned i = 0; i < target.gpu->instance_count; i++)
+        if (target.gpu->instances[i].id == instance)
+            return take_sample(&target, (int)instance, sample);
+    return has_gpm(&target) ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+}
+
 nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get)
 {
-    NEED(get && get->version == GPM_VERSION && get->sample1 && get->sample2, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(get && get->version == NVML_GPM_METRICS_GET_VERSION && get->sample1 && get->sample2, NVML_ERROR_INVALID_ARGUMENT);
     NEED(get->sample1->index == get->sample2->index && get->sample1->instance == get->sample2->instance &&
-             get->sample1->instance > -2 && get->numMetrics <= GPM_METRICS,
+             get->sample1->instance > -2 && get->numMetrics <= NVML_GPM_METRIC_MAX,
          NVML_ERROR_INVALID_ARGUMENT);
     struct target target = {KIND_GPU, get->sample1->index, &machine.gpus[get->sample1->index], NULL, NULL};
     for (unsigned i = 0; i < target.gpu->instance_count; i++)
@@ -200,7 +225,7 @@ nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get)
             target.instance = &target.gpu->instances[i];
     for (unsigned i = 0; i < get->numMetrics; i++) {
         nvmlGpmMetric_t *metric = &get->metrics[i];
-        metric->nvmlReturn = metric->metricId == SM_UTIL ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        metric->nvmlReturn = metric->metricId == NVML_GPM_METRIC_SM_UTIL ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
         metric->value = (double)reading(&target, "sm", 0);
     }
     return NVML_SUCCESS;

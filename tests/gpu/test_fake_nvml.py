@@ -132,8 +132,58 @@ def test_drivers_that_tell_no_profiles_while_mig_is_off(fake_machine: Machine) -
     with machine.loaded():
         gpu = Fake(machine).gpu()
         assert gpu.profiles() == []
+        # Placements "regardless of whether MIG is enabled or not", says nvml.h; 9 is the id of 3g.40gb.
+        placements = (pynvml.c_nvmlGpuInstancePlacement_t * 2)()
+        count = ctypes.c_uint()
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(Fake(machine).device(), 9, placements, ctypes.byref(count))
+        assert [(each.start, each.size) for each in placements] == [(0, 4), (4, 4)]
         gpu.set_mig_mode(True)
         assert len(gpu.profiles()) == 7
+
+
+def test_an_index_beyond_all_mig_devices_is_invalid_and_an_empty_one_not_found(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb")
+    with machine.loaded():
+        here = Fake(machine)
+        here.gpu().set_mig_mode(True)
+        assert pynvml.nvmlDeviceGetMaxMigDeviceCount(here.device()) == 7
+        refused(pynvml.NVML_ERROR_NOT_FOUND, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, here.device(), 6)
+        refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, here.device(), 7)
+
+
+def test_performance_is_sampled_of_a_mig_device_and_of_an_instance_that_stands(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb", READINGS="0/4.sm=61")
+    with machine.loaded():
+        here = Fake(machine)
+        gpu = here.gpu()
+        gpu.set_mig_mode(True)
+        partition(gpu, "3g.40gb", 4, 4)
+        device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(here.device(), 0)
+        assert pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice
+        first, second = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        for sample in (first, second):
+            pynvml.nvmlGpmSampleGet(device, sample)
+        assert gpu.busy_multiprocessors(first, second) == 61
+        standing_id = pynvml.nvmlDeviceGetGpuInstanceId(device)
+        pynvml.nvmlGpmMigSampleGet(here.device(), standing_id, first)
+        refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.nvmlGpmMigSampleGet, here.device(), standing_id + 1, second)
+        for sample in (first, second):
+            pynvml.nvmlGpmSampleFree(sample)
+
+
+def test_the_fabric_of_hopper_answers_both_versions_and_that_of_ampere_none(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb,a100_80gb", READINGS="0.fabric=3,1.fabric=3")
+    with machine.loaded():
+        here = Fake(machine)
+        assert (here.gpu().fabric_state(), here.gpu(1).fabric_state()) == (3, None)
+        # A structure that is larger than its version says keeps what lies behind.
+        info = pynvml.c_nvmlGpuFabricInfo_v3_t()
+        info.version, info.healthSummary = pynvml.nvmlGpuFabricInfo_v2, 9
+        pynvml.nvmlDeviceGetGpuFabricInfoV(here.device(), ctypes.byref(info))
+        assert (info.state, info.healthSummary) == (3, 9)
+        info.version = pynvml.nvmlGpuFabricInfo_v3
+        pynvml.nvmlDeviceGetGpuFabricInfoV(here.device(), ctypes.byref(info))
+        assert (info.state, info.healthSummary) == (3, 0)
 
 
 def test_understated_counts_overflow_nothing(fake_machine: Machine) -> None:

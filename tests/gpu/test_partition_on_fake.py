@@ -351,7 +351,7 @@ def test_services_that_hold_the_gpu_are_stopped_meanwhile(fake_machine: Machine)
     assert done.returncode == 0, done.stderr
     assert phases(done) == ["mode", "clients", "mode", "create", "create"]
     assert machine.asked_of_systemd() == ["stop nvidia-dcgm.service", "start nvidia-dcgm.service"]
-    assert profiles(machine) == [["3g.20gb", "2g.10gb"]] * 2
+    assert profiles(machine) == [["2g.10gb", "3g.20gb"]] * 2
     assert [process["pid"] for process in machine.show()[1]["processes"]] == [700]
 
 
@@ -373,7 +373,7 @@ def test_a_mode_that_is_pending_already_is_made_active(fake_machine: Machine) ->
     machine.control("release", 0)
     assert (machine.show()[0]["current"], machine.show()[0]["pending"]) == (0, 1)
     assert run(machine, "--layout", AMPERE).returncode == 0
-    assert profiles(machine) == [["3g.20gb", "2g.10gb"]]
+    assert profiles(machine) == [["2g.10gb", "3g.20gb"]]
 
 
 def test_a_monitor_that_is_no_known_service_is_named(fake_machine: Machine) -> None:
@@ -429,12 +429,12 @@ def test_a_reset_activates_the_mode(fake_machine: Machine) -> None:
     assert phases(done) == ["mode", "mode", "reset", "mode", "mode", "create", "create", "create", "create"]
     (reset,) = (event for event in events(done) if event.get("phase") == "reset")
     assert reset["gpus"] == [0, 2]
-    assert profiles(machine) == [["3g.20gb", "2g.10gb"], [], ["3g.20gb", "2g.10gb"]]
+    assert profiles(machine) == [["2g.10gb", "3g.20gb"], [], ["2g.10gb", "3g.20gb"]]
     machine.forget_calls()
     again = run(machine, "--layout", AMPERE, "--gpu", "0,2")
     assert (again.returncode, phases(again), changes(machine)) == (0, [], 0)
     # A reset for the mode of one GPU leaves the others as they are.
     off = run(machine, "--layout", "off", "--gpu", "2")
     assert off.returncode == 0, off.stderr
-    assert profiles(machine) == [["3g.20gb", "2g.10gb"], [], []]
+    assert profiles(machine) == [["2g.10gb", "3g.20gb"], [], []]
     assert [gpu["current"] for gpu in machine.show()] == [1, 0, 0]

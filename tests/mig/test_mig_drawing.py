@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyinfra import MigNotSupported, mig
-from skyinfra.mig.drawing import boxes, tone
+from skyinfra.mig.drawing import boxes, compute_bar, labels, tone
 
 H100 = mig.geometry("h100_80gb")
 PLACEABLE = [model for model in mig.models() if any(p.starts for p in mig.geometry(model).profiles)]
@@ -18,12 +19,14 @@ def test_the_picture_of_a_gpu() -> None:
     assert mig.render(mig.picture(layout, H100)) == "\n".join(
         [
             "memory   0       1       2       3       4       5       6       7",
-            "        +---------------+-------+-------+-------------------------------+",
+            "slices  +---------------+-------+-------+-------------------------------+",
             "        |2g.20gb        |1g.10gb|free   |3g.40gb                        |",
             "        |20 GB          |10 GB  |       |40 GB                          |",
             "        |2 slices       |1 slice|       |3 slices                       |",
             "        |32 SM          |16 SM  |       |60 SM                          |",
             "        +---------------+-------+-------+-------------------------------+",
+            "compute |2g.20gb        |1g.10gb|3g.40gb                |free   |",
+            "slices  |2              |1      |3                      |1      |",
             "compute  6 of 7 slices (2 + 1 + 3), 108 SM",
             "memory   7 of 8 slices, 70 GB in partitions",
             "fits     1g.10gb, 1g.10gb+me",
@@ -47,6 +50,55 @@ def test_unknown_sms_are_left_out_and_expected_places_are_marked() -> None:
     assert "expected" not in mig.render(mig.picture(mig.fill("3g.40gb", H100), H100))
 
 
+def test_what_is_known_of_b200_is_shown() -> None:
+    b200 = mig.geometry("b200_180gb")
+    text = mig.render(mig.picture(mig.place(["3g.90gb", "2g.45gb", "1g.23gb"], b200), b200))
+    assert "|? SM " in text and "|36 SM " in text and "|18 SM " in text
+    assert "54 SM in 2 of 3 partitions, unknown in the others" in text
+
+
+def test_attributes_are_marked() -> None:
+    card = mig.geometry("rtx_pro_6000_96gb")
+    kinds = {"1g.24gb": "", "1g.24gb+me": "media", "1g.24gb-me": "no media", "1g.24gb+gfx": "graphics"}
+    shown = mig.picture(mig.place(list(kinds), card), card)
+    last = [column[-1] for column in labels(shown)]
+    assert {p.name: word for p, word in zip(shown.placed, last, strict=True)} == kinds
+    assert "units   +" in mig.render(shown), "the grid of this GPU has other units than its memory slices"
+    pills = [e.text for e in _texts(mig.svg([("t", shown, ())])) if e.get("class") == "ground"]
+    assert sorted(filter(None, pills)) == ["graphics", "media", "no media"]
+    plain = mig.picture(mig.fill("3g.40gb", H100), H100)
+    assert not any(e.get("class") == "ground" for e in _texts(mig.svg([("t", plain, ())])))
+
+
+def _texts(document: str) -> list[ET.Element]:
+    return list(ET.fromstring(document).iter("{http://www.w3.org/2000/svg}text"))
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_svg_names_its_bars_and_is_readable_on_light_and_on_dark_screens() -> None:
+    shown = mig.picture(mig.place(["3g.40gb", "1g.10gb"], H100), H100)
+    document = mig.svg([("t", shown, ())])
+    assert {"memory slices", "5 of 8", "compute slices", "4 of 7"} <= {e.text for e in _texts(document)}
+    light = {e.get("class", "").split()[-1]: e.get("fill", "") for e in ET.fromstring(document).iter() if e.get("fill")}
+    dark = dict(re.findall(r"\.(\w+) { fill: (#[0-9a-f]{6}); }", document))
+    assert set(light) <= set(dark)
+    for colours in (light, dark):
+        assert colours["ink"] != colours["ground"]
+        for ink, fills in (
+            ("ink", [kind for kind in colours if kind[0] == "t"]),
+            ("ink", ["ground"]),
+            ("pale", ["free"]),
+        ):
+            for fill in fills:
+                bright, deep = sorted(map(_luminance, (colours[ink], colours[fill])), reverse=True)
+                assert (bright + 0.05) / (deep + 0.05) >= 4.5, (ink, fill)
+
+
 @given(st.data())
 def test_every_picture_covers_the_grid_in_lines_of_one_width(data: st.DataObject) -> None:
     geometry = mig.geometry(data.draw(st.sampled_from(PLACEABLE)))
@@ -61,6 +113,9 @@ def test_every_picture_covers_the_grid_in_lines_of_one_width(data: st.DataObject
     for profile in shown.placed:
         assert profile.name in rows[1]
         assert 0 <= tone(profile, geometry) < 7
+    compute = ["".join(text for text, _ in line) for line in compute_bar(shown)]
+    assert len(set(map(len, compute))) == 1
+    assert sum(map(int, re.findall(r"\d+", compute[1]))) == geometry.compute_slices
     assert mig.svg([("one", shown, ())]) == mig.svg([("one", shown, ())])
 
 
