@@ -18,6 +18,11 @@ resource "terraform_data" "fleet" {
     }
 
     precondition {
+      condition     = var.hosts == 1 || var.node_count == 1
+      error_message = "node_count: a slice of ${var.hosts} hosts is a fleet of its own. Call the module once for each."
+    }
+
+    precondition {
       condition     = var.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.user_data_head}${var.user_data_worker}"))
       error_message = "versions: the user data ask for versions.json. Give versions and runner_file as `skyinfra render` wrote them."
     }

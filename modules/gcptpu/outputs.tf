@@ -20,8 +20,8 @@ output "fleet" {
       machine_type   = var.head_machine_type
       head           = true
     }]
-    # The slices: the scheduler knows them.
-    group_nodes = var.node_count
+    # The slices, or the hosts of one: the scheduler knows them.
+    group_nodes = var.node_count * var.hosts
     slots       = var.slots
     secret      = local.secret
     }, {
@@ -31,6 +31,6 @@ output "fleet" {
 }
 
 output "slices" {
-  description = "The private address of each slice, by the name of its node."
-  value       = { for node, slice in google_tpu_v2_vm.slice : node => try(slice.network_endpoints[0].ip_address, null) }
+  description = "The private addresses of the hosts of each slice, by its name."
+  value       = { for name, slice in google_tpu_v2_vm.slice : name => slice.network_endpoints[*].ip_address }
 }

@@ -1,7 +1,7 @@
 # The core inputs whose values are this provider's; the others stand in core.tf.
 
 variable "machine_types" {
-  description = "The accelerator type of a slice on one host, such as v5litepod-8."
+  description = "The accelerator type of a slice, such as v5litepod-8."
   type        = list(string)
   nullable    = false
 
@@ -82,6 +82,18 @@ variable "zones" {
   validation {
     condition     = length(var.zones) > 0
     error_message = "zones: at least one zone that has the accelerator type."
+  }
+}
+
+variable "hosts" {
+  description = "How many hosts the accelerator type has. Of one with several, each is a node, NODE-0, NODE-1, ..., and node_count is 1: they run one program."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = var.hosts >= 1 && floor(var.hosts) == var.hosts
+    error_message = "hosts: a whole number of at least 1."
   }
 }
 
