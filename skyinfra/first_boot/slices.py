@@ -11,16 +11,16 @@ from typing import Any
 from . import gce
 from .programs import Failed, read, read_json, replace
 
-# The variables by which libtpu learns of the slice without the metadata service, which tasks cannot reach, and what
-# the attribute `tpu-env` calls their values: as the TPU device plugin of GKE sets them, which has the same to do.
-# The attributes of a TPU VM: jax/_src/clusters/cloud_tpu_cluster.py and torch_xla/_internal/tpu.py, read 2026-11-24.
+# What the attribute `tpu-env` calls a value, and the variables in which libtpu reads it without the metadata service,
+# which tasks cannot reach: as GKE's plugin has to set them (github.com/ai-on-gke/tpu-device-plugin, pkg/tpu/util/util.go).
+# The attributes are those that JAX (jax/_src/clusters/cloud_tpu_cluster.py) and torch_xla (_internal/tpu.py) read. 2026-11-24
 _KNOWN = {
-    "TPU_ACCELERATOR_TYPE": "ACCELERATOR_TYPE",
-    "TPU_TOPOLOGY": "TOPOLOGY",
-    "TPU_TOPOLOGY_ALT": "ALT",
-    "TPU_TOPOLOGY_WRAP": "WRAP",
-    "TPU_HOST_BOUNDS": "HOST_BOUNDS",
-    "TPU_CHIPS_PER_HOST_BOUNDS": "CHIPS_PER_HOST_BOUNDS",
+    "ACCELERATOR_TYPE": ("TPU_ACCELERATOR_TYPE",),
+    "TOPOLOGY": ("TPU_TOPOLOGY",),
+    "ALT": ("TPU_TOPOLOGY_ALT", "ALT"),
+    "WRAP": ("TPU_TOPOLOGY_WRAP", "WRAP"),
+    "HOST_BOUNDS": ("TPU_HOST_BOUNDS", "HOST_BOUNDS"),
+    "CHIPS_PER_HOST_BOUNDS": ("TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS"),
 }
 
 
@@ -69,7 +69,7 @@ def _topology(hosts: int) -> dict[str, str]:
         # v2 and v3 say none: hosts of 2x2 chips in a square, or in two of them side by side (torch_xla, as above).
         across = 2 ** ((hosts.bit_length() - 1) // 2)
         found.update(HOST_BOUNDS=f"{across},{hosts // across},1", CHIPS_PER_HOST_BOUNDS="2,2,1")
-    return {variable: found[name] for variable, name in _KNOWN.items() if found.get(name)}
+    return {each: found[name] for name, variables in _KNOWN.items() if found.get(name) for each in variables}
 
 
 def _attribute(name: str) -> str:

@@ -58,13 +58,13 @@ class Selection:
     """The machines and module inputs that a provider chose for a pool.
 
     accelerator: the one that was chosen, with its count on one machine; None for CPU nodes. machine_types: in order of
-    preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
-    those of them that are paths, counted from the project folder. prices: of one node, by machine type; those that are
-    not known, or that nobody pays, are left out. price_note: what to know of the first one, such as its region and
-    date. scheduler: where the head's scheduler listens.
-    secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
-    simulated: whether the accelerators are simulated. share: of each accelerator that a node has, less than 1 for
-    fractional machines. hosts: how many nodes one machine is, each with a slot: the hosts of a TPU slice. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
+    preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths: those
+    of them that are paths, counted from the project folder. prices: of one node, by machine type; those that are not
+    known, or that nobody pays, are left out. price_note: what to know of the first one, such as its region and date.
+    scheduler: where the head's scheduler listens. secret_file: where the module puts the fleet secret, counted from the
+    folder of the node configuration. simulated: whether the accelerators are simulated. share: of each accelerator that
+    a node has, less than 1 for fractional machines. hosts: how many nodes one machine is, each with a slot: the hosts
+    of a TPU slice. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
     head_price: of that, None where it is not known.
     """
 

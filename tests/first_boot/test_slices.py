@@ -72,6 +72,10 @@ def test_a_host_makes_its_own_configuration(service: MetadataService, host: Slic
             "TPU_TOPOLOGY_WRAP": "false,false,false",
             "TPU_HOST_BOUNDS": "1,1,4",
             "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+            "ALT": "false",
+            "WRAP": "false,false,false",
+            "HOST_BOUNDS": "1,1,4",
+            "CHIPS_PER_HOST_BOUNDS": "2,2,1",
         },
     }
     assert list(made) == list(SHARED)

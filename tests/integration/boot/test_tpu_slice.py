@@ -73,7 +73,7 @@ def test_the_hosts_of_a_slice_are_one_gang(bed: Bed, fleet: Callable[..., Fleet]
     )
     made = fleet(pool)
     head, *hosts = made.nodes
-    assert len(hosts) == HOSTS and len({each.metadata.user_data for each in hosts}) == 1
+    assert len(hosts) == HOSTS
     addresses = [each.address for each in hosts]
     tpu_env = {"ACCELERATOR_TYPE": "v5p-16", "TOPOLOGY": "2x2x2", "HOST_BOUNDS": "1,1,2"}
     tpu_env |= {"CHIPS_PER_HOST_BOUNDS": "2,2,1", "ALT": "false", "WRAP": "false,false,false"}
@@ -89,6 +89,7 @@ def test_the_hosts_of_a_slice_are_one_gang(bed: Bed, fleet: Callable[..., Fleet]
         library = machine.root / "opt/made-up/jax.py"
         library.parent.mkdir(parents=True)
         library.write_text(JAX)
+    assert len({machine.metadata.attributes["user-data"] for machine in hosts}) == 1
     made.boot()
     assert head.status()["slots"] == []
     with made.connect() as client:
