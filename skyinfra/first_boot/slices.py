@@ -12,8 +12,9 @@ from . import gce
 from .programs import Failed, read, read_json, replace
 
 # What the attribute `tpu-env` calls a value, and the variables in which libtpu reads it without the metadata service,
-# which tasks cannot reach: as GKE's plugin has to set them (github.com/ai-on-gke/tpu-device-plugin, pkg/tpu/util/util.go).
-# The attributes are those that JAX (jax/_src/clusters/cloud_tpu_cluster.py) and torch_xla (_internal/tpu.py) read. 2026-11-24
+# which tasks cannot reach: those that GKE's plugin sets, for the same reason
+# (github.com/ai-on-gke/tpu-device-plugin, pkg/tpu/util/util.go). The attributes are those that JAX
+# (jax/_src/clusters/cloud_tpu_cluster.py) and torch_xla (torch_xla/_internal/tpu.py) read. 2026-11-24
 _KNOWN = {
     "ACCELERATOR_TYPE": ("TPU_ACCELERATOR_TYPE",),
     "TOPOLOGY": ("TPU_TOPOLOGY",),
