@@ -94,7 +94,7 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     labelled = declare(bed, **{**given, "labels": {"team": "b"}})
     assert set(labelled.values()) == {"update"}
     replaced = declare(bed, **given, user_data_revision="2")
-    nodes = [f"{INSTANCE}.head", *(f'{SLICE}.slice["train-{number}"]' for number in range(2))]
+    nodes = [f'{INSTANCE}.node["train-head"]', *(f'{SLICE}.slice["train-{number}"]' for number in range(2))]
     assert {address: replaced[address] for address in nodes} == dict.fromkeys(nodes, "replace")
     spot = declare(bed, **given, spot=True)
     assert spot == dict.fromkeys(nodes[1:], "replace")
