@@ -83,15 +83,14 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     selection = pool.provider.select(_request(pool))
     accelerator = selection.accelerator
     if accelerator is not None:
-        check_concurrency(pool, accelerator)
+        check_concurrency(pool, accelerator.with_(count=1) if selection.hosts > 1 else accelerator)
     head = _node_config(pool, stack, selection, head=True)
     return Deployment(
         stack=stack,
         pool=pool,
         selection=selection,
         slots=tuple(_slots(head)),
-        # No task runs on a head without slots, so it needs nothing of the image.
-        head=replace(head, scheduler_only=True, env={}, pip=(), run=()) if selection.separate_head else head,
+        head=_without_slots(head) if selection.separate_head else head,
         worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER),
     )
 
@@ -150,7 +149,13 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         secret_file=selection.secret_file,
         packages=_package_source(pool),
         preload=tuple(pool.image.preload),
+        slice_hosts=selection.hosts if selection.hosts > 1 else 0,
     )
+
+
+def _without_slots(head: NodeConfig) -> NodeConfig:
+    """Returns the configuration of a *head* on which no task runs, so that it needs nothing of the image."""
+    return replace(head, scheduler_only=True, env={}, pip=(), run=(), slice_hosts=0)
 
 
 def _package_source(pool: ComputePool) -> PackageSource | None:
@@ -181,6 +186,8 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
     accelerator = config.accelerator
     if accelerator is None:
         yield from (ManifestSlot(index=index, kind="cpu") for index in range(config.cpu_slots))
+    elif config.slice_hosts:
+        yield ManifestSlot(index=0, kind="host", accelerator=accelerator.name)
     elif accelerator.layouts:
         whole = slot_kind(accelerator.vendor)
         each = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in layout or (None,)]

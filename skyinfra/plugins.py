@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import InvalidField
 from skyinfra.mig import PerGpu
-from skyinfra.protocol.gang import DEFAULTS
+from skyinfra.protocol.gang import DEFAULTS, MEETS
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,12 @@ def torch() -> Environment:
 
 
 def jax() -> Environment:
-    """Sets JAX's environment variables for every task: memory of the device is taken as it is needed.
+    """Initializes `jax.distributed` in every rank of ``pool.launch(..., framework="jax")`` before the rank begins.
 
-    Ranks of ``pool.launch(..., framework="jax")`` have that anyway. For TPUs, ``Image(pip=["jax[tpu]"])`` is enough.
+    Sets JAX's environment variables for every task besides: memory of the device is taken as it is needed. For TPUs,
+    ``Image(pip=["jax[tpu]"])`` is enough.
     """
-    return Environment("jax", tuple(DEFAULTS["jax"].items()))
+    return Environment("jax", (*DEFAULTS["jax"].items(), (MEETS, "1")))
 
 
 def neuron() -> Environment:

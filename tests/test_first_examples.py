@@ -247,15 +247,21 @@ def test_on_a_marketplace(accelerator: str) -> None:
         compiled(arguments)
 
 
-@pytest.mark.parametrize("slice_", ["TPUv5e()", "TPUv5p_8()", "TPUv2_8()", "TPUv6(count=8)"])
-def test_tpu_slices_on_google_cloud(slice_: str) -> None:
+@pytest.mark.parametrize(
+    ("slice_", "kind", "slots"),
+    [
+        ("TPUv5e()", "chip", 1),
+        ("TPUv5p_8()", "chip", 4),
+        ("TPUv2_8()", "chip", 4),
+        ("TPUv6(count=8)", "chip", 8),
+        # A slot for each host.
+        ("TPUv4_64()", "host", 8),
+        ("TPUv3_32()", "host", 4),
+    ],
+)
+def test_tpu_slices_on_google_cloud(slice_: str, kind: str, slots: int) -> None:
     found = sky.offers.find(eval(f"sky.accelerators.{slice_}", {"sky": sky}), provider="gcp")
     region = found[0].regions[0]
     made = compiled(f"provider=sky.GCP(project='p', region={region!r}), accelerator=sky.accelerators.{slice_}")
-    assert made.slots and made.selection.machine_types[0] == found[0].machine_type
-
-
-@pytest.mark.parametrize(("slice_", "region"), [("TPUv4_64()", "us-central2"), ("TPUv3_32()", "europe-west4")])
-def test_tpu_slices_of_several_hosts_are_refused(slice_: str, region: str) -> None:
-    with pytest.raises(sky.NotSupported, match="a slice of several hosts"):
-        compiled(f"provider=sky.GCP(region={region!r}), accelerator=sky.accelerators.{slice_}")
+    assert {slot.kind for slot in made.slots} == {kind} and len(made.slots) * made.selection.hosts == slots
+    assert made.selection.machine_types[0] == found[0].machine_type

@@ -82,6 +82,15 @@ STACKS["gcp"] = """
     app.synth()
     """
 
+STACKS["gcptpu"] = """
+    sky.FleetStack(app, "gcptpu", pools=[
+        sky.ComputePool(name="chips", nodes=2, accelerator="TPUv5e:4", provider=sky.GCP(project="my-project")),
+        sky.ComputePool(name="hosts", accelerator=sky.accelerators.TPUv4_64(), plugins=[sky.plugins.jax()],
+                        provider=sky.GCP(project="my-project", region="us-central2")),
+    ])
+    app.synth()
+    """
+
 STACKS["ssh"] = """
     sky.FleetStack(app, "ssh", pools=[sky.ComputePool(
         name="lab", nodes=2, accelerator="H100:8/3g.40gb", labels={"team": "ml"}, provider=sky.SSH(hosts=[

@@ -99,6 +99,7 @@ def test_plugins_of_frameworks_set_variables_where_the_image_does_not() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "SKYINFRA_JAX_DISTRIBUTED": "1",
     }
     image = sky.Image(env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "MINE": "x"})
     own = pool(plugins=[sky.plugins.torch()], image=image).variables

@@ -52,7 +52,7 @@ variable "user_data_worker" {
 }
 
 variable "slots" {
-  description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, cpu), accelerator, profile, gpu."
+  description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, host, cpu), accelerator, profile, gpu."
   type = list(object({
     index       = number
     kind        = string

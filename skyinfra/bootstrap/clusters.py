@@ -69,7 +69,7 @@ def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any]
     steps: list[dict[str, Any]] = []
     if text.startswith("#"):
         found = files.written(text)
-        text, steps = found[places.CONFIG], json.loads(found[places.STEPS])["steps"]
+        text, steps = found.get(places.CONFIG) or found[places.SLICE], json.loads(found[places.STEPS])["steps"]
     arguments = {step["operation"]: step["arguments"] for step in steps}
     node = NodeConfig.read(json.loads(text.replace(HEAD_PLACEHOLDER, _SCHEDULERS["kubernetes"])))
     _refuse(node, arguments)

@@ -8,6 +8,8 @@ STATUS = f"{FOLDER}/status.json"
 # Root's folder: the configuration, the secret, and what root remembers of the GPUs.
 ROOT = "/etc/skyinfra"
 CONFIG = f"{ROOT}/node.json"
+# The configuration that all hosts of a TPU slice have, of which each makes its own.
+SLICE = f"{ROOT}/slice.json"
 SECRET = f"{ROOT}/secret"
 OPT = "/opt/skyinfra"
 STEPS = f"{OPT}/steps.json"

@@ -21,7 +21,7 @@ _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 # For those whom a node tells of its failure: they have the package.
 _STAYS = "asking.py"
 # By module: the delivery of the runner that it is for.
-_FOR = {"gce.py": "metadata"}
+_FOR = {"gce.py": "metadata", "slices.py": "metadata"}
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
-from skyinfra.first_boot import conditions, disks, operations
+from skyinfra.first_boot import conditions, disks, operations, slices
 from skyinfra.mig import drivers
 from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, VOLUME_PLACEHOLDER, NodeAccelerator, NodeConfig
 
@@ -56,6 +56,7 @@ Operation = (
     | operations.Runner
     | disks.Volume
     | operations.Units
+    | slices.SliceHost
 )
 
 
@@ -109,6 +110,10 @@ def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...
 
 def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -> Iterator[Step]:
     image, pool, traits = deployment.pool.image, deployment.pool.name, deployment.pool.provider.data.traits
+    # It gives this node its name, under which it tells of what fails.
+    if config.slice_hosts:
+        host = slices.SliceHost(places.SLICE, places.CONFIG, config.slice_hosts)
+        yield Step("host of the slice", host, 5 * _MINUTE, attempts=6)
     # Over a wrong clock nothing can be fetched.
     yield Step("clock", conditions.Clock(_MADE, 30), _MINUTE)
     # The bucket may be signed for by the authority of the certificate. Without the secret nobody is told of a failure.
@@ -117,7 +122,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     for file, path in (("secret", places.SECRET), ("versions", places.VERSIONS)):
         fetched = operations.File(f"{BUCKET_PLACEHOLDER}/{path.rpartition('/')[2]}", path)
         yield Step(file, fetched, 5 * _MINUTE, attempts=6)
-    if deployment.selection.separate_head and not config.head:
+    if deployment.selection.separate_head and not config.head and not config.slice_hosts:
         name = operations.NodeName(places.CONFIG, f"{pool}-asg", f"{pool}-", places.INSTANCE_ID)
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)

@@ -31,7 +31,7 @@ def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
-    chosen = next((offer for offer in found if providers.refused(offer) is None), None)
+    chosen = next((offer for offer in found if providers.undeployable(offer.provider) is None), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
         tables.print_json({"offers": listed, "notes": notes})
@@ -79,7 +79,7 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
             tables.known(offer.vcpus),
             "unknown" if offer.ram_gib is None else f"{offer.ram_gib:g} GiB",
             *map(cell, prices),
-            "no" if providers.refused(offer) else "yes",
+            "no" if providers.undeployable(offer.provider) else "yes",
         )
     return made
 
@@ -89,10 +89,8 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
     lines = []
     reasons: dict[str, list[str]] = {}
     for offer in sorted(found, key=lambda each: (each.provider, each.machine_type)):
-        if why := providers.refused(offer):
-            name = offer.provider if providers.undeployable(offer.provider) else offer.machine_type
-            if name not in reasons.setdefault(why, []):
-                reasons[why].append(name)
+        if (why := providers.undeployable(offer.provider)) and offer.provider not in reasons.setdefault(why, []):
+            reasons[why].append(offer.provider)
     lines += [f"Not deployable: {', '.join(names)}: {why}." for why, names in reasons.items()]
     purchase = "spot" if query.spot else "on-demand"
     priced = [(offer, price) for offer in found if (price := offer.price(spot=query.spot)) is not None]
@@ -139,8 +137,8 @@ def offer_document(offer: Offer) -> dict[str, Any]:
         "vendor": offer.vendor,
         "mig_model": offer.mig_model,
         "partitioned_by": providers.who_partitions(offer),
-        "deployable": providers.refused(offer) is None,
-        "not_deployable_because": providers.refused(offer),
+        "deployable": providers.undeployable(offer.provider) is None,
+        "not_deployable_because": providers.undeployable(offer.provider),
     }
 
 

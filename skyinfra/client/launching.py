@@ -234,6 +234,7 @@ class Sender:
         work = work_of(target, args, kwargs, self._fleet.included)
         where = (self.target, nodes, per_node)
         launch = Launch(work, *where, framework, env or {}, max_restarts, timeout, included=self._fleet.included)
+        launch = replace(launch, nodes=ranks.nodes_of(self.manifest, launch))
         return Gang(self._fleet, launch, on_line)
 
     def __reduce__(self) -> tuple[object, ...]:

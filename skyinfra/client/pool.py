@@ -231,8 +231,9 @@ class Pool(Sender, Questions):
         none does; gangs whose slots are taken wait in the order in which they came. Each rank is a process of its own,
         with the environment that *framework* reads: ``torch.distributed.init_process_group()`` needs no arguments;
         ``jax.distributed.initialize()`` needs ``num_processes`` and ``process_id``, which `sky.gang` tells, as it tells
-        everything else. Ranks on whole GPUs see all GPUs of their gang on their node, and take that of their
-        ``local_rank``; a rank on a partition sees it alone.
+        everything else, unless `sky.plugins.jax` has called it. A gang on a TPU slice has all hosts. Ranks on whole
+        GPUs see all GPUs of their gang on their node, and take that of their ``local_rank``; a rank on a partition sees
+        it alone.
 
         target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
         whose results are exit codes. max_restarts: how often the gang starts again after a failure: with

@@ -84,6 +84,25 @@ def candidates(now: Snapshot, launch: Launch) -> tuple[int, Candidates]:
     return launch.nodes or len(found), found
 
 
+def nodes_of(manifest: Manifest, launch: Launch) -> int | None:
+    """The number of nodes of *launch*: on a TPU slice of several hosts all of them, for libtpu waits for each.
+
+    Raises `InvalidField` where fewer are asked for. Programs without a framework may have any of them.
+    """
+    nodes = launch.nodes
+    if launch.framework in (None, "none") or not any(slot.kind == "host" for slot in manifest.slots):
+        return nodes
+    hosts, target = manifest.node_count, launch.target
+    if nodes not in (None, hosts) or target.node is not None or target.slot is not None:
+        raise InvalidField(
+            f"the {hosts} hosts of a TPU slice run one program, and these would be fewer",
+            field="nodes",
+            given=target.slot or target.node or nodes,
+            hint='Leave nodes out, or say framework="none" for a program that does not use the TPU.',
+        )
+    return hosts
+
+
 def may_come(now: Snapshot, manifest: Manifest, launch: Launch) -> bool:
     """Whether slots that are missing, or that a layout change brings, would be enough."""
     target = launch.target

@@ -404,3 +404,8 @@ OPERATIONS = {
     "volume": Volume,
     "units": Units,
 }
+with contextlib.suppress(ImportError):
+    # Only nodes that can be hosts of a slice have it.
+    from .slices import SliceHost
+
+    OPERATIONS["slice_host"] = SliceHost

@@ -23,6 +23,8 @@ VARIABLE = "SKYINFRA_GANG"
 
 # The variable that confines a process to NeuronCores: a range such as ``0-3``.
 NEURON_CORES = "NEURON_RT_VISIBLE_CORES"
+# Is set where ranks of JAX initialize `jax.distributed` before anything else.
+MEETS = "SKYINFRA_JAX_DISTRIBUTED"
 
 Framework = Literal["torch", "jax", "none"]
 # Waiting: for slots. Granted: it has slots, not all ranks have arrived. Unknown: the head has no such gang any more.

@@ -17,7 +17,7 @@ OUTPUT_PREFIX = "fleet_"
 # A fleet secret has at least that many characters.
 MIN_SECRET_LENGTH = 32
 
-SlotKind = Literal["partition", "gpu", "chip", "cores", "cpu"]
+SlotKind = Literal["partition", "gpu", "chip", "cores", "host", "cpu"]
 
 # The kind of slot that a whole accelerator of a vendor makes; of any other vendor it is a chip. One chip of AWS is a
 # group of NeuronCores.
@@ -43,7 +43,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class ManifestSlot:
-    """One slot that the declaration gives every node; ``gpu`` is the index of the accelerator it stands on."""
+    """One slot that the declaration gives every node; ``gpu`` is the index of the accelerator it stands on.
+
+    A slot of the kind ``host`` has all chips of its node, which is one host of a TPU slice.
+    """
 
     index: int
     kind: SlotKind

@@ -85,7 +85,8 @@ class NodeConfig(
     ``pip`` gets them from, None where nothing is declared of that. ``preload``: the modules that are imported once for
     all slots, before their processes are forked. ``given``: a batch system or cluster gave this node its accelerators:
     the runner takes those, and partitions none. ``grace_seconds``: for how long tasks may go on after the runner was
-    told to end (SIGTERM); 0: it ends at once.
+    told to end (SIGTERM); 0: it ends at once. ``slice_hosts``: of how many hosts the TPU slice is that this node is a
+    host of, with one slot for all chips of the node; 0: there is a slot for each accelerator.
     """
 
     version: int
@@ -109,6 +110,7 @@ class NodeConfig(
     folder: str | None = field(default=None, metadata=_LATER)
     given: bool = field(default=False, metadata=_LATER)
     grace_seconds: float = field(default=0.0, metadata=_LATER)
+    slice_hosts: int = field(default=0, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
@@ -134,6 +136,8 @@ class NodeConfig(
         for name in ("drain_seconds", "grace_seconds"):
             seconds = getattr(self, name)
             refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
+        wrong = self.slice_hosts != 0 and (self.slice_hosts < 2 or accelerator is None or any(accelerator.per_gpu))
+        refuse(wrong, "a slice of several hosts has chips without a layout", f"{source}.slice_hosts", self.slice_hosts)
         wrong = self.folder is not None and not self.folder.startswith("/")
         refuse(wrong, "expected an absolute path", f"{source}.folder", self.folder)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,6 @@ __all__ = [
     "machines_of",
     "provider_of",
     "read",
-    "refused",
     "strings",
     "undeployable",
     "who_partitions",
@@ -81,14 +79,6 @@ def deployable() -> dict[str, type[Provider]]:
     exported = (globals()[name] for name in __all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
     return {cls.kind: cls for cls in classes if getattr(cls, "kind", None) in kinds()}
-
-
-def refused(offer: Offer) -> str | None:
-    """Why this version does not deploy the machine of *offer*; None where it does."""
-    if (why := undeployable(offer.provider)) is not None:
-        return why
-    rows = read(offer.provider).machines.get("refused", ())
-    return next((str(why) for pattern, why in rows if re.match(pattern, offer.machine_type)), None)
 
 
 def undeployable(kind: str) -> str | None:

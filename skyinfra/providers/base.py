@@ -57,14 +57,14 @@ class Request:
 class Selection:
     """The machines and module inputs that a provider chose for a pool.
 
-    accelerator: the one that was chosen, with its count on one node; None for CPU nodes. machine_types: in order of
-    preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths:
-    those of them that are paths, counted from the project folder. prices: of one node, by machine type; those that are
-    not known, or that nobody pays, are left out. price_note: what to know of the first one, such as its region and
-    date. scheduler: where the head's scheduler listens.
-    secret_file: where the module puts the fleet secret, counted from the folder of the node configuration.
-    simulated: whether the accelerators are simulated. share: of each accelerator that a node has, less than 1 for
-    fractional machines. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
+    accelerator: the one that was chosen, with its count on one machine; None for CPU nodes. machine_types: in order of
+    preference. image: the module's `image`. inputs: the module inputs that only this provider has; project_paths: those
+    of them that are paths, counted from the project folder. prices: of one node, by machine type; those that are not
+    known, or that nobody pays, are left out. price_note: what to know of the first one, such as its region and date.
+    scheduler: where the head's scheduler listens. secret_file: where the module puts the fleet secret, counted from the
+    folder of the node configuration. simulated: whether the accelerators are simulated. share: of each accelerator that
+    a node has, less than 1 for fractional machines. hosts: how many nodes one machine is, each with a slot: the hosts
+    of a TPU slice. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
     head_price: of that, None where it is not known.
     """
 
@@ -79,13 +79,14 @@ class Selection:
     price_note: str = ""
     simulated: bool = False
     share: float = 1.0
+    hosts: int = 1
     head_machine: str | None = None
     head_price: Price | None = None
 
     @property
     def count(self) -> int:
         """Accelerators on one node."""
-        return (self.accelerator.count or 1) if self.accelerator else 0
+        return (self.accelerator.count or 1) // self.hosts if self.accelerator else 0
 
     @property
     def separate_head(self) -> bool:

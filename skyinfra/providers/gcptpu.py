@@ -20,8 +20,9 @@ _NO_MACHINES = "TPU slices are no machines of Compute Engine"
 class GCPTPU(GCP):
     """TPU slices on Google Cloud, by Terraform's hashicorp/google-beta: what `GCP` becomes for a pool of TPUs.
 
-    Each node is a slice on one host, with a slot for each chip; the head is a small machine besides. runtime_version:
-    of the slices; None takes that of their generation. The other fields are those of `GCP`.
+    A slice on one host is a node with a slot for each chip. Of a larger slice, which is a pool of its own, each host is
+    a node with one slot. The head is a small machine besides. runtime_version: of the slices; None takes that of their
+    generation. The other fields are those of `GCP`.
     """
 
     kind: ClassVar[str] = "gcptpu"
@@ -57,17 +58,7 @@ class GCPTPU(GCP):
             )
 
     def check_chosen(self, chosen: Chosen) -> None:
-        """Raises `NotSupported` for a slice of several hosts."""
-        for name in chosen.machine_types:
-            for pattern, why in read(self.offered_by).machines["refused"]:
-                if not re.match(pattern, name):
-                    continue
-                raise NotSupported(
-                    f"{name} is {why}",
-                    field="accelerator",
-                    given=str(chosen.accelerator),
-                    hint="Those on one host: v2-8, v3-8, v4-8, v5p-8, v5litepod-1, -4, -8, v6e-1, -4, -8.",
-                )
+        """Every slice of the offers is deployed."""
 
     def in_group(self, request: Request, chosen: Chosen) -> bool:
         """The head is always a machine besides: a slice has no address that stays."""
@@ -78,11 +69,21 @@ class GCPTPU(GCP):
         return read("gcp").image(machine_types, None, field="provider.image")
 
     def select(self, request: Request) -> Selection:
-        """As of every cloud, with the runtime version of the generation."""
-        found = super().select(request)
-        versions = self.data.machines["runtime_versions"]
-        version = next(version for pattern, version in versions if re.match(pattern, found.machine_types[0]))
-        return replace(found, image=self.runtime_version or version)
+        """As of every cloud, with the runtime version of the generation. Raises `NotSupported` for several slices of
+        several hosts."""
+        found, machines = super().select(request), self.data.machines
+        name = found.machine_types[0]
+        version = next(version for pattern, version in machines["runtime_versions"] if re.match(pattern, name))
+        hosts = 1 if re.match(machines["one_host"], name) else found.count // machines["chips_per_host"]
+        if hosts > 1 and request.nodes > 1:
+            raise NotSupported(
+                f"{name} has {hosts} hosts, which run one program: a pool has one such slice",
+                field="nodes",
+                given=request.nodes,
+                hint="Declare a pool for each slice, or one larger slice.",
+            )
+        inputs = found.inputs | ({"hosts": hosts} if hosts > 1 else {})
+        return replace(found, image=self.runtime_version or version, hosts=hosts, inputs=inputs)
 
     def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
         """The inputs of modules/gcptpu besides those of every cloud."""

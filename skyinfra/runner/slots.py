@@ -80,6 +80,8 @@ def count(config: NodeConfig) -> int:
         return 0
     if accelerator is None:
         return config.cpu_slots
+    if config.slice_hosts:
+        return 1
     return sum(len(layout) or 1 for layout in accelerator.per_gpu)
 
 
@@ -107,6 +109,12 @@ def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[P
     accelerator = config.accelerator
     if accelerator is None:
         yield from (replace(blank, worker=index) for index in range(config.cpu_slots))
+        return
+    if config.slice_hosts:
+        # One process uses all chips of a host, with the processes of the other hosts.
+        memory = None if accelerator.memory_gb is None else accelerator.memory_gb * len(devices)
+        name, simulated = accelerator.name, config.simulate
+        yield replace(blank, kind="host", accelerator=name, memory_gb=memory, simulated=simulated)
         return
     variables = _VARIABLES[accelerator.vendor]
     for device in devices:

@@ -8,6 +8,7 @@ knows which rank failed first.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import signal
@@ -18,7 +19,7 @@ import types
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from skyinfra.protocol.gang import Work
+from skyinfra.protocol.gang import MEETS, Work
 from skyinfra.worker import output
 
 # Messages of a rank, each with its content; the parent answers a failure.
@@ -36,6 +37,15 @@ def main() -> int:
     return _script(work, pipe) if work.call is None else _function(work, work.call, pipe)
 
 
+def _meet() -> None:
+    """Initializes `jax.distributed`, where the pool has `sky.plugins.jax` and this is a rank of JAX."""
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if MEETS in os.environ and address is not None:
+        jax = importlib.import_module("jax")
+        processes, process = (int(os.environ[f"JAX_{name}"]) for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        jax.distributed.initialize(address, num_processes=processes, process_id=process)
+
+
 def _function(work: Work, call: bytes, pipe: Connection) -> int:
     from skyinfra.protocol import calls
     from skyinfra.worker import execute, interruption
@@ -44,6 +54,7 @@ def _function(work: Work, call: bytes, pipe: Connection) -> int:
     header = calls.Header("", work.name, "")
     try:
         with interruption.task_scope():
+            _meet()
             function, args, kwargs = execute.load(header, call)
             result = execute.dump_result(header, function(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
@@ -72,6 +83,7 @@ def _script(work: Work, pipe: Connection) -> int:
     module.__file__ = str(path)
     sys.modules["__main__"] = module
     try:
+        _meet()
         exec(compile(work.source, str(path), "exec"), module.__dict__)  # noqa: S102 - the user's own program
     except SystemExit as error:
         if error.code in (None, 0):

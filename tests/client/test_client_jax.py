@@ -42,6 +42,15 @@ def gather() -> tuple[int, int, list[float]]:
     return rank, jax.process_count(), found.sum(axis=1).tolist()
 
 
+def gather_here() -> tuple[int, int, list[float]]:
+    """As `gather`, where the plugin has initialized `jax.distributed`."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    found = multihost_utils.process_allgather(jax.numpy.ones(2) * jax.process_index())
+    return int(jax.process_index()), jax.process_count(), found.sum(axis=1).tolist()
+
+
 def fail() -> None:
     rank = meet()
     import jax
@@ -60,6 +69,11 @@ def launch(pool, target, **options):
 
 def test_ranks_meet_at_their_coordinator(pool, variables):
     assert launch(pool, gather, env=variables) == [(rank, 4, [0.0, 2.0, 4.0, 6.0]) for rank in range(4)]
+
+
+def test_the_plugin_initializes_jax_distributed(pool, variables):
+    given = {**variables, **sky.plugins.jax().variables, "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    assert launch(pool, gather_here, env=given) == [(rank, 4, [0.0, 2.0, 4.0, 6.0]) for rank in range(4)]
 
 
 def test_a_rank_that_fails_ends_those_that_wait_for_it(pool, variables):

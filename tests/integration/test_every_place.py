@@ -24,7 +24,7 @@ POOLS = {
     "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
     "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
     "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
-    "gcptpu": 'accelerator=sky.accelerators.TPUv5e(), provider=sky.GCP(project="my-project")',
+    "gcptpu": 'accelerator=sky.accelerators.TPUv5e_16(), provider=sky.GCP(project="my-project")',
     "azure": f'accelerator="H100-NVL", provider=sky.Azure({ACCESS})',
     "nebius": f"""accelerator="H100", provider=sky.Nebius(
         project_id="project-e00x", subnet_id="vpcsubnet-e00x", {ACCESS})""",

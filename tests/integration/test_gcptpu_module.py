@@ -54,7 +54,10 @@ def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
                 **inputs,
             }
         },
-        "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
+        "output": {
+            "fleet": {"value": "${module.train.fleet}", "sensitive": True},
+            "slices": {"value": "${module.train.slices}"},
+        },
     }
     bed.write(json.dumps(root), "main.tf.json")
     if first:
@@ -91,7 +94,7 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     labelled = declare(bed, **{**given, "labels": {"team": "b"}})
     assert set(labelled.values()) == {"update"}
     replaced = declare(bed, **given, user_data_revision="2")
-    nodes = [f"{INSTANCE}.head", *(f'{SLICE}.slice["train-{number}"]' for number in range(2))]
+    nodes = [f'{INSTANCE}.node["train-head"]', *(f'{SLICE}.slice["train-{number}"]' for number in range(2))]
     assert {address: replaced[address] for address in nodes} == dict.fromkeys(nodes, "replace")
     spot = declare(bed, **given, spot=True)
     assert spot == dict.fromkeys(nodes[1:], "replace")
@@ -103,6 +106,26 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     assert not any(fleet["secret"] in each for each in bed.printed)
 
 
+def test_the_hosts_of_a_slice(bed: Bed) -> None:
+    addresses = [{"ip_address": f"10.84.0.1{n}", "port": 8470, "access_config": []} for n in range(8)]
+    bed.world.answer(SLICE, {"network_endpoints": addresses})
+    given = {"machine_types": ["v4-64"], "image": "tpu-ubuntu2204-base", "zones": ["us-central2-b"], "hosts": 8}
+    slots = [{"index": 0, "kind": "host", "accelerator": "TPUv4-64"}]
+    created = declare(bed, **given, slots=slots)
+    assert set(created.values()) == {"create"} and sum(SLICE in address for address in created) == 1
+    bed.apply()
+    assert declare(bed, **given, slots=slots) == {}
+    manifest = Manifest.read(bed.output("fleet"))
+    assert (manifest.group_nodes, manifest.node_count, [slot.kind for slot in manifest.slots]) == (8, 8, ["host"])
+    (made,) = bed.world.asked(SLICE)
+    assert (made["name"].rpartition("-")[0], made["accelerator_type"]) == ("train-0", "v4-64")
+    # All hosts have one text, with the name of the slice.
+    assert made["metadata"]["startup-script"].startswith("#!/bin/sh\n# train-0 10.84.0.")
+    assert bed.output("slices") == {"train-0": [each["ip_address"] for each in addresses]}
+    bed.destroy()
+    assert bed.world.standing() == {}
+
+
 @pytest.mark.parametrize(
     ("message", "inputs"),
     [
@@ -111,6 +134,8 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
         ("machine_types: one accelerator type", {"machine_types": ["n1-standard-8"]}),
         ("disk_gb: the boot disk of a TPU", {"disk_gb": 100}),
         ("zones: at least one zone", {"zones": []}),
+        ("node_count: a slice of 2 hosts is a fleet of its own", {"hosts": 2, "node_count": 2}),
+        ("hosts: a whole number", {"hosts": 0}),
     ],
 )
 def test_what_is_refused_says_what_would_work(bed: Bed, message: str, inputs: dict[str, Any]) -> None:

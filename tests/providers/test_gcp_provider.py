@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap.files import written
 from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.providers import Selection, read
+from skyinfra.stack import describe
 from skyinfra.terraform.cloud_errors import refusals
 
 
@@ -188,6 +191,34 @@ def test_tpu_slices_on_one_host(accelerator: str, region: str, machine_type: str
     assert data.worker.startswith("#!/bin/sh") and "skyinfra-interrupt" not in data.worker.split("units")[-1]
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "region", "machine_type", "hosts"),
+    [
+        ("TPUv5e:16", "us-central1", "v5litepod-16", 4),
+        ("TPUv5p-16", "us-central1", "v5p-16", 2),
+        ("TPUv6e-256", "us-east5", "v6e-256", 64),
+        ("TPUv4-64", "us-central2", "v4-64", 8),
+        ("TPUv3-32", "europe-west4", "v3-32", 4),
+        ("TPUv2-32", "us-central1", "v2-32", 4),
+    ],
+)
+def test_tpu_slices_of_several_hosts(accelerator: str, region: str, machine_type: str, hosts: int) -> None:
+    made = compiled(accelerator, gcp={"region": region})
+    chosen, worker = made.selection, made.worker
+    assert (chosen.machine_types, chosen.hosts, chosen.inputs["hosts"]) == ((machine_type,), hosts, hosts)
+    assert worker.accelerator is not None and (worker.accelerator.count, worker.slice_hosts) == (4, hosts)
+    assert [(slot.kind, slot.gpu) for slot in made.slots] == [("host", None)]
+    assert made.head.scheduler_only and not made.head.slice_hosts
+    shown = describe(made)
+    assert (shown["nodes"], shown["accelerators_per_node"], shown["slots_per_node"]) == (1, hosts * 4, hosts)
+    # The configuration is the same on all hosts: each makes its own of it, first of all.
+    files = written(user_data(made).worker)
+    assert "/etc/skyinfra/slice.json" in files and "/etc/skyinfra/node.json" not in files
+    first, *others = json.loads(files["/opt/skyinfra/steps.json"])["steps"]
+    assert first["operation"] == "slice_host" and "node_name" not in {step["operation"] for step in others}
+    assert "/etc/skyinfra/node.json" in written(user_data(made).head)
+
+
 def test_tpus_take_what_google_cloud_takes() -> None:
     given = {"subnetwork": "projects/p/regions/us-central1/subnetworks/mine", "zones": ["us-central1-b"]}
     inputs = select("TPUv5e:4", gcp={**given, "head_volume_gb": 30}, spot=True, nodes=3).inputs
@@ -199,7 +230,12 @@ def test_tpus_take_what_google_cloud_takes() -> None:
 
 
 def test_tpus_that_are_refused() -> None:
-    assert "v5litepod-16 is a slice of several hosts" in str(refused(sky.NotSupported, "TPUv5e:16"))
+    several = refused(sky.NotSupported, "TPUv5e:16", nodes=2)
+    assert several.field == "nodes" and "4 hosts, which run one program" in str(several)
+    there = {"region": "us-central2"}
+    mismatch = refused(sky.ConcurrencyMismatch, "TPUv4-64", gcp=there, worker=sky.Worker(concurrency=4))
+    assert "1 slot on each node" in str(mismatch)
+    assert select("TPUv4-64", gcp=there, worker=sky.Worker(concurrency=1)).hosts == 8
     assert refused(sky.NotSupported, "TPUv5e:4", gcp={"flex_start_hours": 2}).field == "GCPTPU.flex_start_hours"
     assert refused(sky.NotSupported, "TPUv5e:4", gcp={"gpudirect": True}).field == "GCPTPU.gpudirect"
     assert refused(sky.InvalidField, "TPUv5e:4", labels={"Team": "ml"}).field == "labels"

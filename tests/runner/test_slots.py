@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from running_node import h100
 
+import skyinfra as sky
 from skyinfra.gpu import inventory
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.transition import Partition
@@ -89,6 +90,17 @@ def test_every_vendor_has_its_variables(vendor: Vendor, kind: str, variables: di
     slot = slots.plan(config(accelerator), inventory.simulated(accelerator), ())[1]
     assert (slot.kind, slot.gpu, slot.accelerator, slot.memory_gb) == (kind, 1, "Chip", 96.0)
     assert slots.environment(slot, vendor) == variables
+
+
+def test_a_host_of_a_slice_is_one_slot_with_all_of_its_chips() -> None:
+    accelerator = NodeAccelerator("TPUv4-32", "google", 4, 32.0)
+    host = dataclasses.replace(config(accelerator), slice_hosts=4)
+    (slot,) = slots.plan(host, inventory.simulated(accelerator), ())
+    assert (slot.slot, slot.kind, slot.gpu, slot.accelerator, slot.memory_gb) == ("n1/0", "host", None, "TPUv4-32", 128)
+    assert slots.count(host) == 1 and slots.environment(slot, "google") == {}, "it has what the node configuration says"
+    assert slots.plan(host, inventory.simulated(accelerator), (), running=(slot,)) == (slot,)
+    with pytest.raises(sky.InvalidNodeConfig, match="chips without a layout"):
+        NodeConfig.read({**host.to_json(), "accelerator": None, "cpu_slots": 1})
 
 
 def test_simulated_says_whether_the_accelerator_is() -> None:

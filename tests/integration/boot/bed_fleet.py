@@ -154,7 +154,7 @@ class Bed:
 
 
 class Fleet:
-    """The nodes of one pool: ``nodes[0]`` is the head. `close` ends them."""
+    """The nodes of one pool: ``nodes[0]`` is the head, which may be a machine besides them. `close` ends them."""
 
     def __init__(self, bed: Bed, pool: sky.ComputePool, variables: dict[str, str], hardware: dict[str, bool]) -> None:
         deployment = compile_pool(pool, STACK)
@@ -166,7 +166,11 @@ class Fleet:
         self._another_head = partial(bed.machine, variables=variables, **hardware)
         texts = user_data(deployment)
         self.bucket.put_versions({**(texts.versions or {}), "wheel": self.bucket.wheel})
-        names = [f"{pool.name}-{index}" for index in range(pool.nodes)]
+        # The hosts of a slice have its name until they find their own.
+        chosen = deployment.selection
+        names = [f"{pool.name}-{index}" for index in range(pool.nodes) for _ in range(chosen.hosts)]
+        self._apart = chosen.separate_head
+        names[:0] = [f"{pool.name}-head"] if self._apart else []
         self.nodes: list[Any] = []
         try:
             for name in names:
@@ -231,8 +235,8 @@ class Fleet:
             "provider": "aws",
             "simulated": False,
             "head": {"address": self.head.address, "port": PORT},
-            "nodes": [self._node(machine) for machine in self.nodes],
-            "group_nodes": 0,
+            "nodes": [self._node(machine) for machine in (self.nodes[:1] if self._apart else self.nodes)],
+            "group_nodes": len(self.nodes) - 1 if self._apart else 0,
             "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in self.slots],
             "secret": self.secret,
         }
