@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu import given, inventory, live, partitioner, placed
+from skyinfra.gpu import inventory, live, partitioner, placed
 from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
@@ -67,7 +67,7 @@ class Hardware:
         if self._gpus is not None:
             with self.nvml() as nvml:
                 if self._given:
-                    return given.find(nvml, self._gpus, os.environ)
+                    return inventory.given(nvml, self._gpus, os.environ)
                 return inventory.nvidia(nvml, self._gpus)
         accelerator = self._accelerator
         if accelerator is None:

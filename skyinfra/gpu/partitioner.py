@@ -22,8 +22,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed
-from skyinfra.gpu.activation import Activation, listed, stays_pending
-from skyinfra.gpu.holders import FORCE_GRACE_S, Holders, work_of
+from skyinfra.gpu.holders import FORCE_GRACE_S, Activation, Holders, listed, stays_pending, work_of
 from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.transition import GpuTransition, Partition, Step, check_no_steps
