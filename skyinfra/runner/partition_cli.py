@@ -93,7 +93,8 @@ def _by_config(options: argparse.Namespace) -> int:
         hardware.devices()
         partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
-        actual.write(directory, found.config, error)
+        # Some GPUs may have their layout: the runner plans from what is recorded.
+        actual.write(directory, found.config, error, standing=hardware.usable())
         raise
     actual.write(directory, found.config, partitions)
     _print_partitions(partitions)

@@ -19,7 +19,7 @@ from fake_nvml.fake_machine import FakeMachine
 from test_partition_on_fake import SEVEN, config, phases, profiles, run
 
 from skyinfra import PartitionFailed
-from skyinfra.gpu import live, partitioner
+from skyinfra.gpu import actual, live, partitioner
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.machine import SystemMachine
 from skyinfra.gpu.nvml import Nvml
@@ -27,6 +27,7 @@ from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.transition import Partition
 from skyinfra.mig import Placement
 from skyinfra.node import processes
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 Machine = Callable[..., FakeMachine]
@@ -306,6 +307,22 @@ def test_a_gpu_that_fails_leaves_no_other_undone(fake_machine: Machine) -> None:
     assert "accelerator.layouts[3]: Wanted: " in (caught.value.hint or "")
     assert "held by 5000703 of session-3.scope" in (caught.value.hint or "")
     assert profiles(machine)[1:3] == [["1g.10gb"] * 7] * 2
+
+
+def test_the_record_says_what_stands_after_a_failure(fake_machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner plans from it: what was made on the other GPUs must not go again."""
+    monkeypatch.setattr(ApplyOptions.__init__, "__defaults__", (None, 0.0, False, False, None))
+    machine = fake_machine("h100_80gb,h100_80gb", NAMES="7g.80gb=7g.79gb,3g.40gb=3g.39gb")
+    whole, halves = (Placement("7g.80gb", 0, 8),), (Placement("3g.40gb", 0, 4), Placement("3g.40gb", 4, 4))
+    arguments = config(machine, NodeAccelerator("H100", "nvidia", 2, 80.0, "h100_80gb", (whole, whole)))
+    assert run(machine, *arguments).returncode == 0
+    machine.opens(5000700, 1, start=0, group=SESSION)
+    config(machine, NodeAccelerator("H100", "nvidia", 2, 80.0, "h100_80gb", (halves, halves)))
+    assert run(machine, *arguments).returncode == 1
+    record = actual.read(NodeDirectory(machine.folder))
+    assert record is not None and record.error is not None
+    assert [(p.gpu, p.profile) for p in record.partitions] == [(0, "3g.40gb"), (0, "3g.40gb"), (1, "7g.79gb")]
+    assert all(p.uuid for p in record.partitions)
 
 
 def test_a_mode_that_stays_pending_leaves_no_other_gpu_undone(fake_machine: Machine) -> None:
