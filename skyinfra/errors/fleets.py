@@ -60,7 +60,7 @@ class PartitionFailed(NodeError):
 
 
 class PartitionBusy(PartitionFailed):
-    """Processes use a partition that has to go; the message lists them."""
+    """Processes use a partition that has to go, or would end with a reboot; the message lists them."""
 
 
 class NodeRebooting(NodeError):

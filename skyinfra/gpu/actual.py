@@ -31,7 +31,7 @@ _NOT_ASKED = object()
 class ActualLayout(_schema.Document, error=InvalidNodeConfig, source="partitions.json", version=VERSION):
     """The content of ``partitions.json``. layouts: the desired layout of each GPU. partitions: those that exist.
 
-    error: class name and message of why root failed; partitions are then those of before.
+    error: class name and message of why root failed; partitions are those that exist all the same.
     """
 
     version: int
@@ -40,15 +40,24 @@ class ActualLayout(_schema.Document, error=InvalidNodeConfig, source="partitions
     error: tuple[str, ...] | None = None
 
 
-def write(directory: NodeDirectory, config: NodeConfig, done: Sequence[Partition] | SkyinfraError) -> None:
-    """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`."""
+def write(
+    directory: NodeDirectory,
+    config: NodeConfig,
+    done: Sequence[Partition] | SkyinfraError,
+    *,
+    standing: Sequence[Partition] | None = None,
+) -> None:
+    """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`.
+
+    *standing*: with an error, the partitions that exist; None where that is not known: then those of before.
+    """
     if config.accelerator is None or config.accelerator.vendor != "nvidia":
         return
     layouts = config.accelerator.per_gpu
     if isinstance(done, SkyinfraError):
-        before = read(directory)
-        partitions, error = before.partitions if before else (), (type(done).__name__, str(done))
-        actual = ActualLayout(VERSION, layouts, partitions, error)
+        before = read(directory) if standing is None else None
+        partitions = tuple(before.partitions if before else standing or ())
+        actual = ActualLayout(VERSION, layouts, partitions, (type(done).__name__, str(done)))
     else:
         actual = ActualLayout(VERSION, layouts, tuple(done))
     directory.write(directory.record_file, json.dumps(actual.to_json()) + "\n")

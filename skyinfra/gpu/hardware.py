@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from skyinfra.errors import AcceleratorMissing
-from skyinfra.gpu import given, inventory, live, partitioner, placed
+from skyinfra import mig
+from skyinfra.errors import AcceleratorMissing, SkyinfraError
+from skyinfra.gpu import inventory, live, partitioner, placed
 from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
@@ -67,7 +69,7 @@ class Hardware:
         if self._gpus is not None:
             with self.nvml() as nvml:
                 if self._given:
-                    return given.find(nvml, self._gpus, os.environ)
+                    return inventory.given(nvml, self._gpus, os.environ)
                 return inventory.nvidia(nvml, self._gpus)
         accelerator = self._accelerator
         if accelerator is None:
@@ -92,6 +94,16 @@ class Hardware:
             return ()
         with self.nvml() as nvml:
             return live.standing(nvml)
+
+    def usable(self) -> tuple[Partition, ...] | None:
+        """The `standing` partitions that can be used, with their declared names; None where the driver does not say."""
+        try:
+            found = [partition for partition in self.standing() if partition.uuid]
+        except SkyinfraError:
+            return None
+        declared = {index: {place.profile for place in layout} for index, layout in self._desired.items()}
+        names = [mig.same_profile(each.profile, declared.get(each.gpu, ())) or each.profile for each in found]
+        return tuple(replace(each, profile=name) for each, name in zip(found, names, strict=True))
 
     def choose(self, in_use: Mapping[int, Collection[int]]) -> None:
         """Chooses and keeps the places of the desired partitions, see `placed.choose`. Raises `StateDirectoryError`.

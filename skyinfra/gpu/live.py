@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pynvml
+
 from skyinfra import mig
 from skyinfra.errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, UnknownProfile
 from skyinfra.gpu import placed
@@ -58,14 +60,16 @@ def desired(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
 def arranged(nvml: Nvml, desired: DesiredLayouts, chosen: DesiredLayouts) -> DesiredLayouts:
     """The *desired* layouts in the places that disturb least what stands, see `placed.target`.
 
-    *chosen*: the places that were chosen before. Raises `PartitionFailed` where NVML refuses to answer.
+    *chosen*: the places that were chosen before. Raises `PartitionFailed` where NVML does not list the GPUs; one for
+    which it refuses to answer keeps its desired layout, and fails when it is partitioned.
     """
     with asking(_UNREADABLE):
         present = {gpu.index: gpu for gpu in nvml.gpus()}
-        return {
-            index: _arranged(present[index], layout, chosen.get(index)) if index in present else layout
-            for index, layout in desired.items()
-        }
+    arranged = dict(desired)
+    for index in present.keys() & desired.keys():
+        with contextlib.suppress(pynvml.NVMLError):
+            arranged[index] = _arranged(present[index], desired[index], chosen.get(index))
+    return arranged
 
 
 def standing(nvml: Nvml) -> tuple[Partition, ...]:

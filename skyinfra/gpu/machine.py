@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any, NamedTuple
@@ -26,21 +26,9 @@ import pynvml
 
 from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu.nvml import error_name
+from skyinfra.node import processes
 from skyinfra.node.folder import replace_file, writing
 
-# Services of NVIDIA's that keep a GPU open, in the order in which they start: what NVIDIA's own MIG manager stops, and
-# what `nvidia-smi --gpu-reset` names when it refuses (NVIDIA/mig-parted deployments/systemd/hooks.sh, and
-# NVIDIA/gpu-operator issue 118 for persistenced). A display server is left alone: somebody may sit there.
-CLIENTS = (
-    "skyinfra-metrics.service",
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvsm.service",
-    "nvsm-core.service",
-    "nvidia-dcgm.service",
-    "dcgm.service",
-    "dcgm-exporter.service",
-)
 _CDI_REFRESH = "nvidia-cdi-refresh.service"
 logger = logging.getLogger("skyinfra.runner")
 
@@ -55,9 +43,24 @@ _SERVICE_S = 120
 
 _PROC = "proc/driver/nvidia"
 # Below `capabilities`: the right to use a GPU instance, a compute instance in it, and to watch all partitions.
-_CAPABILITIES = ("gpu[0-9]*/mig/gi[0-9]*/access", "gpu[0-9]*/mig/gi[0-9]*/ci[0-9]*/access")
+_CAPABILITIES = ("gpu{gpu}/mig/gi{instance}/access", "gpu{gpu}/mig/gi{instance}/ci[0-9]*/access")
+_ANY = "[0-9]*"
 _MONITOR = "mig/monitor"
+# The module of the kernel that lends GPUs to display servers. It holds every GPU.
+_DISPLAY = "nvidia_drm"
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
+
+
+class Holder(NamedTuple):
+    """A process that has a GPU or a partition open, and the unit of systemd that it is in, if any."""
+
+    pid: int
+    unit: str | None
+
+    @property
+    def service(self) -> str | None:
+        """Its service, which can be stopped and started again; a session or a container cannot."""
+        return self.unit if self.unit is not None and self.unit.endswith(".service") else None
 
 
 class SystemMachine:
@@ -76,19 +79,61 @@ class SystemMachine:
             _wait_for(lock.fileno())
             yield
 
-    def stop_clients(self) -> tuple[str, ...]:
-        """Stops the known services that hold GPUs. Returns those that ran, for `start_clients`."""
-        active = tuple(name for name in CLIENTS if self._systemctl("is-active", "--quiet", name) is None)
-        for name in reversed(active):
-            # One that is not stopped in time may still end later: it is started again all the same.
-            self._systemctl("stop", name)
-        return active
+    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+        """The processes that have device files of a GPU open; root sees all. The services of this node are among them.
 
-    def start_clients(self, names: Sequence[str]) -> None:
-        """Starts the services again."""
+        gpu: the number in the name of its device file. address: its PCI address. instance: the id of the GPU instance
+        whose files count; None: those of all. device: whether the files of the whole GPU count as well.
+        """
+        number = _ANY if instance is None else instance
+        files = {f"/dev/nvidia-caps/nvidia-cap{minor}" for _, minor in _minors(_capabilities(_ROOT, gpu, number))}
+        if device:
+            cards = (_ROOT / "sys/bus/pci/devices" / address / "drm").glob("*")
+            files |= {f"/dev/nvidia{gpu}", *(f"/dev/dri/{card.name}" for card in cards)}
+        pids = processes.holding(files, proc=_ROOT / "proc") if files else []
+        return [Holder(pid, self.unit(pid)) for pid in pids]
+
+    def unit(self, pid: int) -> str | None:
+        """The unit of systemd that a process is in, see `processes.unit`."""
+        return processes.unit(pid, proc=_ROOT / "proc")
+
+    def is_active(self, unit: str) -> bool:
+        """Whether a service runs."""
+        return self._systemctl("is-active", "--quiet", unit) is None
+
+    def with_dependents(self, unit: str) -> tuple[str, ...]:
+        """The services that stop with *unit*: itself, and those that run and require it."""
+        found = [unit]
+        for name in found:
+            known, shown = self._ask_systemctl("show", "--value", "--property=RequiredBy,BoundBy,ConsistsOf", name)
+            others = {other for other in shown.split() if known and other.endswith(".service")} - set(found)
+            found += [other for other in sorted(others) if self.is_active(other)]
+        return tuple(found)
+
+    def stop(self, unit: str) -> str:
+        """Stops a service. Returns why that failed, or ""."""
+        return self._systemctl("stop", unit) or ""
+
+    def start(self, units: Sequence[str]) -> None:
+        """Starts services again, in the order that systemd knows."""
         # While the machine boots they may be ordered after this very service: systemd starts them when it can.
-        if names:
-            self._systemctl("--no-block", "start", *names)
+        if units:
+            self._systemctl("--no-block", "start", *units)
+
+    def unload_display(self) -> str | None:
+        """Unloads the kernel's module for display servers. Returns why that failed; "" where it did not.
+
+        None where it is not loaded. The kernel refuses while a process uses it, on whatever GPU.
+        """
+        if not (_ROOT / "sys/module" / _DISPLAY).exists():
+            return None
+        # Not modprobe, which unloads with it whatever is needed no more: the driver itself, with its MIG modes.
+        unloaded, output = _program("rmmod", _DISPLAY)
+        return "" if unloaded else output
+
+    def load_display(self) -> None:
+        """Loads it again."""
+        _program("modprobe", _DISPLAY)
 
     def reset(self, gpus: Mapping[int, str]) -> str:
         """Resets *gpus* together, PCI addresses by index; this process must not hold them. Returns why that failed."""
@@ -110,7 +155,7 @@ class SystemMachine:
         program = shutil.which("nvidia-modprobe")
         reasons = ["there is no nvidia-modprobe"]
         if program is not None:
-            capabilities = [word for file, _ in _minors(_ROOT) for word in ("-f", str(file))]
+            capabilities = [word for file, _ in _minors(_needed(_ROOT)) for word in ("-f", str(file))]
             commands = [arguments for arguments in (["-u", "-c", "0"], capabilities) if arguments]
             run = (_execute([program, *arguments], _DEVICE_FILES_S) for arguments in commands)
             reasons = [reason for reason in run if reason is not None]
@@ -129,21 +174,42 @@ class SystemMachine:
 
     def _systemctl(self, *arguments: str) -> str | None:
         """None where systemctl succeeds, else why it does not."""
-        program = shutil.which("systemctl")
-        if program is None:
-            return "there is no systemctl"
-        return _execute([program, "--no-ask-password", *arguments], _SERVICE_S)
+        succeeded, output = self._ask_systemctl(*arguments)
+        return None if succeeded else output
+
+    def _ask_systemctl(self, *arguments: str) -> tuple[bool, str]:
+        """Whether systemctl succeeds, and its output."""
+        return _program("systemctl", "--no-ask-password", *arguments)
 
 
-class SimulatedMachine(SystemMachine):
-    """The machine of simulated GPUs: resets them, has no services, and never reboots the one that it runs on."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
+class BareMachine(SystemMachine):
+    """A machine of which nothing is touched but its GPUs."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         yield
+
+    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+        return []
+
+    def unit(self, pid: int) -> None:
+        return None
+
+    def unload_display(self) -> None:
+        return None
+
+    def make_device_files(self) -> str:
+        return ""
+
+    def _ask_systemctl(self, *arguments: str) -> tuple[bool, str]:
+        return False, "services are not touched"
+
+
+class SimulatedMachine(BareMachine):
+    """The machine of simulated GPUs: resets them, has no services, and never reboots the one that it runs on."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
 
     def reset(self, gpus: Mapping[int, str]) -> str:
         for index in gpus:
@@ -153,17 +219,11 @@ class SimulatedMachine(SystemMachine):
                 return error_name(error.value)
         return ""
 
-    def make_device_files(self) -> str:
-        return ""
-
     def boot_id(self) -> str:
         return "simulated"
 
     def reboot(self) -> None:
         raise NodeFailed("simulated GPUs do not reboot the machine that they are simulated on")
-
-    def _systemctl(self, *arguments: str) -> str:
-        return "simulated GPUs have no services"
 
 
 class _Asked(NamedTuple):
@@ -242,7 +302,7 @@ def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
     """The device files that tasks need with the driver below *root*; none where it is not loaded."""
     if not (root / _PROC / "version").exists():
         return ()
-    capabilities = (root / "dev/nvidia-caps" / f"nvidia-cap{minor}" for _, minor in _minors(root))
+    capabilities = (root / "dev/nvidia-caps" / f"nvidia-cap{minor}" for _, minor in _minors(_needed(root)))
     return (root / "dev/nvidia-uvm", *capabilities)
 
 
@@ -251,11 +311,21 @@ def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
     return tuple(file for file in needed_files(root) if not file.exists())
 
 
-def _minors(root: Path) -> Iterator[tuple[Path, int]]:
+def _capabilities(root: Path, gpu: int | str = _ANY, instance: int | str = _ANY) -> list[Path]:
+    """The files in /proc of the capabilities of a GPU and an instance on it, or of all."""
+    patterns = (pattern.format(gpu=gpu, instance=instance) for pattern in _CAPABILITIES)
+    return [file for pattern in patterns for file in sorted((root / _PROC / "capabilities").glob(pattern))]
+
+
+def _needed(root: Path) -> list[Path]:
+    """Those that tasks need."""
+    files = _capabilities(root)
+    return [*files, root / _PROC / "capabilities" / _MONITOR] if files else []
+
+
+def _minors(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     """The file in /proc of each capability, and the minor number of its device file."""
-    folder = root / _PROC / "capabilities"
-    files = [file for pattern in _CAPABILITIES for file in sorted(folder.glob(pattern))]
-    for file in [*files, folder / _MONITOR] if files else []:
+    for file in files:
         try:
             found = _MINOR.search(file.read_text(encoding="ascii", errors="replace"))
         except OSError:  # the partition has just gone
@@ -279,14 +349,27 @@ def _wait_for(lock: int) -> None:
 
 def _execute(command: Sequence[str], seconds: float) -> str | None:
     """None where *command* succeeds, else its output in one line."""
+    succeeded, output = _output(command, seconds)
+    return None if succeeded else output
+
+
+def _program(name: str, *arguments: str) -> tuple[bool, str]:
+    """As `_output`, for a program that this machine may not have."""
+    program = shutil.which(name)
+    return (False, f"there is no {name}") if program is None else _output([program, *arguments], _SERVICE_S)
+
+
+def _output(command: Sequence[str], seconds: float) -> tuple[bool, str]:
+    """Whether *command* succeeds, and its output in one line, or why there is none."""
     try:
         done = subprocess.run(
             command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return f"{Path(command[0]).name} has not ended within {seconds:g} s"
+        return False, f"{Path(command[0]).name} has not ended within {seconds:g} s"
     except OSError as error:
-        return f"{command[0]}: {error.strerror}"
-    if done.returncode == 0:
-        return None
-    return " ".join(done.stdout.split()) or f"{Path(command[0]).name} ended with exit code {done.returncode}"
+        return False, f"{command[0]}: {error.strerror}"
+    text = " ".join(done.stdout.split())
+    if done.returncode and not text:
+        text = f"{Path(command[0]).name} ended with exit code {done.returncode}"
+    return done.returncode == 0, text

@@ -96,9 +96,10 @@ class ComputeInstance:
 
 @dataclass(frozen=True)
 class GpuInstance:
-    """A GPU instance that exists: its place in memory slices, and the compute instances in it."""
+    """A GPU instance that exists: its id on the GPU, its place in memory slices, and the compute instances in it."""
 
     handle: Any
+    id: int
     profile: ProfileInfo
     start: int
     size: int
@@ -240,9 +241,10 @@ class Gpu:
         function = self._api.nvmlDeviceGetGpuInstances
         for profile in self.profiles():
             for handle in self._filled(pynvml.c_nvmlGpuInstance_t, function, self._handle, profile.profile_id):
-                placement = self._api.nvmlGpuInstanceGetInfo(handle).placement
+                info = self._api.nvmlGpuInstanceGetInfo(handle)
+                start, size = int(info.placement.start), int(info.placement.size)
                 compute = tuple(self._compute_instances(handle, profile))
-                found.append(GpuInstance(handle, profile, int(placement.start), int(placement.size), compute))
+                found.append(GpuInstance(handle, int(info.id), profile, start, size, compute))
         return sorted(found, key=lambda instance: instance.start)
 
     def mig_devices(self) -> list[MigDevice]:

@@ -7,30 +7,29 @@ gives the same instances, and with them the same UUIDs, at every boot. Profiles 
 and names differ between GPUs and drivers.
 
 Nothing is touched before every GPU was checked: that it has MIG, the profiles and their places, and that no process
-uses a partition that has to go.
+uses a partition that has to go. A GPU that then fails does not hold up the others; one error at the end has all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from skyinfra.errors import PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import RebootGuard, SystemMachine
-from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.transition import HINTS, RESET_HINT, GpuTransition, Partition, Step, asking, check_no_steps
+from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed
+from skyinfra.gpu.holders import FORCE_GRACE_S, Activation, Holders, listed, stays_pending, work_of
+from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
+from skyinfra.gpu.nvml import Gpu, Nvml
+from skyinfra.gpu.transition import GpuTransition, Partition, Step, check_no_steps
 from skyinfra.mig import Layout
 from skyinfra.node import processes
 
 _POLL_S = 0.2
-# A process that is ended by force has that long to save what it has.
-_FORCE_GRACE_S = 10.0
 
 Emit = Callable[[dict[str, Any]], None]
 # The layout of each GPU by its index; an empty one means MIG off. GPUs that are not in it are left alone.
@@ -43,8 +42,8 @@ class ApplyOptions:
 
     machine: for services, resets and reboots, and as a lock against other runs; None leaves a mode that stays pending
     to a person. patience_s: how long to wait for a GPU or instance that is in use. force: end the processes that use
-    what has to go. reboot: reboot the machine where the driver activates a mode in no other way, once: ``reboot_file``
-    remembers it.
+    what has to go, and whatever ends with Fabric Manager or a reboot. reboot: reboot the machine where the driver
+    activates a mode in no other way and nothing computes, once: ``reboot_file`` remembers it.
     """
 
     machine: SystemMachine | None = None
@@ -59,7 +58,7 @@ def plan(nvml: Nvml, desired: DesiredLayouts) -> list[Step]:
 
     Raises `PartitionFailed` where NVML refuses to answer, or the GPU has no MIG, no such profile or place.
     """
-    return [step for gpu in _checked(nvml, desired, 0) for step in gpu.steps()]
+    return [step for gpu in _checked(nvml, desired) for step in gpu.steps()]
 
 
 def apply(
@@ -69,10 +68,10 @@ def apply(
 
     *emit* gets an event for every change: its ``phase`` is ``mode``, ``clients``, ``reset``, ``reboot``, ``force``,
     ``destroy``, ``create`` or ``cdi``, with ``gpu`` and the fields of a `Step`. The ``message`` of ``devices`` says
-    which device files that tasks need could not be made.
+    which device files that tasks need could not be made, that of ``fabric`` what a restart of Fabric Manager breaks.
 
-    Raises `PartitionFailed` with the GPU, its desired and actual layout and NVML's error; `PartitionBusy` with the
-    processes; `NodeRebooting` where a pending mode is activated by a reboot.
+    Raises `PartitionFailed` with the GPUs that failed, their desired and actual layouts and NVML's errors;
+    `PartitionBusy` with the processes; `NodeRebooting` where a pending mode is activated by a reboot.
     """
     options = options or ApplyOptions()
     with options.machine.alone() if options.machine else contextlib.nullcontext():
@@ -81,37 +80,32 @@ def apply(
 
 def actual(nvml: Nvml, desired: DesiredLayouts) -> tuple[Partition, ...]:
     """The partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
-    gpus = _checked(nvml, desired, 0)
+    gpus = _checked(nvml, desired)
     check_no_steps([step for gpu in gpus for step in gpu.steps()])
     return tuple(partition for gpu in gpus for partition in gpu.partitions())
 
 
-def _transitions(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
-    gpus = {gpu.index: gpu for gpu in _gpus(nvml)}
-    for index in sorted(desired):
-        if index not in gpus:
-            raise PartitionFailed(
-                f"GPU {index} is not there: the driver sees {len(gpus)} GPUs",
-                field=f"accelerator.layouts[{index}]",
-                hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
-            )
-    return [GpuTransition(gpus[index], desired[index], patience_s=patience_s) for index in sorted(desired)]
+def _transition(gpus: Sequence[Gpu], index: int, desired: Layout, patience_s: float) -> GpuTransition:
+    found = next((gpu for gpu in gpus if gpu.index == index), None)
+    if found is None:
+        raise PartitionFailed(
+            f"GPU {index} is not there: the driver sees {len(gpus)} GPUs",
+            field=f"accelerator.layouts[{index}]",
+            hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
+        )
+    return GpuTransition(found, desired, patience_s=patience_s)
 
 
-def _checked(nvml: Nvml, desired: DesiredLayouts, patience_s: float) -> list[GpuTransition]:
-    gpus = _transitions(nvml, desired, patience_s)
+def _checked(nvml: Nvml, desired: DesiredLayouts) -> list[GpuTransition]:
+    present = listed(nvml)
+    gpus = [_transition(present, index, desired[index], 0) for index in sorted(desired)]
     for gpu in gpus:
         gpu.check()
     return gpus
 
 
-def _gpus(nvml: Nvml) -> list[Gpu]:
-    with asking("NVML cannot list the GPUs"):
-        return nvml.gpus()
-
-
 class _Run:
-    """One `apply`."""
+    """One `apply`. A GPU that fails is left as it is then; the others go on."""
 
     def __init__(self, nvml: Nvml, desired: DesiredLayouts, emit: Emit, options: ApplyOptions) -> None:
         self._nvml = nvml
@@ -119,20 +113,30 @@ class _Run:
         self._emit_event = emit
         self._options = options
         self._changed = False
+        self._failed: dict[int, NodeError] = {}
+        machine = options.machine or BareMachine()
+        self._holders = Holders(machine, self._work, force=options.force, emit=emit)
 
     def apply(self) -> tuple[Partition, ...]:
-        gpus = _checked(self._nvml, self._desired, self._options.patience_s)
-        self._free(gpus)
+        with self._holders:
+            partitions = self._apply()
+        if self._failed:
+            raise _all_failed(self._failed, len(self._desired))
+        return partitions
+
+    def _apply(self) -> tuple[Partition, ...]:
+        gpus = self._free(self._checked(strictly=True))
         if any(gpu.mode_differs for gpu in gpus):
             self._switch(gpus)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
-            gpus = _checked(self._nvml, self._desired, self._options.patience_s)
-        if self._options.reboot_file is not None:
-            RebootGuard(self._options.reboot_file).clear(tuple(self._desired))
+            gpus = self._checked()
+        if self._options.reboot_file is not None and gpus:
+            RebootGuard(self._options.reboot_file).clear([gpu.index for gpu in gpus])
         partitions: list[Partition] = []
         for gpu in gpus:
-            gpu.change(self._done)
-            partitions.extend(gpu.partitions())
+            with self._noting(gpu.index, gpu.gpu):
+                gpu.change(self._done, self._holders.release)
+                partitions.extend(gpu.partitions())
         machine = self._options.machine
         if machine is not None and self._changed and machine.refresh_cdi():
             self._emit("cdi")
@@ -148,19 +152,66 @@ class _Run:
         self._changed = True
         self._emit_event(step.to_event())
 
+    def _work(self) -> dict[int, set[int]]:
+        return work_of(self._nvml.gpus())
+
+    # The GPUs that have not failed.
+
+    @contextlib.contextmanager
+    def _noting(self, index: int, gpu: Gpu | None = None, *, strictly: bool = False) -> Iterator[None]:
+        """Notes the failure of a GPU. strictly: raises where it is the layout's and not the driver's."""
+        try:
+            yield
+        except PartitionFailed as error:
+            cause = error.__cause__
+            if strictly and cause is None:
+                raise
+            in_use = isinstance(cause, pynvml.NVMLError) and cause.value == pynvml.NVML_ERROR_IN_USE
+            if in_use and gpu is not None and (held := self._holders.hint(gpu)):
+                error.hint = f"{error.hint}\n{held}"
+            self._failed[index] = error
+
+    def _checked(self, *, strictly: bool = False) -> list[GpuTransition]:
+        """Those that are asked for. strictly: raises `PartitionFailed` where a layout cannot be."""
+        gpus = self._transitions(self._options.patience_s, strictly=strictly)
+        for gpu in gpus:
+            with self._noting(gpu.index, strictly=strictly):
+                gpu.check()
+        return [gpu for gpu in gpus if gpu.index not in self._failed]
+
+    def _transitions(self, patience_s: float, *, strictly: bool = False) -> list[GpuTransition]:
+        present = listed(self._nvml)
+        found = []
+        for index in sorted(set(self._desired) - set(self._failed)):
+            with self._noting(index, strictly=strictly):
+                found.append(_transition(present, index, self._desired[index], patience_s))
+        return found
+
     # The processes on what has to go.
 
-    def _free(self, gpus: Sequence[GpuTransition]) -> None:
-        """Waits until no process uses what has to go; with ``force``, ends those processes."""
-        for gpu in gpus if self._options.force else ():
-            for what, pids in gpu.users().items():
+    def _free(self, gpus: Sequence[GpuTransition]) -> list[GpuTransition]:
+        """Waits until no process uses what has to go; with ``force``, ends those processes.
+
+        Returns the GPUs that have not failed.
+        """
+        for gpu, held in self._users(gpus) if self._options.force else ():
+            for what, pids in held.items():
                 self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
-                processes.end(pids, grace_s=_FORCE_GRACE_S)
+                processes.end(pids, grace_s=FORCE_GRACE_S)
         deadline = time.monotonic() + self._options.patience_s
-        while users := [(gpu, held) for gpu in gpus if (held := gpu.users())]:
+        while users := self._users(gpus):
             if time.monotonic() >= deadline:
                 raise _busy(users)
             time.sleep(_POLL_S)
+        return [gpu for gpu in gpus if gpu.index not in self._failed]
+
+    def _users(self, gpus: Sequence[GpuTransition]) -> list[tuple[GpuTransition, Mapping[str, Sequence[int]]]]:
+        users = []
+        for gpu in gpus:
+            if gpu.index not in self._failed:
+                with self._noting(gpu.index, strictly=True):
+                    users.append((gpu, gpu.users()))
+        return [(gpu, held) for gpu, held in users if held]
 
     # The mode.
 
@@ -168,97 +219,44 @@ class _Run:
         """Sets the desired MIG modes; before MIG is turned off, the instances are destroyed."""
         reasons: dict[int, int] = {}
         for gpu in gpus:
-            if gpu.mode_differs:
-                gpu.change(self._done)
-                reasons[gpu.index] = gpu.set_mode(self._done)
+            if not gpu.mode_differs:
+                continue
+            with self._noting(gpu.index, gpu.gpu):
+                gpu.change(self._done, self._holders.release)
+                reasons[gpu.index] = gpu.set_mode(self._done, self._holders.release)
                 if gpu.mode_differs:
                     self._emit("mode", gpu=gpu.index, on=gpu.on, pending=True)
-        if any(gpu.mode_differs for gpu in gpus):
-            self._activate(reasons)
+        if self._pending():
+            self._failed.update(self._activate(reasons))
 
     def _pending(self) -> list[GpuTransition]:
-        return [t for t in _transitions(self._nvml, self._desired, self._options.patience_s) if t.mode_differs]
+        return [gpu for gpu in self._transitions(0) if gpu.mode_differs]
 
-    def _activate(self, reasons: Mapping[int, int]) -> None:
-        """Activates the pending modes: without the services that hold the GPUs, by a reset, by one reboot."""
-        machine = self._options.machine
-        if machine is None:
-            raise _stays_pending(self._pending()[0], reasons, "")
-        names = machine.stop_clients()
-        if names:
-            self._emit("clients", stopped=list(names))
-        try:
-            refused = self._activate_without_clients(machine)
-        finally:
-            machine.start_clients(names)
-        pending = self._pending()
-        if not pending:
-            return
-        file = self._options.reboot_file
-        if not self._options.reboot or file is None:
-            raise _stays_pending(pending[0], reasons, refused)
-        indices = [gpu.index for gpu in pending]
-        self._emit("reboot", gpus=indices)
-        raise RebootGuard(file).reboot(machine, indices, f"turn MIG {'on' if pending[0].on else 'off'}")
+    def _activate(self, reasons: Mapping[int, int]) -> Mapping[int, NodeError]:
+        """Activates the pending modes; returns why GPUs are left pending."""
+        options = self._options
+        if options.machine is None:
+            return {gpu.index: stays_pending(gpu, reasons) for gpu in self._pending()}
+        return Activation(
+            *(self._nvml, options.machine, self._holders),
+            pending=self._pending,
+            desired=self._desired,
+            reboot_file=options.reboot_file if options.reboot else None,
+            force=options.force,
+            done=self._done,
+            emit=self._emit_event,
+        ).run(reasons)
 
-    def _activate_without_clients(self, machine: SystemMachine) -> str:
-        """Sets the modes again, then resets. Returns why the reset was refused, or ""."""
-        for gpu in self._pending():
-            gpu.set_mode(self._done)
-        pending = self._pending()
-        if not pending:
-            return ""
-        refused = self._reset(machine, [gpu.gpu for gpu in pending])
-        gpus = _gpus(self._nvml)
-        if refused and len(gpus) > len(pending) and self._all_idle(gpus):
-            # GPUs that are linked by NVLink switches reset only together.
-            refused = self._reset(machine, gpus)
-        waiting = {gpu.index for gpu in self._pending()}
-        for gpu in pending:
-            if gpu.index not in waiting:
-                self._done(Step(gpu.index, "mode", on=gpu.on))
-        return refused
 
-    def _all_idle(self, gpus: Sequence[Gpu]) -> bool:
-        """Whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
-        try:
-            for gpu in gpus:
-                mode = gpu.mig_mode()
-                foreign = gpu.index not in self._desired and mode is not None and mode[0] and gpu.instances()
-                if foreign or gpu.processes():
-                    return False
-        except pynvml.NVMLError:
-            return False
-        return True
-
-    def _reset(self, machine: SystemMachine, gpus: Sequence[Gpu]) -> str:
-        """Resets *gpus*; returns why that was refused, or "". Raises `PartitionFailed` where a GPU is gone after it."""
-        addresses = {gpu.index: gpu.bus_id for gpu in gpus}
-        before = _gpus(self._nvml)
-        # This session would hold the GPUs.
-        self._nvml.close()
-        try:
-            refused = machine.reset(addresses)
-        finally:
-            try:
-                self._nvml.open()
-            except pynvml.NVMLError as error:
-                raise PartitionFailed(
-                    f"NVML does not answer after a reset: {error_name(error.value)}",
-                    field="accelerator",
-                    hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
-                ) from error
-        there = {gpu.index: gpu.uuid for gpu in _gpus(self._nvml)}
-        for gpu in before:
-            if there.get(gpu.index) != gpu.uuid:  # the indices of the others may have changed
-                raise PartitionFailed(
-                    f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is gone after a reset",
-                    field=f"accelerator.layouts[{gpu.index}]",
-                    hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
-                )
-        result = {"refused": refused} if refused else {}
-        self._emit("reset", gpus=list(addresses), **result)
-        return refused
+def _all_failed(failed: Mapping[int, NodeError], count: int) -> NodeError:
+    """One error for all GPUs that failed."""
+    # Several may have failed by one.
+    errors = list(dict.fromkeys(failed[index] for index in sorted(failed)))
+    if len(errors) == 1:
+        return errors[0]
+    message = f"{len(failed)} of {count} GPUs failed. " + "; ".join(error.message for error in errors)
+    hints = [f"{error.field}: {error.hint}" for error in errors if error.hint]
+    return PartitionFailed(message, field="accelerator.layouts", hint="\n".join(hints))
 
 
 def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) -> PartitionBusy:
@@ -274,15 +272,3 @@ def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) ->
         hint=f"{first.desired_and_actual()}\n"
         "Nothing was changed. Stop these processes, or add --force, which ends them.",
     )
-
-
-def _stays_pending(gpu: GpuTransition, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
-    status = reasons.get(gpu.index, 0)
-    reason = f": {error_name(status)}" if status else ""
-    hints = [HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else []
-    holders = ", ".join(processes.describe(pid) for pid in processes.holding("/dev/nvidia"))
-    hints += [f"The GPUs are held by {holders}."] if holders else []
-    hints += [f"The reset was refused: {refused.rstrip('.')}."] if refused else []
-    hints.append(RESET_HINT.format(index=gpu.index))
-    word = "on" if gpu.on else "off"
-    return gpu.error(f"MIG stays pending instead of {word}; a reset or reboot is needed{reason}", "\n".join(hints))

@@ -27,8 +27,8 @@ Action = Literal["mode", "destroy", "create"]
 HINTS = {
     pynvml.NVML_ERROR_NO_PERMISSION: "Changing partitions needs root: run `sudo skyinfra-runner partition`.",
     pynvml.NVML_ERROR_IN_USE: (
-        "Processes hold the GPU: `fuser -v /dev/nvidia*` lists them. "
-        "Stop them (often nvidia-dcgm, dcgm-exporter or a display server) and run it again."
+        "The driver does not say by what; `fuser -v /dev/nvidia* /dev/nvidia-caps/*` lists who has the device files "
+        "open. Run it again when they are closed."
     ),
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
         "Something else stands there: `nvidia-smi mig -lgi` lists what. Destroy what skyinfra did not create."
@@ -113,6 +113,17 @@ class Step:
 
 # Gets every step that was executed.
 Done = Callable[[Step], None]
+# Gets a GPU that is in use, the instance on it with this id or else all of it, and whether patience is over. Returns
+# whether it has ended or stopped something that holds it.
+Release = Callable[[Gpu, int | None, bool], bool]
+
+
+class _Stays(Exception):
+    """NVML destroyed an instance with success, and it is still there (NVIDIA/go-nvml issue 146)."""
+
+
+def _release_nothing(gpu: Gpu, instance: int | None, over: bool) -> bool:
+    return False
 
 
 def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
@@ -207,21 +218,35 @@ class GpuTransition:
                 held = {str(instance): self.gpu.processes_on(instance) for instance in going}
         return {what: pids for what, pids in held.items() if pids}
 
-    def set_mode(self, done: Done) -> int:
+    def set_mode(self, done: Done, release: Release = _release_nothing) -> int:
         """Asks for the desired mode. Returns NVML's code: 0 where it is active now, else why it is pending."""
-        with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
+        status = 0
+
+        def ask() -> None:
+            nonlocal status
+            status = 0
             status = self.gpu.set_mig_mode(self.on)
+            if status == pynvml.NVML_ERROR_IN_USE:
+                raise pynvml.NVMLError(status)
+
+        with self.refused(f"turn MIG {'on' if self.on else 'off'}"):
+            try:
+                self._patiently(ask, partial(release, self.gpu, None))
+            except pynvml.NVMLError:
+                # Else NVML refused to take the wish: it is not even pending.
+                if not status:
+                    raise
             self._mode = self.gpu.mig_mode()
         if not self.mode_differs:
             done(Step(self.index, "mode", on=self.on))
         return status
 
-    def change(self, done: Done) -> None:
+    def change(self, done: Done, release: Release = _release_nothing) -> None:
         """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
         unwanted, missing = difference(self._actual(), self._desired)
+        ids = {instance.start: instance.id for instance in self._instances()} if unwanted else {}
         for partition in unwanted:
-            with self.refused(f"destroy {_place(partition)}"):
-                self._patiently(partial(self._destroy, partition.start))
+            self._destroy_patiently(partition, partial(release, self.gpu, ids.get(partition.start)))
             done(Step.at(self.index, "destroy", partition, partition.uuid))
         for place in () if self.mode_differs else missing:
             profile = self._resolve(place.profile)
@@ -254,22 +279,44 @@ class GpuTransition:
         """Turns NVML's refusal of *what* into a `PartitionFailed`."""
         return asking(f"NVML refuses to {what}", self)
 
-    def _patiently(self, function: Callable[[], T]) -> T:
-        """The value of *function*, called again while NVML answers that something is in use."""
+    def _patiently(self, function: Callable[[], T], release: Callable[[bool], bool] = lambda over: False) -> T:
+        """The value of *function*, called again while NVML answers that something is in use.
+
+        *release* gets whether patience is over, and returns whether it is worth to go on.
+        """
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 return function()
-            except pynvml.NVMLError as error:
-                if error.value != pynvml.NVML_ERROR_IN_USE or time.monotonic() >= deadline:
+            except (pynvml.NVMLError, _Stays) as error:
+                if isinstance(error, pynvml.NVMLError) and error.value != pynvml.NVML_ERROR_IN_USE:
+                    raise
+                over = time.monotonic() >= deadline
+                if release(over):
+                    deadline = time.monotonic() + self._patience_s
+                    continue
+                if over:
                     raise
             time.sleep(_RETRY_S)
 
+    def _destroy_patiently(self, partition: Partition, release: Callable[[bool], bool]) -> None:
+        try:
+            with self.refused(f"destroy {_place(partition)}"):
+                self._patiently(partial(self._destroy, partition.start), release)
+        except _Stays as error:
+            message = f"NVML answers that {_place(partition)} was destroyed, and it is still there"
+            raise self.error(message, f"Run it again. If it stays: {RESET_HINT.format(index=self.index)}") from error
+
     def _destroy(self, start: int) -> None:
         # Looked up each time: an attempt may have destroyed the compute instances and failed on the GPU instance.
-        for instance in [live for live in self.gpu.instances() if live.start == start]:
+        for instance in self._at(start):
             self.gpu.empty(instance)
             self.gpu.destroy(instance)
+        if self._at(start):
+            raise _Stays
+
+    def _at(self, start: int) -> list[GpuInstance]:
+        return [live for live in self.gpu.instances() if live.start == start]
 
     def _actual(self) -> list[Partition]:
         """The partitions that exist. A desired one has its declared name, whatever this driver calls the profile."""

@@ -7,12 +7,13 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 _POLL_S = 0.05
+_PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,40 @@ def of_session(session: int) -> list[Process]:
     return [process for process in running() if process.session == session]
 
 
-def holding(prefix: str) -> list[int]:
-    """Returns the processes, without this one, with an open file whose path begins with *prefix*. Root sees all."""
-    return [pid for pid in _pids() if pid != os.getpid() and any(file.startswith(prefix) for file in open_files(pid))]
+def holding(files: Container[str], *, proc: Path = _PROC) -> list[int]:
+    """Returns the processes, without this one, with one of *files* open. Root sees all."""
+    return [pid for pid in _pids(proc) if pid != os.getpid() and any(file in files for file in open_files(pid, proc))]
 
 
-def open_files(pid: int | Literal["self"]) -> list[str]:
-    """Returns the open files of a process, as far as they can be read."""
+def open_files(pid: int | Literal["self"], proc: Path = _PROC) -> list[str]:
+    """Returns the open files of a process, as far as they can be read; also those that have been deleted."""
     found = []
     # A process may end meanwhile, or belong to another user.
     with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
+        for link in (proc / str(pid) / "fd").iterdir():
             with contextlib.suppress(OSError):
-                found.append(os.readlink(link))  # noqa: PTH115 - the text, not a path
+                # The text, not a path.
+                found.append(os.readlink(link).removesuffix(" (deleted)"))  # noqa: PTH115
     return found
+
+
+def unit(pid: int, *, proc: Path = _PROC) -> str | None:
+    """Returns the unit of systemd that a process is in: a service, or a scope, such as that of a session or container.
+
+    None where it is in neither, and for services of users, which have a systemd of their own.
+    """
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # it has ended
+        return None
+    # See cgroups(7): "0::PATH", or in the older hierarchy "NUMBER:name=systemd:PATH".
+    groups = [line.split(":", 2) for line in lines]
+    path = next((group[2] for group in groups if group[1] == "name=systemd"), None)
+    path = path or next((group[2] for group in groups if not group[1]), "")
+    names = [name for name in path.split("/") if name.endswith((".service", ".scope"))]
+    if not names or (names[-1].endswith(".service") and path.startswith("/user.slice/")):
+        return None
+    return names[-1]
 
 
 def poll(condition: Callable[[], bool], seconds: float) -> bool:
@@ -76,8 +97,8 @@ def poll(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _pids() -> list[int]:
-    return sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+def _pids(proc: Path = _PROC) -> list[int]:
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
 
 
 def describe(pid: int) -> str:

@@ -42,7 +42,9 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
     mode.add_argument("--dry-run", action="store_true", help="change nothing; print what would be done")
-    parser.add_argument("--force", action="store_true", help="end the processes on partitions that have to go")
+    parser.add_argument(
+        "--force", action="store_true", help="end the processes on what has to go, and what a reboot ends"
+    )
     parser.add_argument(
         "--reboot", action="store_true", help="reboot, once, where the driver needs it for the MIG mode"
     )
@@ -91,7 +93,8 @@ def _by_config(options: argparse.Namespace) -> int:
         hardware.devices()
         partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
-        actual.write(directory, found.config, error)
+        # Some GPUs may have their layout: the runner plans from what is recorded.
+        actual.write(directory, found.config, error, standing=hardware.usable())
         raise
     actual.write(directory, found.config, partitions)
     _print_partitions(partitions)
@@ -160,15 +163,20 @@ def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Turns SIGTERM into an exception in the body, so that services that were stopped are started again."""
+    """Turns signals that end it into an exception in the body, so that services that were stopped are started again.
+
+    SIGHUP comes when the terminal of a person closes, who may be logged in over a link that breaks.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _print_event(event: dict[str, Any]) -> None:

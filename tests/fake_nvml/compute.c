@@ -149,8 +149,10 @@ nvmlReturn_t compute_destroy(nvmlComputeInstance_t compute)
     changed();
     struct compute *last = &target.instance->compute[--target.instance->compute_count];
     memmove(target.compute, target.compute + 1, (size_t)(last - target.compute) * sizeof *last);
-    if (!target.instance->compute_count)
+    if (!target.instance->compute_count) {
         target.instance->lingering = (unsigned)env_number("FAKE_NVML_LINGER");
+        target.instance->staying = (unsigned)env_number("FAKE_NVML_STAY");
+    }
     return NVML_SUCCESS;
 }
 

@@ -14,7 +14,7 @@ static const char USAGE[] =
     "fake-nvml-ctl passthrough GPU        from now on the GPU is a virtual machine's, which cannot reset it\n"
     "fake-nvml-ctl hold GPU [--pid PID] [--start START] [--graphics | --look] [--live]\n"
     "                                     a process computes on the GPU, or on the instance at START; or draws; or only\n"
-    "                                     has it open, as a monitor does; with --live for as long as it runs\n"
+    "                                     has it open, as a monitor does, listed nowhere; with --live for as long as it runs\n"
     "fake-nvml-ctl release GPU [--pid PID]   it is no longer; without a PID, all of them\n";
 
 /* argv[at] as a number from 0 to below the limit; ends the program where it is none. */

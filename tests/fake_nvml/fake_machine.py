@@ -62,12 +62,55 @@ class FakeMachine:
         """Runs ``nvidia-smi --gpu-reset``."""
         return self._run("nvidia-smi", "--gpu-reset", "-i", ",".join(addresses))
 
-    def service(self, name: str, gpu: int, pid: int) -> None:
-        """The service *name* runs, and its process has the GPU open, as a monitor does."""
+    @property
+    def root(self) -> Path:
+        """The root of its /proc and /sys, with what the tests below put there."""
+        (self.folder / "state.root" / "proc").mkdir(parents=True, exist_ok=True)
+        return self.folder / "state.root"
+
+    def service(self, name: str, gpu: int | None, pid: int, *, start: int | None = None, required_by: str = "") -> None:
+        """The service *name* runs. Its process has the GPU open, as a monitor does, and the partition at *start*.
+
+        required_by: the name of a service that stops with it.
+        """
         folder = self.folder / "state.services"
         folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"{gpu} {pid}\n")
-        self.control("hold", gpu, "--pid", pid, "--look")
+        (folder / name).write_text(f"{'-' if gpu is None else gpu} {'-' if start is None else start} {pid}\n")
+        if required_by:
+            (folder / f"{name}.required-by").write_text(f"{required_by}\n")
+        self.opens(pid, gpu, start=start, group=f"/system.slice/{name}")
+
+    def opens(self, pid: int, gpu: int | None, *, start: int | None = None, group: str, live: bool = False) -> None:
+        """A process of the control group *group* opens the GPU, and the partition at *start*. live: until it ends."""
+        process = self.root / "proc" / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "cgroup").write_text(f"0::{group}\n")
+        if gpu is None:
+            return
+        lives = ["--live"] if live else []
+        self.control("hold", gpu, "--pid", pid, "--look", *lives)
+        (process / "fd" / "3").symlink_to(f"/dev/nvidia{gpu}")
+        if start is not None:
+            self.control("hold", gpu, "--pid", pid, "--look", "--start", start, *lives)
+            (process / "fd" / "4").symlink_to(self._capability(gpu, start))
+
+    def _capability(self, gpu: int, start: int) -> str:
+        """The device file of the partition's capability."""
+        instance = next(each["id"] for each in self.show()[gpu]["instances"] if each["start"] == start)
+        folder = self.root / f"proc/driver/nvidia/capabilities/gpu{gpu}/mig/gi{instance}"
+        folder.mkdir(parents=True, exist_ok=True)
+        minor = 3 + 135 * gpu + 9 * instance
+        (folder / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\n")
+        return f"/dev/nvidia-caps/nvidia-cap{minor}"
+
+    def load_display(self, *gpus: int) -> Path:
+        """The kernel has loaded nvidia_drm, which holds the GPUs. Returns its folder; a file ``used`` there: in use."""
+        module = self.root / "sys/module/nvidia_drm"
+        module.mkdir(parents=True)
+        (module / "gpus").write_text("".join(f"{gpu}\n" for gpu in gpus))
+        for gpu in gpus:
+            self.control("hold", gpu, "--pid", 1, "--look")
+        return module
 
     def asked_of_systemd(self) -> list[str]:
         """What systemctl was called for, beside questions."""
@@ -108,6 +151,8 @@ class FakeMachine:
             programs.mkdir()
             for file in (self.driver / "nvidia-smi", self.driver / "fake-nvml-ctl", HERE / "systemctl"):
                 (programs / file.name).symlink_to(file)
+            for name in ("rmmod", "modprobe"):
+                (programs / name).symlink_to(HERE / "kmod")
         return programs
 
     def _run(self, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#define FORMAT "fake-nvml 2"
+#define FORMAT "fake-nvml 3"
 #define DEFAULT_GPUS                                                                                                   \
     "h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb"
 #define PATH_SIZE 4096
@@ -216,7 +216,9 @@ bool gpu_held(const struct gpu *gpu, int instance)
     for (unsigned i = 0; i < gpu->process_count; i++) {
         const struct process *process = &gpu->processes[i];
         bool there = instance < 0 || process->instance < 0 || process->instance == instance;
-        if (there && process->use != USE_LOOK && process_counts(process))
+        /* Who only looks holds an instance whose capability it has open, and no more. */
+        bool looks = process->use == USE_LOOK && process->instance < 0;
+        if (there && !looks && process_counts(process))
             return true;
     }
     return false;

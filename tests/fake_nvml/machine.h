@@ -42,6 +42,7 @@ struct instance {
     uint32_t serial;
     unsigned id, profile, start, size;
     unsigned lingering; /* how many more times it is refused to be destroyed after its compute instances have gone */
+    unsigned staying;   /* how many more times it is destroyed with success, and stays */
     unsigned compute_count;
     struct compute compute[MAX_COMPUTE];
 };

@@ -238,6 +238,10 @@ nvmlReturn_t mig_destroy(nvmlGpuInstance_t instance)
         target.instance->lingering--;
         return NVML_ERROR_IN_USE;
     }
+    if (target.instance->staying) {
+        target.instance->staying--;
+        return NVML_SUCCESS;
+    }
     struct instance *last = &target.gpu->instances[--target.gpu->instance_count];
     memmove(target.instance, target.instance + 1, (size_t)(last - target.instance) * sizeof *last);
     return NVML_SUCCESS;

@@ -10,7 +10,7 @@ from nvml_worlds import Fake, partition
 from running_node import RunningNode, h100, on_slot
 
 from skyinfra import AcceleratorMissing
-from skyinfra.gpu import given
+from skyinfra.gpu import inventory
 from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -36,7 +36,7 @@ def names(gpu: Gpu) -> list[str]:
 
 
 def seen(nvml: Nvml, accelerator: NodeAccelerator, **environment: str) -> list[tuple[int, str | None]]:
-    return [(device.index, device.profile) for device in given.find(nvml, accelerator, environment)]
+    return [(device.index, device.profile) for device in inventory.given(nvml, accelerator, environment)]
 
 
 def test_gpus_are_named_by_number_or_uuid(nvml: Nvml) -> None:
@@ -45,7 +45,7 @@ def test_gpus_are_named_by_number_or_uuid(nvml: Nvml) -> None:
     uuids = [gpu.uuid for gpu in nvml.gpus()]
     assert seen(nvml, two, CUDA_VISIBLE_DEVICES="all", NVIDIA_VISIBLE_DEVICES=f"{uuids[0]}, {uuids[2]}") == whole
     assert seen(nvml, h100(()), CUDA_VISIBLE_DEVICES="2", NVIDIA_VISIBLE_DEVICES="0,1,2") == [(2, None)]
-    devices = given.find(nvml, h100(()), {"CUDA_VISIBLE_DEVICES": "2"})
+    devices = inventory.given(nvml, h100(()), {"CUDA_VISIBLE_DEVICES": "2"})
     assert [(device.visible, device.uuid) for device in devices] == [(uuids[2], uuids[2])]
 
 
@@ -70,7 +70,7 @@ def test_mig_devices_are_named_by_uuid(nvml: Nvml) -> None:
 )
 def test_what_was_not_declared_is_refused(nvml: Nvml, environment: dict[str, str], message: str) -> None:
     with pytest.raises(AcceleratorMissing, match=message):
-        given.find(nvml, h100(()), environment)
+        inventory.given(nvml, h100(()), environment)
 
 
 def test_another_model_is_refused(fake_machine: Machine) -> None:
@@ -78,7 +78,7 @@ def test_another_model_is_refused(fake_machine: Machine) -> None:
     with machine.loaded():
         nvml = Fake(machine).nvml()
         with pytest.raises(AcceleratorMissing, match="declared 1 x H100, found GPU 0, NVIDIA A30"):
-            given.find(nvml, h100(()), {"CUDA_VISIBLE_DEVICES": "0"})
+            inventory.given(nvml, h100(()), {"CUDA_VISIBLE_DEVICES": "0"})
         assert seen(nvml, h100(()), CUDA_VISIBLE_DEVICES="1") == [(1, None)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +15,12 @@ from running_node import until
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu import partitioner
-from skyinfra.gpu.machine import CLIENTS, SimulatedMachine, SystemMachine
+from skyinfra.gpu.machine import Holder, SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
 from skyinfra.mig import Placement
-from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
-from skyinfra.runner import cli
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 LAYOUT = (Placement("3g.20gb", 0, 4),)
 PASSTHROUGH = "GPU reset is not supported in a virtual machine"
@@ -42,22 +38,37 @@ class Machine:
         self.reboot_refused = False
         self.device_files = ""
         self.calls: list[tuple[str, Any]] = []
-        self.start_clients(["dcgm"] if held else [])
+        self.start(["dcgm.service"] if held else [])
         self.calls.clear()
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def stop_clients(self) -> tuple[str, ...]:
+    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+        return [Holder(700, "dcgm.service")] if gpu in self.held and device else []
+
+    def unit(self, pid: int) -> str | None:
+        return None
+
+    def is_active(self, unit: str) -> bool:
+        return False
+
+    def with_dependents(self, unit: str) -> tuple[str, ...]:
+        return (unit,)
+
+    def stop(self, unit: str) -> str:
         for index in self.held:
             self.driver.hold(index, held=False)
-        self.calls.append(("stop", list(self.held)))
-        return ("dcgm",) if self.held else ()
+        self.calls.append(("stop", unit))
+        return ""
 
-    def start_clients(self, names: Sequence[str]) -> None:
-        for index in self.held if names else ():
+    def start(self, units: Sequence[str]) -> None:
+        for index in self.held if units else ():
             self.driver.hold(index)
-        self.calls.append(("start", list(names)))
+        self.calls.append(("start", list(units)))
+
+    def unload_display(self) -> str | None:
+        return None
 
     def reset(self, gpus: Mapping[int, str]) -> str:
         indices = list(gpus)
@@ -141,9 +152,9 @@ def test_services_that_hold_the_gpu_are_stopped_and_started_again(tmp_path: Path
     machine = Machine(driver, held=[0])
     events: list[dict[str, Any]] = []
     assert apply(nvml, ApplyOptions(machine=machine, patience_s=0), events=events) == 1
-    assert machine.calls == [("stop", [0]), ("start", ["dcgm"]), ("cdi", None)]
-    assert [e["phase"] for e in events] == ["mode", "clients", "mode", "create", "cdi"]
-    assert events[0] == {"phase": "mode", "gpu": 0, "on": True, "pending": True}
+    assert machine.calls == [("stop", "dcgm.service"), ("cdi", None), ("start", ["dcgm.service"])]
+    assert [e["phase"] for e in events] == ["clients", "mode", "create", "cdi"]
+    assert events[0] == {"phase": "clients", "gpu": 0, "stopped": ["dcgm.service"]}
 
 
 def test_device_files_that_could_not_be_made_are_named_and_the_partitions_stand(tmp_path: Path) -> None:
@@ -157,46 +168,6 @@ def test_device_files_that_could_not_be_made_are_named_and_the_partitions_stand(
         assert (len(events) > 1) == changes
 
 
-def test_a_service_that_is_slow_to_stop_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "systemctl"
-    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\ncase "$2" in is-active|start) ;; *) exit 1 ;; esac\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    machine = SystemMachine()
-    names = machine.stop_clients()
-    assert names == CLIENTS
-    machine.start_clients(names)
-    assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(f"start {' '.join(CLIENTS)}")
-
-
-def test_services_are_started_again_when_the_partitioning_is_terminated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As systemd does with what takes too long."""
-    started: list[tuple[str, ...]] = []
-
-    def terminated(self: SimulatedMachine, gpus: Mapping[int, str]) -> str:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return ""
-
-    monkeypatch.setattr(SimulatedMachine, "stop_clients", lambda self: ("dcgm",))
-    monkeypatch.setattr(SimulatedMachine, "start_clients", lambda self, names: started.append(names))
-    monkeypatch.setattr(SimulatedMachine, "reset", terminated)
-    node = NodeConfig(1, "demo", "mig", "n1", "local", True, "127.0.0.1:0", a100(1), simulate=True)
-    file = tmp_path / "node.json"
-    file.write_text(node.dumps())
-    driver = SimulatedDriver(a100(1), path=NodeDirectory(tmp_path).simulated_file, seed="demo/mig/n1")
-    driver.pass_through(0)
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["partition", "--config", str(file)])
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "as it was"
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert (ended.value.code, started) == (143, [("dcgm",)])
-
-
 def test_a_reset_activates_what_the_driver_cannot(tmp_path: Path) -> None:
     nvml, driver = opened(tmp_path, 2)
     driver.pass_through(1)
@@ -206,7 +177,7 @@ def test_a_reset_activates_what_the_driver_cannot(tmp_path: Path) -> None:
     assert ("reset", [1]) in machine.calls, "only the GPU that needs it"
     assert {"phase": "reset", "gpus": [1]} in events
     assert apply(nvml, ApplyOptions(machine=machine), 2) == 2
-    assert len(machine.calls) == 4, "the second run asks the machine for nothing"
+    assert len(machine.calls) == 2, "the second run asks the machine for nothing"
 
 
 def test_gpus_that_are_linked_reset_together_when_all_are_idle(tmp_path: Path) -> None:

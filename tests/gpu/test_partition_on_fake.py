@@ -47,6 +47,7 @@ def run(machine: FakeMachine, *arguments: str, **settings: str) -> subprocess.Co
     with contextlib.ExitStack() as stack:
         stack.enter_context(machine.loaded(**settings))
         stack.enter_context(mock.patch.dict(os.environ, path))
+        stack.enter_context(mock.patch("skyinfra.gpu.machine._ROOT", machine.root))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         code = cli.main(command)
@@ -349,7 +350,7 @@ def test_services_that_hold_the_gpu_are_stopped_meanwhile(fake_machine: Machine)
     assert machine.asked_of_systemd() == []
     done = run(machine, "--layout", AMPERE, "--gpu", "1")
     assert done.returncode == 0, done.stderr
-    assert phases(done) == ["mode", "clients", "mode", "create", "create"]
+    assert phases(done) == ["clients", "mode", "create", "create"]
     assert machine.asked_of_systemd() == ["stop nvidia-dcgm.service", "start nvidia-dcgm.service"]
     assert profiles(machine) == [["2g.10gb", "3g.20gb"]] * 2
     assert [process["pid"] for process in machine.show()[1]["processes"]] == [700]
