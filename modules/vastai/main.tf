@@ -73,13 +73,13 @@ resource "vastai_instance" "head" {
 resource "vastai_instance" "worker" {
   for_each = terraform_data.worker
 
-  offer_id       = try(local.offers[index(local.names, each.key)], null)
-  image          = var.image
-  disk_gb        = local.disk
-  label          = "${var.stack}-${each.key}"
-  bid_price      = var.spot ? var.bid : null
-  cancel_unavail = !var.spot
-  use_ssh        = true
+  offer_id        = try(local.offers[index(local.names, each.key)], null)
+  image           = var.image
+  disk_gb         = local.disk
+  label           = "${var.stack}-${each.key}"
+  bid_price       = var.spot ? var.bid : null
+  cancel_unavail  = !var.spot
+  use_ssh         = true
   use_jupyter_lab = false
   image_login     = ""
   ssh_key_ids     = []

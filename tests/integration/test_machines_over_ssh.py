@@ -318,6 +318,20 @@ def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> No
 
 
 @clouds(VERDA)
+def test_a_machine_that_has_no_address_yet_is_waited_for_and_can_be_destroyed(bed: Bed) -> None:
+    bed.world.answer("verda_instance", {"ip": None})
+    assert "train-0 has no address yet" in bed.apply(code=1)
+    for file, each in bed.world.standing("verda_instance").items():
+        (bed.world.folder / file).write_text(json.dumps({**each, "ip": f"192.0.2.{each['id'].rpartition('-')[2]}"}))
+    bed.apply()
+    assert bed.changes() == {}
+    for file, each in bed.world.standing("verda_instance").items():
+        (bed.world.folder / file).write_text(json.dumps({**each, "ip": None}))
+    bed.destroy()
+    assert bed.world.standing() == {}
+
+
+@clouds(VERDA)
 def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: Bed, machines: Path) -> None:
     bed.apply()
     scripts = [each["script"] for each in bed.world.asked("verda_startup_script")]

@@ -165,7 +165,7 @@ def _filled(field: Field, value: Value, n: int, answers: dict[str, Value]) -> Va
     if value is not UNKNOWN:
         return changed(field, value, lambda schema, each: filled(schema, each, n, {})) if field.nested else value
     answer = answers.get(field.name, field.gives)
-    if answer is not None:
+    if answer is not None or field.name in answers:
         return _counted(answer, n)
     if not field.nested and field.optional and isinstance(field.type, list):
         # Of what could be declared and was not, there is none.
@@ -202,7 +202,7 @@ def _made(kind: Any, name: str, n: int) -> Value:
 
 def refused(schema: Fields, config: dict[str, Value], path: Path = ()) -> Iterator[tuple[Path, str]]:
     """What the provider itself refuses, with its path: a value that is none of those it knows, or that it gives."""
-    declared = {name for name in schema if config.get(name) not in (None, [], {})}
+    declared = {name: config[name] for name in schema if config.get(name) not in (None, [], {})}
     for name, field in schema.items():
         value = config.get(name)
         if value is not None and field.computed and not field.optional:
@@ -215,20 +215,26 @@ def refused(schema: Fields, config: dict[str, Value], path: Path = ()) -> Iterat
             yield from refused(field.fields, each, (*path, name, *step) if field.nesting != "set" else path)
 
 
-def _invalid(field: Field, value: Value, declared: set[str]) -> Iterator[str]:
-    """What is wrong with the *value* of an argument, where those of *declared* stand beside it."""
+def _invalid(field: Field, value: Value, declared: dict[str, Value]) -> Iterator[str]:
+    """What is wrong with the *value* of an argument, where those of *declared* stand beside it.
+
+    One that is unknown may be null in the end.
+    """
+    known = {name for name, each in declared.items() if each is not UNKNOWN}
     for each in _parts(value):
         if field.values and isinstance(each, str) and each not in field.values:
-            known = " ".join(json.dumps(one) for one in field.values)
-            yield f"expected {field.name} to be one of [{known}], got {each}"
+            others = " ".join(json.dumps(one) for one in field.values)
+            yield f"expected {field.name} to be one of [{others}], got {each}"
         if field.matches and isinstance(each, str) and not re.search(field.matches, each):
             yield f"invalid value for {field.name}: {each} does not match {field.matches}"
         low, high = field.between
         if isinstance(each, (int, float)) and not (low is None or low <= each) & (high is None or each <= high):
             yield f"expected {field.name} to be in the range ({low} - {high}), got {each}"
-    if field.one_of and field.name == field.one_of[0] and len(declared.intersection(field.one_of)) != 1:
-        yield f"exactly one of {', '.join(field.one_of)} must be specified"
-    if field.name in declared and (both := sorted(declared.intersection(field.conflicts))):
+    if field.one_of and field.name == field.one_of[0]:
+        least, most = len(known.intersection(field.one_of)), len(declared.keys() & field.one_of)
+        if least > 1 or most < 1:
+            yield f"exactly one of {', '.join(field.one_of)} must be specified"
+    if field.name in known and (both := sorted(known.intersection(field.conflicts))):
         yield f"{field.name}: conflicts with {', '.join(both)}"
 
 
