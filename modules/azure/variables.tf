@@ -38,8 +38,8 @@ variable "disk_gb" {
   nullable    = false
 
   validation {
-    condition     = var.disk_gb == 0 || var.disk_gb >= 64
-    error_message = "disk_gb: at least 64, or 0 for 128."
+    condition     = var.disk_gb == 0 || (var.disk_gb >= 64 && var.disk_gb <= 4095)
+    error_message = "disk_gb: 64 to 4095, or 0 for 128."
   }
 }
 

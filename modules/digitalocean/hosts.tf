@@ -39,8 +39,10 @@ locals {
   # Where a worker gets the runner that the fleet was made with.
   from_head = { for name, value in merge(local.connections[local.head], local.contact[local.head]) : "HEAD_${name}" => value }
 
+  # A machine that was just made may have no address yet, and can be destroyed all the same.
+  inside_head = coalesce(local.machines[local.head].inside, "unknown")
   places = {
-    head   = length(regexall(":", local.machines[local.head].inside)) > 0 ? "[${local.machines[local.head].inside}]:${var.scheduler_port}" : "${local.machines[local.head].inside}:${var.scheduler_port}"
+    head   = length(regexall(":", local.inside_head)) > 0 ? "[${local.inside_head}]:${var.scheduler_port}" : "${local.inside_head}:${var.scheduler_port}"
     bucket = "file:///opt/skyinfra/delivered"
     runner = "file:///opt/skyinfra/delivered/${basename(var.runner_file)}"
   }
@@ -118,6 +120,13 @@ resource "terraform_data" "head" {
     var.scheduler_port,
   ]
 
+  lifecycle {
+    precondition {
+      condition     = coalesce(local.machines[local.head].address, "unknown") != "unknown"
+      error_message = "${local.head} has no address yet: the cloud is still making it. Deploy again in a minute."
+    }
+  }
+
   provisioner "local-exec" {
     command     = "sh '${path.module}/host.sh' claim"
     environment = merge(local.connections[local.head], local.contact[local.head])
@@ -146,6 +155,13 @@ resource "terraform_data" "worker" {
     coalesce(var.user_data_revision, sha256(var.user_data_worker)),
     local.places.head,
   ]
+
+  lifecycle {
+    precondition {
+      condition     = coalesce(local.machines[each.key].address, "unknown") != "unknown"
+      error_message = "${each.key} has no address yet: the cloud is still making it. Deploy again in a minute."
+    }
+  }
 
   provisioner "local-exec" {
     command     = "sh '${path.module}/host.sh' claim"

@@ -118,7 +118,8 @@ resource "digitalocean_droplet" "node" {
   gpu_partition_mode = var.gpu_partition_mode
   user_data          = local.host_key_data[each.key]
 
-  # A droplet with eight GPUs takes its time to be made and, beyond the provider's 60 s, to go.
+  # A droplet with eight GPUs takes its time to be made, and until it is unlocked to go; for its going itself the provider
+  # waits 60 s, whatever stands here.
   timeouts {
     create = "30m"
     delete = "10m"

@@ -68,6 +68,8 @@ resource "lambdalabs_instance" "node" {
   }
 
   lifecycle {
+    # A refresh finds an empty list where none was declared, and the provider updates nothing.
+    ignore_changes       = [file_system_names]
     replace_triggered_by = [terraform_data.machine]
 
     precondition {

@@ -74,20 +74,22 @@ resource "scaleway_instance_security_group" "pool" {
 
 # What would be changed in place, for which a machine is stopped.
 resource "terraform_data" "machine" {
-  input = [var.machine_types[0], var.image, var.disk_gb]
+  input = [var.image, var.disk_gb]
 }
 
 resource "scaleway_instance_server" "node" {
   for_each = toset(local.names)
 
-  name              = "${local.own}-${each.key}"
-  zone              = var.region
-  type              = var.machine_types[0]
-  image             = var.image
-  ip_id             = scaleway_instance_ip.node[each.key].id
-  security_group_id = scaleway_instance_security_group.pool.id
-  user_data         = { cloud-init = local.host_key_data[each.key] }
-  tags              = concat([local.own], [for key, value in var.labels : "${key}=${value}"])
+  name = "${local.own}-${each.key}"
+  zone = var.region
+  type = var.machine_types[0]
+  # The provider plans no change to a type that Scaleway would not migrate the machine to.
+  replace_on_type_change = true
+  image                  = var.image
+  ip_id                  = scaleway_instance_ip.node[each.key].id
+  security_group_id      = scaleway_instance_security_group.pool.id
+  user_data              = { cloud-init = local.host_key_data[each.key] }
+  tags                   = concat([local.own], [for key, value in var.labels : "${key}=${value}"])
 
   root_volume {
     volume_type           = "sbs_volume"

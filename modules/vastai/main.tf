@@ -33,6 +33,10 @@ data "vastai_gpu_offers" "this" {
   limit              = 1000
 }
 
+# The provider lists them when it has made an instance, and loses the instance where it cannot read their dates: so they
+# are read before anything is made.
+data "vastai_ssh_keys" "account" {}
+
 resource "vastai_instance" "head" {
   offer_id       = try(local.offers[0], null)
   image          = var.image
@@ -41,7 +45,11 @@ resource "vastai_instance" "head" {
   bid_price      = var.spot ? var.bid : null
   cancel_unavail = !var.spot
   use_ssh        = true
-  onstart        = local.onstart
+  # Left out, the provider leaves them unknown when it has made an instance, which Terraform refuses.
+  use_jupyter_lab = false
+  image_login     = ""
+  ssh_key_ids     = []
+  onstart         = local.onstart
   env = {
     "-p ${var.scheduler_port}:${var.scheduler_port}" = "1"
     SKYINFRA_START                                   = local.start_head
@@ -65,15 +73,18 @@ resource "vastai_instance" "head" {
 resource "vastai_instance" "worker" {
   for_each = terraform_data.worker
 
-  offer_id       = try(local.offers[index(local.names, each.key)], null)
-  image          = var.image
-  disk_gb        = local.disk
-  label          = "${var.stack}-${each.key}"
-  bid_price      = var.spot ? var.bid : null
-  cancel_unavail = !var.spot
-  use_ssh        = true
-  onstart        = local.onstart
-  env            = { SKYINFRA_START = local.start_worker[each.key] }
+  offer_id        = try(local.offers[index(local.names, each.key)], null)
+  image           = var.image
+  disk_gb         = local.disk
+  label           = "${var.stack}-${each.key}"
+  bid_price       = var.spot ? var.bid : null
+  cancel_unavail  = !var.spot
+  use_ssh         = true
+  use_jupyter_lab = false
+  image_login     = ""
+  ssh_key_ids     = []
+  onstart         = local.onstart
+  env             = { SKYINFRA_START = local.start_worker[each.key] }
 
   timeouts {
     create = "${var.wait_seconds}s"

@@ -56,6 +56,14 @@ variable "allow_cidrs" {
     condition     = alltrue([for cidr in var.allow_cidrs : can(cidrhost(cidr, 0))])
     error_message = "allow_cidrs: networks such as 203.0.113.7/32."
   }
+
+  validation {
+    # Compared as addresses: an IPv6 network can be written in several ways. Several providers refuse another one.
+    condition = alltrue([
+      for cidr in var.allow_cidrs : try(cidrhost(cidr, 0) == cidrhost("${split("/", cidr)[0]}/${can(regex(":", cidr)) ? 128 : 32}", 0), true)
+    ])
+    error_message = "allow_cidrs: the first address of a network, with its length: 203.0.113.7/32 for one address, 203.0.113.0/24 for its network."
+  }
 }
 
 variable "labels" {

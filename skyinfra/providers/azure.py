@@ -12,8 +12,8 @@ from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
-# The least that the disk of an image with drivers has.
-_SMALLEST_DISK = 64
+# The least that the disk of an image with drivers has, and the most that Terraform's provider takes.
+_SMALLEST_DISK, _LARGEST_DISK = 64, 4095
 
 
 class Azure(MachineCloud):
@@ -35,14 +35,14 @@ class Azure(MachineCloud):
     image: str | None = Field(default=None, pattern=r"^([\w.-]+:[\w.-]+:[\w.-]+:[\w.-]+|/subscriptions/\S+)$")
 
     def check(self, request: Request) -> None:
-        """Raises `InvalidField` for a disk that is too small, and for what an availability set has not."""
+        """Raises `InvalidField` for a disk that is too small or too large, and for what an availability set has not."""
         super().check(request)
         if self.infiniband and (request.spot or self.zone):
             field, given = ("spot", True) if request.spot else ("provider.zone", self.zone)
             why = "nodes with InfiniBand stand in an availability set, which takes no spot machines and is in no zone"
             raise InvalidField(why, field=field, given=given, hint="Leave it out, or infiniband.")
-        if request.disk_gb is not None and request.disk_gb < _SMALLEST_DISK:
-            raise InvalidField(f"at least {_SMALLEST_DISK}", field="disk_gb", given=request.disk_gb)
+        if request.disk_gb is not None and not _SMALLEST_DISK <= request.disk_gb <= _LARGEST_DISK:
+            raise InvalidField(f"{_SMALLEST_DISK} to {_LARGEST_DISK}", field="disk_gb", given=request.disk_gb)
 
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` for machines without InfiniBand where it is declared."""

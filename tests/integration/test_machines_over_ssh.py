@@ -147,6 +147,7 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
     ("inputs", "words"),
     [
         ({"allow_cidrs": []}, "allow_cidrs: the nodes are set up over SSH"),
+        ({"allow_cidrs": ["203.0.113.7/24"]}, "allow_cidrs: the first address of a network"),
         ({"ssh_public_key": ""}, "ssh_public_key: one line such as"),
         ({"spot": True}, "spot: DigitalOcean has no interruptible capacity"),
         ({"disk_gb": 10}, "disk_gb: the disk of a droplet comes with its size"),
@@ -314,6 +315,20 @@ def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, m
 def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> None:
     declare(bed, LAMBDA, scheduler_port=9000)
     assert "the firewall of the account lets nobody reach TCP port 9000" in bed.run("plan", "-no-color", code=1)
+
+
+@clouds(VERDA)
+def test_a_machine_that_has_no_address_yet_is_waited_for_and_can_be_destroyed(bed: Bed) -> None:
+    bed.world.answer("verda_instance", {"ip": None})
+    assert "train-0 has no address yet" in bed.apply(code=1)
+    for file, each in bed.world.standing("verda_instance").items():
+        (bed.world.folder / file).write_text(json.dumps({**each, "ip": f"192.0.2.{each['id'].rpartition('-')[2]}"}))
+    bed.apply()
+    assert bed.changes() == {}
+    for file, each in bed.world.standing("verda_instance").items():
+        (bed.world.folder / file).write_text(json.dumps({**each, "ip": None}))
+    bed.destroy()
+    assert bed.world.standing() == {}
 
 
 @clouds(VERDA)

@@ -128,6 +128,103 @@ def test_a_wrong_argument_is_refused(bed: Bed, wrong: str, right: str, words: st
     assert words in bed.run("validate", "-no-color", code=1)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        ('user_data = "first"\n  tags = ["a b"]', 'user_data = "first"', "invalid value for tags: a b does not match"),
+        (
+            'protocol         = "sctp"',
+            'protocol         = "tcp"',
+            'expected protocol to be one of ["tcp" "udp" "icmp"]',
+        ),
+        (
+            'user_data = "first"\n  backup_policy {\n    hour = 21\n  }',
+            'user_data = "first"',
+            "expected hour to be in the range (0 - 20), got 21",
+        ),
+    ],
+)
+def test_a_value_that_the_provider_does_not_take_is_refused(bed: Bed, wrong: str, right: str, words: str) -> None:
+    bed.write(DROPLETS.replace(right, wrong, 1))
+    assert words in bed.run("validate", "-no-color", code=1)
+
+
+def _sample(name: str, before: str = "", after: str = "") -> str:
+    text = (SCHEMAS.parent / "samples" / f"{name}.tf").read_text()
+    assert before in text
+    return text.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "words"),
+    [
+        (
+            "azurerm",
+            "  source_image_reference {",
+            '  source_image_id = "/subscriptions/s"\n\n  source_image_reference {',
+            "exactly one of os_managed_disk_id, source_image_id, source_image_reference must be specified",
+        ),
+        ("runpod", '  gpu_type_id = "NVIDIA H100 80GB HBM3"\n', "", "exactly one of cpu_type_id, gpu_type_id"),
+        (
+            "scaleway",
+            "ip_id = scaleway_instance_ip.head.id",
+            'ip_id = "i"\n  ip_ids = ["i"]',
+            "ip_id: conflicts with ip_ids",
+        ),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    name: str, before: str, after: str, words: str, tmp_path: Path
+) -> None:
+    with served(tmp_path, name) as bed:
+        bed.write(_sample(name, before, after))
+        bed.run("init", "-no-color")
+        assert words in bed.run("validate", "-no-color", code=1)
+
+
+def test_what_a_provider_leaves_unknown_is_an_error(tmp_path: Path) -> None:
+    with served(tmp_path, "vastai") as bed:
+        bed.write(_sample("vastai", "  use_jupyter_lab = false\n"))
+        bed.run("init", "-no-color")
+        said = bed.apply(code=1)
+        assert "still indicated an unknown value for vastai_instance.use_jupyter_lab" in said
+        # It stands, and is known.
+        assert len(bed.world.standing("vastai_instance")) == 1
+        assert bed.changes() == {"vastai_instance.head": "replace"}
+
+
+def test_what_only_a_refresh_finds_is_a_change(tmp_path: Path) -> None:
+    with served(tmp_path, "lambdalabs") as bed:
+        bed.write(_sample("lambdalabs", "  file_system_names = []\n"))
+        bed.run("init", "-no-color")
+        bed.apply()
+        assert bed.changes() == {"lambdalabs_instance.head": "update"}
+        assert "Unsupported Method" in bed.apply(code=1)
+
+
+def test_a_provider_may_not_bear_that_something_is_gone(tmp_path: Path) -> None:
+    with served(tmp_path, "lambdalabs") as bed:
+        bed.write(_sample("lambdalabs"))
+        bed.run("init", "-no-color")
+        bed.apply()
+        [file] = bed.world.standing("lambdalabs_instance")
+        (bed.world.folder / file).unlink()
+        assert "Could not find Lambdalabs SSH Key ID" in bed.run("plan", "-no-color", code=1)
+        bed.run("state", "rm", "lambdalabs_instance.head")
+        assert bed.changes() == {"lambdalabs_instance.head": "create"}
+
+
+def test_a_change_may_have_to_be_allowed(tmp_path: Path) -> None:
+    with served(tmp_path, "scaleway") as bed:
+        bed.write(_sample("scaleway"))
+        bed.run("init", "-no-color")
+        bed.apply()
+        bed.write(_sample("scaleway", '"L4-1-24G"', '"H100-1-80G"'))
+        assert "cannot change server type" in bed.run("plan", "-no-color", code=1)
+        bed.write(_sample("scaleway", '"L4-1-24G"', '"H100-1-80G"\n  replace_on_type_change = true'))
+        assert bed.changes() == {"scaleway_instance_server.head": "replace"}
+
+
 def test_a_create_that_fails_leaves_what_the_real_one_would(bed: Bed) -> None:
     says = "POST https://api.digitalocean.com/v2/droplets: 422 (request 1) gpu-h100x1-80gb is not available in tor1"
     failed = Failure("create", "digitalocean_droplet", says, {"name": "train-1"}, times=1)
@@ -249,6 +346,10 @@ SAMPLES = {
         Change("gpu_count   = 1", "gpu_count   = 2", {"runpod_pod.head": "replace"}),
         # Left out they are unknown in the plan of any other change, as its documentation warns.
         Change('cloud       = "SECURE"\n  disk        = 50', "disk        = 60", {"runpod_pod.head": "replace"}),
+    ],
+    "scaleway": [
+        Change('["train"]', '["other"]', {"scaleway_instance_server.head": "update"}),
+        Change('"sbs_volume"', '"l_ssd"', {"scaleway_instance_server.head": "replace"}),
     ],
     "vastai": [
         Change("bid_price   = 1.5", "bid_price   = 1.6", {"vastai_instance.head": "update"}),

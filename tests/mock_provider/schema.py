@@ -23,9 +23,12 @@ class Field:
 
     ``type`` is that of a plain attribute. ``block`` holds the fields of a nested block, ``attributes`` those of a
     nested attribute; both have a ``nesting``. What Terraform is not told: ``replaces`` (a change forces replacement;
-    "set": that it comes or goes), ``default``, ``kept`` (whether it is known before an update), ``hashed`` (the state
-    has its SHA-1 alone), ``values`` (the provider refuses others), ``accepted`` and ``max_bytes`` (the cloud refuses
-    others, at create), ``gives`` (what the cloud answers; ``{n}`` counts).
+    "set": that it comes or goes; ``{"if": ARGUMENT, "says": ...}``: where that argument is true, and is refused
+    otherwise), ``default``, ``kept`` (whether it is known before an update), ``hashed`` (the state has its SHA-1
+    alone), ``values``, ``matches`` and ``between`` (the provider refuses others), ``one_of`` (exactly one of these is
+    declared), ``conflicts`` (none of these is declared with it), ``accepted`` and ``max_bytes`` (the cloud refuses
+    others, at create), ``gives`` (what the cloud answers; ``{n}`` counts), ``unanswered`` (the provider leaves it
+    unknown after a create, which Terraform refuses), ``found`` (what a refresh finds where nothing was declared).
     """
 
     name: str
@@ -40,14 +43,20 @@ class Field:
     computed: bool = False
     sensitive: bool = False
     write_only: bool = False
-    replaces: bool | str = False
+    replaces: bool | str | dict[str, str] = False
     kept: bool | None = None
     hashed: bool = False
     default: Any = None
     values: tuple[str, ...] = ()
+    matches: str = ""
+    between: tuple[float | None, float | None] = (None, None)
+    one_of: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
     max_bytes: int = 0
     gives: Any = None
+    unanswered: bool = False
+    found: Any = None
 
     @cached_property
     def fields(self) -> Fields:

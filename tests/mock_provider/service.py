@@ -10,14 +10,17 @@ from tf.gen import tfplugin_pb2_grpc as rpc
 
 from mock_provider.schema import Fields, Schema
 from mock_provider.values import (
+    Refused,
     attribute_path,
     decoded,
     encoded,
     filled,
     planned,
+    refreshed,
     refused,
     refused_by_cloud,
     replacing,
+    unanswered,
     updated,
 )
 from mock_provider.world import Failure, World, number
@@ -78,6 +81,10 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         if failure:
             return pb.ReadResource.Response(diagnostics=[error(failure.says)])
         found = self.world.get(kind, self._number(kind, request.private, state))
+        gone = self._failure("gone", kind, state) if found is None else None
+        if gone:
+            return pb.ReadResource.Response(diagnostics=[error(gone.says)])
+        found = found and refreshed(self.schema.resources[kind], found)
         return pb.ReadResource.Response(new_state=encoded(found), private=request.private)
 
     def PlanResourceChange(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -91,7 +98,10 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         plan = planned(schema, proposed)
         if prior is not None and plan != prior:
             plan = updated(schema, decoded(request.config), prior, plan, legacy)
-        paths = list(replacing(schema, prior, plan)) if prior is not None else []
+        try:
+            paths = list(replacing(schema, prior, plan)) if prior is not None else []
+        except Refused as no:
+            return pb.PlanResourceChange.Response(diagnostics=[error(str(no))])
         return pb.PlanResourceChange.Response(
             planned_state=encoded(plan),
             requires_replace=[attribute_path(path) for path in paths],
@@ -120,6 +130,10 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         said = failure.says if failure else refused_by_cloud(schema, config)
         if said and (failure is None or failure.leaves == "nothing"):
             return None, b"", said
+        left = unanswered(schema, plan)
+        if left and not said:
+            # It stands, and Terraform takes it for one that failed.
+            said = f"the provider still indicated an unknown value for {kind}.{', '.join(left)} after the apply"
         n = self.world.make(kind)
         state = filled(schema, plan, n, self.world.answers(kind, config))
         self.world.put(kind, n, state, config)

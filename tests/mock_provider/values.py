@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,10 @@ from mock_provider.schema import Field, Fields
 Value = Any
 Step = str | int
 Path = tuple[Step, ...]
+
+
+class Refused(Exception):
+    """Raised where a provider does not plan a change; says why."""
 
 
 class _Unknown:
@@ -111,6 +116,8 @@ def replacing(schema: Fields, prior: dict[str, Value], plan: dict[str, Value], p
         before, after, here = prior.get(name), plan.get(name), (*path, name)
         if before == after or (field.replaces == "set" and None not in (before, after)):
             continue
+        if isinstance(field.replaces, dict) and not plan.get(field.replaces["if"]):
+            raise Refused(field.replaces["says"])
         if field.replaces and not (field.nested and _only_computed(field, before, after)):
             yield here
         elif field.nested:
@@ -158,7 +165,7 @@ def _filled(field: Field, value: Value, n: int, answers: dict[str, Value]) -> Va
     if value is not UNKNOWN:
         return changed(field, value, lambda schema, each: filled(schema, each, n, {})) if field.nested else value
     answer = answers.get(field.name, field.gives)
-    if answer is not None:
+    if answer is not None or field.name in answers:
         return _counted(answer, n)
     if not field.nested and field.optional and isinstance(field.type, list):
         # Of what could be declared and was not, there is none.
@@ -195,17 +202,56 @@ def _made(kind: Any, name: str, n: int) -> Value:
 
 def refused(schema: Fields, config: dict[str, Value], path: Path = ()) -> Iterator[tuple[Path, str]]:
     """What the provider itself refuses, with its path: a value that is none of those it knows, or that it gives."""
+    declared = {name: config[name] for name in schema if config.get(name) not in (None, [], {})}
     for name, field in schema.items():
         value = config.get(name)
         if value is not None and field.computed and not field.optional:
             yield (*path, name), f"Can't configure a value for {name}: its value will be decided automatically"
-        if field.values and isinstance(value, str) and value not in field.values:
-            known = " ".join(json.dumps(each) for each in field.values)
-            yield (*path, name), f"expected {name} to be one of [{known}], got {value}"
+        for said in _invalid(field, value, declared):
+            yield (*path, name), said
         for index, each in enumerate(elements(field, value)):
             step = (index,) if field.nesting == "list" else ()
             # A path cannot name an element of a set.
             yield from refused(field.fields, each, (*path, name, *step) if field.nesting != "set" else path)
+
+
+def _invalid(field: Field, value: Value, declared: dict[str, Value]) -> Iterator[str]:
+    """What is wrong with the *value* of an argument, where those of *declared* stand beside it.
+
+    One that is unknown may be null in the end.
+    """
+    known = {name for name, each in declared.items() if each is not UNKNOWN}
+    for each in _parts(value):
+        if field.values and isinstance(each, str) and each not in field.values:
+            others = " ".join(json.dumps(one) for one in field.values)
+            yield f"expected {field.name} to be one of [{others}], got {each}"
+        if field.matches and isinstance(each, str) and not re.search(field.matches, each):
+            yield f"invalid value for {field.name}: {each} does not match {field.matches}"
+        low, high = field.between
+        if isinstance(each, (int, float)) and not (low is None or low <= each) & (high is None or each <= high):
+            yield f"expected {field.name} to be in the range ({low} - {high}), got {each}"
+    if field.one_of and field.name == field.one_of[0]:
+        least, most = len(known.intersection(field.one_of)), len(declared.keys() & field.one_of)
+        if least > 1 or most < 1:
+            yield f"exactly one of {', '.join(field.one_of)} must be specified"
+    if field.name in known and (both := sorted(known.intersection(field.conflicts))):
+        yield f"{field.name}: conflicts with {', '.join(both)}"
+
+
+def _parts(value: Value) -> list[Value]:
+    """The values in a plain argument that are known."""
+    found = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [each for each in found if each is not None and each is not UNKNOWN]
+
+
+def unanswered(schema: Fields, plan: dict[str, Value]) -> list[str]:
+    """The arguments that the provider leaves unknown after it has created a resource that was planned so."""
+    return [name for name, field in schema.items() if field.unanswered and plan[name] is UNKNOWN]
+
+
+def refreshed(schema: Fields, state: dict[str, Value]) -> dict[str, Value]:
+    """What a refresh makes of the state."""
+    return {name: schema[name].found if value is None else value for name, value in state.items()}
 
 
 def refused_by_cloud(schema: Fields, value: dict[str, Value]) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Failure:
     """What is refused, and how often: ``on`` create, update, delete or read of the ``resource`` type ``where`` it has
-    these values.
+    these values; ``gone``: on the read of one that does not stand any more.
 
     A create that fails leaves ``nothing``, the resource ``tainted`` in the state, or one ``outside`` of the state.
     """

@@ -242,6 +242,17 @@ def test_machines_of_nebius() -> None:
             "CloudCredentialsRefused",
         ),
         ("lambdalabs_instance.node", "global/quota-exceeded", "QuotaExceeded"),
+        # As the providers say it: the message of Lambda without its code, of Verda with the status alone.
+        ("lambdalabs_instance.node", "unexpected error: Your account is inactive.", "CloudPermissionDenied"),
+        (
+            "lambdalabs_instance.node",
+            "Could not create instance, unexpected error: API key was invalid, expired, or deleted.",
+            "CloudCredentialsRefused",
+        ),
+        ("lambdalabs_instance.node", "Could not find Lambdalabs SSH Key ID 0920582c: x", "CloudRefused"),
+        ("verda_instance.node", "Unable to create instance, got error: API error 402: x", "QuotaExceeded"),
+        ("verda_instance.node", "Unable to create instance, got error: API error 503: x", "CapacityUnavailable"),
+        ("verda_instance.node", "Unable to read instance, got error: API error 404: not found", "CloudRefused"),
     ],
 )
 def test_what_they_refuse_is_explained(address: str, said: str, cause: str) -> None:
@@ -268,6 +279,9 @@ def test_machines_of_azure() -> None:
         ("Standard_NC24ads_A100_v4",),
         "microsoft-dsvm:ubuntu-hpc:2204:latest",
     )
+    for disk in (32, 5000):
+        with pytest.raises(InvalidField, match="64 to 4095"):
+            selected(access(sky.Azure), disk_gb=disk)
     [provider, _] = access(sky.Azure).terraform()
     assert provider.configuration() == {"alias": "this", "features": {}}
     for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):

@@ -25,4 +25,9 @@ resource "vastai_instance" "head" {
   bid_price   = 1.5
   env         = { NODE = "head" }
   ssh_key_ids = [vastai_ssh_key.this.id]
+
+  # Left out, it stays unknown after the create, which Terraform refuses.
+  cancel_unavail  = false
+  image_login     = ""
+  use_jupyter_lab = false
 }
