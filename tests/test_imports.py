@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "gpu": {"mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
     "doctor": {"gpu", "node", "protocol"},
+    "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
         "blobs",
         "doctor",
@@ -42,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "mig",
         "node",
         "protocol",
+        "readings",
         "worker",
     },
     # the declaration
@@ -88,6 +90,7 @@ TRAVELS = {
     "mig",
     "node",
     "protocol",
+    "readings",
     "runner",
     "tasks",
     "worker",

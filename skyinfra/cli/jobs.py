@@ -44,7 +44,9 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
     if as_json:
         tables.print_json({"jobs": [job.to_json() for job in found]})
         return
-    made = tables.table("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "SLOT", "ID", "PROBLEM")
+    made = tables.table(
+        "NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"
+    )
     now = time.time()
     for job in found:
         style = _STYLES.get(job.state)
@@ -56,6 +58,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
             str(job.priority),
             f"{tables.span(now - job.submitted)} ago",
             _ran(job, now),
+            tables.used(job.figures),
             escape(job.slot or ""),
             job.id[:8],
             escape(job.problem or ""),

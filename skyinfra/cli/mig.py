@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -24,6 +25,14 @@ Driver = Annotated[
 AllProfiles = Annotated[
     bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
 ]
+
+
+class ExportFormat(StrEnum):
+    """For whom a layout is printed."""
+
+    parted = "mig-parted"
+    gres = "gres"
+    plugin = "device-plugin"
 
 
 @app.command()
@@ -124,25 +133,37 @@ def pack(
 @app.command()
 def export(
     accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
-    label: Annotated[str, typer.Option(help="Name of the configuration.")] = "skyinfra",
+    label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
+    form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
 ) -> None:
-    """Print a layout as a configuration of NVIDIA mig-parted."""
-    from skyinfra.cli.parted import export_parted
+    """Print a layout for NVIDIA mig-parted, Slurm's gres.conf, or NVIDIA's device plugin for Kubernetes."""
+    from skyinfra.cli import parted
 
-    export_parted(accelerator, label=label)
+    if form == ExportFormat.parted:
+        parted.export_parted(accelerator, label=label)
+    else:
+        parted.export_for_cluster(accelerator, slurm=form == ExportFormat.gres)
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted.")],
-    config: Annotated[str, typer.Option(metavar="LABEL", help="Which of its configurations.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted, or a listing.")
+    ],
+    config: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="LABEL", help="Which of the file's configurations; without it, FILE is a listing."),
+    ] = None,
     accelerator: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help='The GPUs of the node, such as "H100:8". Without it nothing is checked.'),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a configuration of NVIDIA mig-parted, as the accelerator string that means the same."""
-    from skyinfra.cli.parted import import_parted
+    """Print a configuration of NVIDIA mig-parted, or the listing of `nvidia-smi mig -lgi`, as an accelerator string."""
+    from skyinfra.cli import parted
 
-    import_parted(file, label=config, accelerator=accelerator, as_json=as_json)
+    if config is None:
+        parted.import_listing(file, accelerator=accelerator, as_json=as_json)
+    else:
+        parted.import_parted(file, label=config, accelerator=accelerator, as_json=as_json)

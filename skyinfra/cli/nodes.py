@@ -25,6 +25,8 @@ _TOP_S = 5.0
 _POLL_S = 1.0
 _GIB = 2**30
 _NONE = "-"
+# Beside the multiprocessors, of what a slot's device measures.
+_UNITS = ("tensor", "dram")
 _COLOURS = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 
 Answers = dict[str, "list[SlotReading] | NodeError"]
@@ -100,7 +102,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")] = 2.0,
     as_json: Json = False,
 ) -> None:
-    """Show what each slot uses, and the task on it. Where nobody watches, and as JSON, once."""
+    """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
     from rich.live import Live
 
     from skyinfra.cli import tables
@@ -165,13 +167,27 @@ def _usage_table(answers: Answers, tasks: Tasks) -> Table:
                 name,
                 str(slot.worker),
                 escape(" ".join(filter(None, (slot.accelerator or slot.kind, slot.profile)))),
-                _NONE if reading.utilization is None else f"{reading.utilization:.0f} %",
+                _use(reading),
                 _memory(reading),
                 _NONE if reading.temperature is None else f"{reading.temperature} °C",
                 _NONE if reading.power is None else f"{reading.power:.0f} W",
-                escape(", ".join(f"{t.name} {t.seconds:.0f} s" for t in tasks.get(slot.slot, ()))),
+                escape(", ".join(_task(t, reading) for t in tasks.get(slot.slot, ()))),
             )
     return made
+
+
+def _use(reading: SlotReading) -> str:
+    if reading.utilization is None:
+        return _NONE
+    units = [f"{name} {reading.activity[name]:.0f} %" for name in _UNITS if name in reading.activity]
+    return ", ".join([f"{reading.utilization:.0f} %", *units])
+
+
+def _task(task: RunningTask, reading: SlotReading) -> str:
+    from skyinfra.cli import tables
+
+    used = tables.used(reading.figures) if reading.task == task.key else ""
+    return f"{task.name} {task.seconds:.0f} s{used and f' ({used})'}"
 
 
 def _memory(reading: SlotReading) -> str:

@@ -1,30 +1,92 @@
-"""``skyinfra mig export | import``: mig-parted's configurations."""
+"""``skyinfra mig export | import``: mig-parted's configurations, and layouts for clusters and from listings."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
 from skyinfra import mig
 from skyinfra.cli import tables
-from skyinfra.cli.layouts import read_gpu
+from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
+from skyinfra.mig.layout import OFF
 
 
 def export_parted(accelerator: str, *, label: str) -> None:
     """Prints the configuration that gives a node of this accelerator its declared layout."""
+    named, layouts = _declared(accelerator)
+    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
+    _warn(warnings)
+    sys.stdout.write(mig.parted_text({label: entries}))
+
+
+def export_for_cluster(accelerator: str, *, slurm: bool) -> None:
+    """Prints what Slurm, or else NVIDIA's device plugin, takes for a node with the declared layout."""
+    named, layouts = _declared(accelerator)
+    gpus = [None if layout is None else [place.profile for place in layout] for layout in layouts]
+    types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
+    sys.stdout.write(mig.gres_declared(types) if slurm else mig.device_plugin(gpus))
+
+
+def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
+    """The accelerator, and the layout of each GPU of a node; None is a whole GPU. Raises InvalidLayout without any."""
     named = read_gpu(accelerator)
     if named.declared is None:
         raise InvalidLayout("there is no layout to export", hint='Write it behind the accelerator: "H100:8/3g.40gb".')
     gpus = named.count or (len(named.declared.layouts) if isinstance(named.declared, mig.PerGpu) else 1)
-    layouts = mig.resolve(named.declared, named.geometry, gpus)
-    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, gpus)
+    return named, [layout or None for layout in mig.resolve(named.declared, named.geometry, gpus)]
+
+
+def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> None:
+    """Prints the listing of ``nvidia-smi mig -lgi`` as the accelerator string that keeps every partition in place."""
+    text = _text(file)
+    try:
+        found = mig.read_listing(text)
+    except InvalidLayout as error:
+        error.at(str(file))
+        raise
+    if accelerator is None:
+        written = {gpu: mig.placed_text(layout) for gpu, layout in found.items()}
+        _show(None, written, (), as_json=as_json)
+        return
+    named = read_gpu(accelerator)
+    if named.declared is not None:
+        raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
+    gpus = named.count or max(found, default=0) + 1
+    written = {}
+    for gpu, layout in found.items():
+        if gpu >= gpus:
+            raise InvalidLayout(f"the node has {gpus} GPUs", field=str(file), given=f"GPU {gpu}")
+        try:
+            written[gpu] = mig.placed_text(mig.check_listed(layout, named.geometry))
+        except LayoutError as error:
+            error.at(f"{file}, GPU {gpu}")
+            raise
+    lost = [gpu for gpu in range(gpus) if gpu not in written]
+    warnings = tuple(
+        mig.PartedWarning(f"GPU {gpu}", "nothing is listed on it: taken for whole, MIG off") for gpu in lost
+    )
+    texts = [written.get(gpu, OFF) for gpu in range(gpus)]
+    same = len(set(texts)) == 1
+    layouts = "" if not written else f"/{texts[0] if same else '|'.join(texts)}"
+    _show(f"{named.name}:{gpus}{layouts}", written, warnings, as_json=as_json)
+
+
+def _show(
+    string: str | None, written: Mapping[int, str | None], warnings: Sequence[mig.PartedWarning], *, as_json: bool
+) -> None:
+    """Prints the accelerator *string*; where there is none, the layout of each GPU."""
     _warn(warnings)
-    sys.stdout.write(mig.parted_text({label: entries}))
+    if as_json:
+        tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
+    elif string is not None:
+        sys.stdout.write(f"{string}\n")
+    else:
+        sys.stdout.writelines(f"GPU {gpu}: {_said(layout)}\n" for gpu, layout in written.items())
 
 
 def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: bool) -> None:
@@ -51,15 +113,8 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
     except LayoutError as error:
         error.at(f"mig-configs.{label}")
         raise _located(error, file, tree) from None
-    _warn(warnings)
     written = {gpu: _written(layout, named.geometry) for gpu, layout in found.items()}
-    string = _string(named.name, gpus, written)
-    if as_json:
-        tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
-    elif string is not None:
-        sys.stdout.write(f"{string}\n")
-    else:
-        sys.stdout.writelines(f"GPU {gpu}: {_said(layout)}\n" for gpu, layout in written.items())
+    _show(_string(named.name, gpus, written), written, warnings, as_json=as_json)
 
 
 def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> None:
@@ -139,17 +194,22 @@ def _line(node: yaml.Node | None, path: str) -> int | None:
     return None
 
 
-def _load(file: Path) -> tuple[object, yaml.Node | None]:
-    """The document of a file, and its tree, which knows the lines."""
+def _text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_doubles(tree)
-        return yaml.safe_load(text), tree
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidField(f"cannot be read: {error.strerror}", field="FILE", given=str(file)) from None
     except UnicodeDecodeError:
         raise InvalidField("is not UTF-8 text", field="FILE", given=str(file)) from None
+
+
+def _load(file: Path) -> tuple[object, yaml.Node | None]:
+    """The document of a file, and its tree, which knows the lines."""
+    text = _text(file)
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_doubles(tree)
+        return yaml.safe_load(text), tree
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from skyinfra.mig import Placement
+    from skyinfra.protocol.readings import Figures
 
 
 def print_json(value: object) -> None:
@@ -58,3 +59,16 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"
     return f"{max(0.0, seconds):.0f}s"
+
+
+def used(figures: Figures | None) -> str:
+    """Returns what a task has used: its memory high-water, its energy, and how busy the multiprocessors were."""
+    if figures is None:
+        return ""
+    memory, energy, busy = figures.memory_peak, figures.energy, figures.activity.get("sm")
+    parts = (
+        None if memory is None else f"peak {memory / 2**30:.1f} GiB",
+        None if energy is None else f"{energy / 1000:.1f} kJ",
+        None if busy is None else f"busy {busy:.0f} %",
+    )
+    return ", ".join(part for part in parts if part is not None)

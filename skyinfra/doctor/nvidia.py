@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pynvml
 
-from skyinfra.doctor import packages
+from skyinfra.doctor import known, packages
 from skyinfra.doctor.kernel_log import xids
 from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
@@ -65,6 +65,7 @@ def _opened(
     else:
         yield from _as_declared(node, directory, names, wanted)
     yield from _driver(nvml, packages.cuda(path))
+    yield from known.look(path, partitions=any((gpu.mig_mode() or (False,))[0] for gpu in gpus))
     yield from _fabric(gpus, root)
     yield from _device_files(root)
     for gpu in gpus:

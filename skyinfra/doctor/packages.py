@@ -73,5 +73,11 @@ def installed(name: str, path: list[str]) -> metadata.Distribution | None:
     return next(iter(metadata.distributions(path=path, name=name)), None)
 
 
+def version(name: str, path: list[str]) -> tuple[str, tuple[int, ...]] | None:
+    """Returns the version of the package *name* that tasks import, as text and as numbers; None where there is none."""
+    found = installed(name, path)
+    return None if found is None else (found.version, _numbers(found.version))
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)) or (0,)

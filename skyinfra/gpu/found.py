@@ -52,13 +52,17 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
         return
     with session(nvml):
         # A layout without partitions is MIG off for `apply`.
+        emptied = False
         with asking("NVML cannot list the GPUs"):
             for gpu in [each for each in nvml.gpus() if each.index in empty and (each.mig_mode() or (False,))[0]]:
                 del found[gpu.index]
                 for instance in gpu.instances():
                     gpu.empty(instance)
                     gpu.destroy(instance)
+                    emptied = True
         partitioner.apply(nvml, found, emit=emit, options=options)
+        if emptied and options.machine is not None:
+            options.machine.refresh_cdi()
 
 
 def _standing(gpu: Gpu) -> dict[str, Any]:

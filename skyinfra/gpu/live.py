@@ -1,4 +1,6 @@
-"""Layouts of the GPUs in this machine: desired ones read from text, actual ones written as mig-parted's YAML.
+"""Layouts of the GPUs in this machine: desired ones read from text, actual ones written for others.
+
+They are written as mig-parted's YAML, as Slurm's `gres.conf`, and for NVIDIA's device plugin for Kubernetes.
 
 The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG is off, those of its model are used.
 """
@@ -8,13 +10,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml
 
 from skyinfra import mig
-from skyinfra.errors import AcceleratorMissing, InvalidField, LayoutError, MigNotSupported, UnknownProfile
-from skyinfra.gpu import placed
-from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, noting
+from skyinfra.errors import (
+    AcceleratorMissing,
+    InvalidField,
+    LayoutError,
+    MigNotSupported,
+    PartitionFailed,
+    UnknownProfile,
+)
+from skyinfra.gpu import machine, placed
+from skyinfra.gpu.nvml import Gpu, GpuInstance, MigDevice, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
 from skyinfra.gpu.transition import Partition, asking
 from skyinfra.protocol.nodeconfig import NodeAccelerator
@@ -127,6 +137,37 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
 
 
+def gres(nvml: Nvml, *, root: Path = Path("/")) -> tuple[str, tuple[str, ...]]:
+    """The lines of `gres.conf` for what stands, and warnings. *root*: the parent of proc/.
+
+    Raises `PartitionFailed`, also where the driver has no capability files for a partition.
+    """
+    devices: list[mig.GresDevice] = []
+    warnings: list[str] = []
+    with asking(_UNREADABLE):
+        for gpu in nvml.gpus():
+            with noting(gpu.index):
+                if not _is_partitioned(gpu):
+                    files = (f"/dev/nvidia{gpu.minor}",)
+                    devices.append(mig.GresDevice(mig.gres_type(gpu.name), files, gpu.uuid))
+                    continue
+                found = gpu.mig_devices()
+                devices += [mig.GresDevice(each.profile, _files(gpu, each, root), each.uuid) for each in found]
+                if not found:
+                    warnings.append(f"GPU {gpu.index}: MIG without partitions: Slurm can give it to nobody")
+    return mig.gres_actual(devices), tuple(warnings)
+
+
+def device_plugin(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
+    """The configuration of the device plugin for what stands, and warnings. Raises `PartitionFailed`."""
+    gpus: list[list[str] | None] = []
+    with asking(_UNREADABLE):
+        for gpu in nvml.gpus():
+            with noting(gpu.index):
+                gpus.append([each.profile for each in gpu.mig_devices()] if _is_partitioned(gpu) else None)
+    return mig.device_plugin(gpus), ()
+
+
 def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
     if layout.strip().lower() == OFF:
         return ()
@@ -234,3 +275,22 @@ def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
         if each.uuid is None:
             warnings.append(f"GPU {gpu.index}: {each} is not filled by one compute instance")
     return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)
+
+
+def _is_partitioned(gpu: Gpu) -> bool:
+    mode = gpu.mig_mode()
+    return mode is not None and mode[0]
+
+
+def _files(gpu: Gpu, device: MigDevice, root: Path) -> tuple[str, ...]:
+    where = f"GPU {gpu.index}, {device.profile}"
+    if device.instance is None or device.compute_instance is None:
+        raise PartitionFailed("NVML does not say which instances it is", field=where)
+    try:
+        return machine.partition_files(gpu.minor, device.instance, device.compute_instance, root)
+    except OSError as error:
+        raise PartitionFailed(
+            f"the driver lists no capability files for it: {error}",
+            field=where,
+            hint="They are in /proc/driver/nvidia/capabilities; run this on the node itself, not in a container.",
+        ) from None

@@ -26,10 +26,9 @@ import pynvml
 
 from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu.nvml import error_name
-from skyinfra.node import processes
+from skyinfra.node import cdi, processes
 from skyinfra.node.folder import replace_file, writing
 
-_CDI_REFRESH = "nvidia-cdi-refresh.service"
 logger = logging.getLogger("skyinfra.runner")
 
 _ROOT = Path("/")
@@ -142,11 +141,9 @@ class SystemMachine:
             return "there is no nvidia-smi to reset it with"
         return _execute([program, "--gpu-reset", "-i", ",".join(gpus.values())], _RESET_S) or ""
 
-    def refresh_cdi(self) -> bool:
-        """Makes the container toolkit list the devices again. False where this machine does not do that."""
-        # With --no-block for the same reason as above.
-        known = self._systemctl("cat", _CDI_REFRESH) is None
-        return known and self._systemctl("--no-block", "restart", _CDI_REFRESH) is None
+    def refresh_cdi(self) -> str | None:
+        """Makes the CDI specifications of this machine list what stands now, see `cdi.refresh`."""
+        return cdi.refresh(self._systemctl, _execute, _ROOT)
 
     def make_device_files(self) -> str:
         """Makes the device files that tasks need. Returns which could not be made and why, else an empty string."""
@@ -196,6 +193,9 @@ class BareMachine(SystemMachine):
         return None
 
     def unload_display(self) -> None:
+        return None
+
+    def refresh_cdi(self) -> None:
         return None
 
     def make_device_files(self) -> str:
@@ -304,6 +304,20 @@ def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
         return ()
     capabilities = (root / "dev/nvidia-caps" / f"nvidia-cap{minor}" for _, minor in _minors(_needed(root)))
     return (root / "dev/nvidia-uvm", *capabilities)
+
+
+def partition_files(gpu: int, instance: int, compute: int, root: Path = Path("/")) -> tuple[str, ...]:
+    """The device files of the MIG device of that compute instance, in a GPU instance of the GPU with the minor *gpu*.
+
+    They are those of the GPU, of the GPU instance and of the compute instance, as paths below /, whatever *root* is.
+    Raises OSError where the driver below *root* lists no such instance.
+    """
+    folder = root / _PROC / f"capabilities/gpu{gpu}/mig/gi{instance}"
+    texts = [file.read_text(encoding="ascii") for file in (folder / "access", folder / f"ci{compute}/access")]
+    found = [match[1] for text in texts if (match := _MINOR.search(text))]
+    if len(found) != len(texts):
+        raise OSError(f"{folder}: no DeviceFileMinor")
+    return (f"/dev/nvidia{gpu}", *(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in found))
 
 
 def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:

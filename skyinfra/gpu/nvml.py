@@ -116,12 +116,13 @@ class GpuInstance:
 
 
 class MigDevice:
-    """A MIG device. ``instance`` is the id of its GPU instance; None where the driver does not say it."""
+    """A MIG device. ``instance`` and ``compute_instance``: ids of its instances; None where nobody says them."""
 
     def __init__(self, api: Any, handle: Any) -> None:
         self._api = api
         self._handle = handle
         self.instance: int | None = asked(api, "nvmlDeviceGetGpuInstanceId", handle)
+        self.compute_instance: int | None = asked(api, "nvmlDeviceGetComputeInstanceId", handle)
 
     @property
     def uuid(self) -> str:
@@ -189,6 +190,22 @@ class Gpu:
         self._in_profile: dict[int, list[tuple[int, int]]] = {}
         self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
         self.name = str(api.nvmlDeviceGetName(self._handle))
+
+    @property
+    def api(self) -> Any:
+        """The module with the functions of NVML."""
+        return self._api
+
+    @property
+    def long_bus_id(self) -> str:
+        """Its PCI address as NVML writes it: ``00000000:1B:00.0``."""
+        return str(self._pci.busId)
+
+    @property
+    def minor(self) -> int:
+        """The number of its device file, ``/dev/nvidiaN``, and of its folder in /proc; its index where nobody says."""
+        number = self.ask("nvmlDeviceGetMinorNumber")
+        return self.index if number is None else int(number)
 
     @property
     def bus_id(self) -> str:
@@ -297,31 +314,10 @@ class Gpu:
         asks = (self.ask(f"nvmlDeviceGetTemperature{v}", pynvml.NVML_TEMPERATURE_GPU) for v in ("V", ""))
         return next((int(now) for now in asks if now is not None), None)
 
-    def has_gpm(self) -> bool:
-        """Whether it measures its performance (GPM): Hopper and later."""
-        support = self.ask("nvmlGpmQueryDeviceSupport")
-        return support is not None and bool(support.isSupportedDevice)
-
-    @contextlib.contextmanager
-    def gpm_sample(self, instance: int) -> Iterator[Any]:
-        """A sample of the GPU instance *instance* now; None where the driver refuses, as it may but for root."""
-        sample = self._api.nvmlGpmSampleAlloc()
-        try:
-            yield self.ask("nvmlGpmMigSampleGet", instance, sample)
-        finally:
-            self._api.nvmlGpmSampleFree(sample)
-
-    def busy_multiprocessors(self, first: Any, second: Any) -> float | None:
-        """Percent of the multiprocessors that were busy between two samples; None where the driver does not say it."""
-        metrics = pynvml.c_nvmlGpmMetricsGet_t()
-        metrics.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        metrics.numMetrics = 1
-        metrics.sample1, metrics.sample2 = first, second
-        metrics.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
-        given = asked(self._api, "nvmlGpmMetricsGet", metrics)
-        if given is None or given.metrics[0].nvmlReturn != pynvml.NVML_SUCCESS or math.isnan(given.metrics[0].value):
-            return None
-        return float(given.metrics[0].value)
+    def energy(self) -> float | None:
+        """Joules since the driver was loaded; None where it does not say it, as before Volta."""
+        millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
 
     def fabric_state(self) -> int | None:
         """Its state in the fabric of NVSwitch, as NVML counts (3: completed); None where the driver does not say it."""

@@ -138,8 +138,9 @@ class _Run:
                 gpu.change(self._done, self._holders.release)
                 partitions.extend(gpu.partitions())
         machine = self._options.machine
-        if machine is not None and self._changed and machine.refresh_cdi():
-            self._emit("cdi")
+        if machine is not None and self._changed and (failure := machine.refresh_cdi()) is not None:
+            # The partitions exist; containers are given the old ones until it is done by hand.
+            self._emit("cdi", **({"message": failure} if failure else {}))
         if machine is not None and (reason := machine.make_device_files()):
             # The partitions exist; the driver decides whether tasks get by without those files.
             self._emit("devices", message=reason)

@@ -13,14 +13,17 @@ from distributed.security import Security
 from skyinfra.engine import dask_private
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
-from skyinfra.errors import TaskFailed, TaskInputsLost
+from skyinfra.errors import SkyinfraError, TaskFailed, TaskInputsLost
 from skyinfra.head.relay import Relay
-from skyinfra.protocol import failures
+from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Ending, Header, Outcome
+from skyinfra.protocol.readings import Figures
 from skyinfra.worker import cancellation
 
 _ANSWER_S = 10.0
 _CLOSE_S = 5.0
+# The runner of a node has the figures of its tasks in its memory.
+_FIGURES_S = 2.0
 # After a scheduler that did not answer.
 _PAUSE_S = 0.5
 
@@ -83,6 +86,14 @@ class Execution:
         task = self._scheduler.tasks.get(header.key)
         holders = task.who_has if task is not None else None
         return ending, str(next(iter(holders)).name) if holders else None
+
+    async def figures(self, slot: str, key: str) -> Figures | None:
+        """What the task *key* used of the device of *slot*, where it runs or ran; None where nobody knows."""
+        try:
+            told = await self.ask(slot.rpartition("/")[0], questions.FIGURES, {"task": key}, _FIGURES_S)
+            return None if told is None else Figures.read(told)
+        except (SkyinfraError, OSError):  # the node has gone, or is of an older version
+            return None
 
     def leave(self) -> None:
         """From now on, calls that are cancelled are not ended on their slots."""

@@ -200,7 +200,7 @@ class Queue:
 
     async def _attempt(self, job: Job, execution: Execution) -> Ending | None:
         """Returns the end of one attempt; None where it was lost or cancelled."""
-        job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None)
+        job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None, figures=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:
             return None
@@ -224,7 +224,7 @@ class Queue:
         size = len(ending.outcome)
         if size > jobs.LARGEST:
             ending = _failed(jobs.too_large(size))
-        record = settled(job.record, ending, now=time.time())
+        record = await self._measured(job, settled(job.record, ending, now=time.time()))
         await self._written(job, lambda: self._journal.end(record, ending.dumps()), ends=True)
         await self._over(job, record)
 
@@ -236,6 +236,7 @@ class Queue:
         if job.settling or job.info.over:
             return False
         job.settling = True
+        record = await self._measured(job, record)
         data = ending.dumps() if ending is not None else None
         try:
             await self._write(job, lambda: self._journal.end(record, data))
@@ -247,6 +248,13 @@ class Queue:
         if running is not None and execution is not None:
             await execution.all_stopped()
         return True
+
+    async def _measured(self, job: Job, record: Record) -> Record:
+        """*record* with what the last attempt of *job* used, where it ran and its node says that."""
+        if self._execution is None or job.info.slot is None or not job.key:
+            return record
+        figures = await self._execution.figures(job.info.slot, job.key)
+        return replace(record, info=replace(record.info, figures=figures))
 
     async def _over(self, job: Job, record: Record, running: asyncio.Task[None] | None = None) -> None:
         job.record, job.settling = record, False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skyinfra
+from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, same_profile, sources
@@ -25,6 +26,7 @@ from skyinfra.mig.layouts import (
     nearest,
     plain_profiles,
 )
+from skyinfra.mig.listing import check_listed, placed_text, read_listing
 from skyinfra.mig.parted import (
     PartedEntry,
     PartedWarning,
@@ -53,6 +55,7 @@ __all__ = [
     "Attempt",
     "Declared",
     "Geometry",
+    "GresDevice",
     "Layout",
     "PartedEntry",
     "PartedWarning",
@@ -64,11 +67,16 @@ __all__ = [
     "attempt",
     "carries",
     "check_driver",
+    "check_listed",
     "choose_config",
+    "device_plugin",
     "draw",
     "fill",
     "fitting",
     "geometry",
+    "gres_actual",
+    "gres_declared",
+    "gres_type",
     "is_off",
     "joinable",
     "layouts",
@@ -87,7 +95,9 @@ __all__ = [
     "per_gpu",
     "picture",
     "place",
+    "placed_text",
     "plain_profiles",
+    "read_listing",
     "read_parted",
     "rearranged",
     "render",

@@ -22,6 +22,7 @@ ROOMS = (
     "mig",
     "node",
     "protocol",
+    "readings",
     "runner",
     "tasks",
     "worker",

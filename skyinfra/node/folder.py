@@ -110,10 +110,11 @@ class Status:
 class NodeDirectory:
     """The directory *path* of one node. Every write that fails raises `StateDirectoryError`.
 
-    The folders of other rooms are ``tasks/``, the output of each task; ``blobs/``, synced files, and large calls and
-    results, on the head for the whole fleet; ``trees/``, synced files as tasks see them; ``files/``, what clients put
-    there, see `sky.files`; on the head ``kept/``, synced files that jobs need, see `skyinfra.head.kept_trees`. On
-    a head whose jobs outlive it, ``jobs/`` and ``kept/`` are links to where they lie.
+    The folders of other rooms are ``tasks/``, the output of each task; ``running/``, the task on each slot;
+    ``blobs/``, synced files, and large calls and results, on the head for the whole fleet; ``trees/``, synced files as
+    tasks see them; ``files/``, what clients put there, see `sky.files`; on the head ``kept/``, synced files that jobs
+    need, see `skyinfra.head.kept_trees`. On a head whose jobs outlive it, ``jobs/`` and ``kept/`` are links to where
+    they lie.
 
     *root*: the folder of the node configuration, where it is another one: root's, for what root alone writes.
     """
@@ -141,6 +142,8 @@ class NodeDirectory:
         # The places of the desired partitions, see `skyinfra.gpu.placed`.
         self.placed_file = path / "placed.json"
         self.prepared_file = path / "prepared.json"
+        # What the tasks that run have used so far, see `skyinfra.readings.figures`.
+        self.figures_file = path / "figures.json"
         self.simulated_file = path / "simulated.json"
         # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.
         self.desired_file = path / "desired.json"

@@ -9,6 +9,7 @@ from typing import Literal
 from skyinfra.errors import InvalidField, NodeError, TaskTooLarge
 from skyinfra.protocol import _schema
 from skyinfra.protocol.calls import Header
+from skyinfra.protocol.readings import Figures
 
 VERSION = 1
 
@@ -33,7 +34,9 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     name: unique among the jobs that the head keeps. id: unique for ever. task: name of the function, or of the script's
     file. submitter: ``USER@HOST``. priority: higher ones run first. submitted, started, ended: UNIX seconds, None
     before that; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where it runs, or
-    ran last. problem: why it failed, or waits, in one line.
+    ran last. problem: why it failed, or waits, in one line. figures: what its last attempt used of the slot's device;
+    None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
+    nothing.
     """
 
     name: str
@@ -49,6 +52,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     attempts: int = 0
     slot: str | None = None
     problem: str | None = None
+    figures: Figures | None = None
 
     @property
     def key(self) -> str:

@@ -2,6 +2,7 @@
 
 DOCTOR = "doctor"
 METRICS = "metrics"
+FIGURES = "figures"
 LOG = "log"
 START = "start"
 OUTPUT = "output"

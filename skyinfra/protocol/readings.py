@@ -1,12 +1,29 @@
-"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them."""
+"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them, and what a task has used in all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
 from skyinfra.protocol.instance import InstanceInfo
+
+
+@dataclass(frozen=True)
+class Figures(_schema.Document, error=InvalidManifest, source="figures"):
+    """What a task has used of the device of its slot, from readings of that, one every two seconds or so.
+
+    samples: the number of readings; what happened between them is not known. seconds: between the first and the last.
+    memory_peak: the most bytes of the device that were in use in any of them, with what the process of the slot keeps
+    from tasks before. energy: joules of the slot between the first and the last, see `SlotReading.slot_energy`.
+    activity: the mean of each measure of `SlotReading.activity`, in percent. None: the device does not tell it.
+    """
+
+    samples: int
+    seconds: float = 0.0
+    memory_peak: int | None = None
+    energy: float | None = None
+    activity: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -16,7 +33,13 @@ class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
     utilization: percent of the time that something ran on it; of a MIG partition, percent of its multiprocessors that
     were busy, by NVIDIA's GPM, which Hopper and later have; of NeuronCores, their mean. memory_used, memory_total:
     bytes of its device.
-    temperature (degrees Celsius) and power (watts) are those of the whole accelerator that it stands on.
+    temperature (degrees Celsius), power (watts) and energy (joules since its driver was loaded) are those of the whole
+    accelerator that it stands on. share: the slot's part of that accelerator, from 0 to 1: the compute slices of the
+    partition over those of the GPU, 3/7 for a 3g of an H100.
+    activity: percent of what its units could do, by unit: of NVIDIA, by GPM, ``sm``, ``occupancy``, ``tensor``,
+    ``dram`` and more, see `skyinfra.readings.gpm`. labels: by which the vendor's exporter for Prometheus names the
+    device.
+    task: the key of the task on it, and figures: what that has used so far; None where no task was measured.
     """
 
     slot: InstanceInfo
@@ -25,3 +48,19 @@ class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
     memory_total: int | None = None
     temperature: int | None = None
     power: float | None = None
+    energy: float | None = None
+    share: float | None = None
+    activity: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    task: str | None = None
+    figures: Figures | None = None
+
+    @property
+    def slot_energy(self) -> float | None:
+        """Joules of the slot: its `share` of the accelerator's counter, busy or not.
+
+        No driver measures the energy of a partition. The share follows from its size alone: what idle neighbours and
+        unpartitioned slices draw is divided the same way as what work draws, so that the slots of a GPU add up to no
+        more than its counter, and a busy slot beside idle ones gets less than it drew.
+        """
+        return None if self.energy is None or self.share is None else self.energy * self.share

@@ -27,9 +27,15 @@ _JOURNAL_S = 20.0
 
 
 class Answers:
-    """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`."""
+    """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`; *figures_of*:
+    `TaskFigures.of`."""
 
-    def __init__(self, config: Path, kill_task: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self,
+        config: Path,
+        kill_task: Callable[[str, str], bool],
+        figures_of: Callable[[str], dict[str, Any] | None],
+    ) -> None:
         self._config = config
         self._directory = directory_of(config)
         commands = Commands(self._directory.path)
@@ -37,6 +43,7 @@ class Answers:
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
+            questions.FIGURES: figures_of,
             questions.LOG: partial(read_log, self._directory),
             questions.START: commands.start,
             questions.OUTPUT: commands.output,

@@ -171,10 +171,11 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _metrics(options: argparse.Namespace) -> int:
+    from skyinfra.readings import prometheus
     from skyinfra.runner import metrics
 
     if options.once:
-        sys.stdout.write(metrics.prometheus(metrics.read(options.config)))
+        sys.stdout.write(prometheus.text(metrics.read(options.config)))
         return 0
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:

@@ -34,10 +34,13 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="the layouts of a node configuration, node.json")
     source.add_argument("--layout", metavar="L", help='this layout, such as "3g.40gb+2g.20gb+1g.10gb*2"; "off": no MIG')
-    source.add_argument("--export", action="store_true", help="print what stands as mig-parted's YAML; change nothing")
+    source.add_argument("--export", action="store_true", help="print what stands, see --format; change nothing")
     text = "note how the GPUs are in FILE, unless that is there; change nothing"
     source.add_argument("--save", type=Path, metavar="FILE", help=text)
     source.add_argument("--restore", type=Path, metavar="FILE", help="bring the GPUs back to what --save noted")
+    text = "with --export: mig-parted's YAML (the default), lines of Slurm's gres.conf with the device files of what "
+    text += "stands, or the configuration of NVIDIA's device plugin for Kubernetes"
+    parser.add_argument("--format", choices=("mig-parted", "gres", "device-plugin"), help=text)
     parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
@@ -55,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     """Executes the command."""
     if options.gpu is not None and options.layout is None:
         options.usage("--gpu goes with --layout: everything else is about every GPU")
+    if options.format is not None and not options.export:
+        options.usage("--format goes with --export")
     if options.export and (options.check or options.dry_run):
         options.usage("--export changes nothing and compares nothing")
     if (options.check or options.dry_run) and (options.save or options.restore):
@@ -62,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.force or options.reboot) and (options.export or options.save or options.check or options.dry_run):
         options.usage("--force and --reboot go with a change, and nothing is changed here")
     if options.export:
-        return _export()
+        return _export(options.format)
     with _orderly_end():
         try:
             if options.save or options.restore:
@@ -137,13 +142,14 @@ def _by_layout(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export() -> int:
+def _export(form: str | None) -> int:
     from skyinfra.gpu import live
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
 
+    exports = {"gres": live.gres, "device-plugin": live.device_plugin}
     with session(Nvml()) as nvml:
-        text, warnings = live.export(nvml)
+        text, warnings = exports.get(form or "", live.export)(nvml)
     sys.stdout.write(text)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

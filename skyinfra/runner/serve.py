@@ -25,7 +25,8 @@ from skyinfra.gpu.desired import Desired
 from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
-from skyinfra.runner import watch
+from skyinfra.readings.figures import TaskFigures
+from skyinfra.runner import metrics, watch
 from skyinfra.runner.answers import Answers
 from skyinfra.runner.membership import Membership
 from skyinfra.runner.notify import Notifier
@@ -57,7 +58,9 @@ class Service:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
-        self._membership = Membership(directory, self._workers, self._reload, Answers(path, self._workers.kill_task))
+        self._figures = TaskFigures(directory, lambda: metrics.measure(path, cheap=True))
+        answers = Answers(path, self._workers.kill_task, self._figures.of)
+        self._membership = Membership(directory, self._workers, self._reload, answers)
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
         self._tag = watch.Follower(path, directory)
@@ -88,6 +91,7 @@ class Service:
         # The runner that starts is the one that was waited for, or stays.
         request.end_of(self._directory, request.UPGRADE, request.ENDING)
         applying = asyncio.create_task(self._apply(anew=True))
+        measuring = asyncio.create_task(self._figures.run(lambda: self._reconciler.phase == "partitioning"))
         try:
             while not self._stop.is_set():
                 if self._directory.lost:
@@ -112,6 +116,7 @@ class Service:
                 await pause(self._stop, _POLL_S)
         finally:
             self._systemd.stopping()
+            measuring.cancel()
             await self._end(applying)
 
     def _terminate(self) -> None:

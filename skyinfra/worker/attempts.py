@@ -1,21 +1,26 @@
-"""Counts the starts of tasks that have not ended on this node."""
+"""Counts the starts of tasks that have not ended on this node, and notes which one runs on each slot."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from skyinfra.errors import StateDirectoryError, TaskAttemptsExceeded
+from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
 from skyinfra.protocol import failures
-from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 
 # A task with so many starts and no end is not started again on this node.
 ATTEMPTS = 3
 
 _FOLDER = "attempts"
+# A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
+_RUNNING = "running"
+_LONGEST_LINE = 4096
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -45,10 +50,67 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
                 f"{name} ended its worker process {ATTEMPTS} times and is not tried again",
                 hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
             )
-        yield starts
+        with _noted(key):
+            yield starts
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - see above
+
+
+def running(directory: Path) -> dict[int, str]:
+    """Returns the keys of the tasks that run on the node in *directory*, by the index of their slot.
+
+    A task whose process has died does not run.
+    """
+    found: dict[int, str] = {}
+    for file in (directory / _RUNNING).glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            line, end, _ = file.read_bytes()[:_LONGEST_LINE].partition(b"\n")
+            pid, _, key = line.decode().partition(" ")
+            if end and key and Path(f"/proc/{int(pid)}").exists():
+                found[int(file.name)] = key
+    return found
+
+
+@contextlib.contextmanager
+def _noted(key: str) -> Iterator[None]:
+    """Notes for `running` that *key* runs on the slot of this process, in the body.
+
+    A note is written to memory that is shared with the file: no system call is added to a task's round trip. Where that
+    cannot be had, the task runs without.
+    """
+    note = _note_of(os.environ[NODE_DIRECTORY], os.getpid())
+    if note is None:
+        yield
+        return
+    _write(note, f"{os.getpid()} {key}\n")
+    try:
+        yield
+    finally:
+        _write(note, "\n")
+
+
+def _write(note: mmap.mmap, line: str) -> None:
+    data = line.encode()
+    if len(data) <= _LONGEST_LINE:
+        note[: len(data)] = data
+
+
+@cache
+def _note_of(directory: str, pid: int) -> mmap.mmap | None:
+    """The note of the process *pid*, which is this one; None where it cannot be made, or the process has no slot."""
+    try:
+        worker = instance_info().worker
+        os.makedirs(f"{directory}/{_RUNNING}", exist_ok=True)  # noqa: PTH103
+        handle = os.open(f"{directory}/{_RUNNING}/{worker}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Written as a whole: a page that a full disk has no room for would end the process when it is touched.
+            os.pwrite(handle, b"\n" * _LONGEST_LINE, 0)
+            return mmap.mmap(handle, _LONGEST_LINE)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError, SkyinfraError):
+        return None
 
 
 def begun(key: str, directory: Path) -> bool:

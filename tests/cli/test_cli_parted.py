@@ -7,8 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit
+from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, mig
 from skyinfra.cli.app import app
+from skyinfra.cli.layouts import read_gpu
 
 FILE = """\
 version: v1
@@ -156,3 +157,75 @@ def test_a_layout_of_another_gpu_is_named_with_its_line(file: Path) -> None:
         run("import", str(file), "--config", "wrong", "--accelerator", "H100:2")
     with pytest.raises(InvalidLayout, match=r"line 15, mig-configs\.mixed\[1\]\.devices: the node has 1 GPU"):
         run("import", str(file), "--config", "mixed", "--accelerator", "H100:1")
+
+
+# Listings, and what clusters take ---------------------------------------------------------------------------------
+
+LISTING = """\
+|   0  MIG 1g.10gb           19        9          2:1     |
+|   0  MIG 3g.40gb            9        1          4:4     |
+"""
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "out"),
+    [
+        (None, "GPU 0: 1g.10gb@2+3g.40gb@4\n"),
+        ("H100", "H100:1/1g.10gb@2+3g.40gb@4\n"),
+        ("H100:2", "H100:2/1g.10gb@2+3g.40gb@4|off\n"),
+    ],
+)
+def test_a_listing_keeps_every_partition_in_place(tmp_path: Path, accelerator: str | None, out: str) -> None:
+    file = tmp_path / "lgi.txt"
+    file.write_text(LISTING)
+    options = () if accelerator is None else ("--accelerator", accelerator)
+    found, err = run("import", str(file), *options)
+    assert found == out
+    assert ("GPU 1: nothing is listed on it" in err) == (accelerator == "H100:2")
+    if accelerator is not None:
+        # It is an accelerator string, which gives those very places.
+        named = read_gpu(out.strip())
+        assert named.declared is not None
+        assert mig.resolve(named.declared, named.geometry, named.count or 0)[0] == (
+            mig.Placement("1g.10gb", 2, 1),
+            mig.Placement("3g.40gb", 4, 4),
+        )
+        assert json.loads(run("import", str(file), *options, "--json")[0])["accelerator"] == out.strip()
+
+
+def test_listings_that_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lgi.txt"
+    file.write_text("nothing of that kind")
+    with pytest.raises(InvalidLayout, match="no GPU instance is listed") as error:
+        run("import", str(file))
+    assert error.value.field == str(file)
+    file.write_text(LISTING.replace("0  MIG 3g", "3  MIG 3g"))
+    with pytest.raises(InvalidLayout, match="the node has 2 GPUs"):
+        run("import", str(file), "--accelerator", "H100:2")
+    file.write_text(LISTING.replace("4:4", "2:4"))
+    with pytest.raises(InvalidLayout, match=r"has no 3g\.40gb there"):
+        run("import", str(file), "--accelerator", "H100:1")
+    with pytest.raises(InvalidLayout, match="the layout comes from the file"):
+        run("import", str(file), "--accelerator", "H100/3g.40gb")
+
+
+def test_nothing_listed_is_a_whole_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "lgi.txt"
+    file.write_text("No GPU instances found: Not Found\n")
+    assert run("import", str(file), "--accelerator", "H100:2")[0] == "H100:2\n"
+
+
+def test_export_for_slurm_and_kubernetes() -> None:
+    gres = run("export", "H100:2/3g.40gb+1g.10gb|off", "--format", "gres")[0]
+    assert "Gres=gpu:1g.10gb:1,gpu:3g.40gb:1,gpu:h100:1\n" in gres
+    assert gres.endswith("AutoDetect=nvml\n")
+    plugin = run("export", "H100:8/1g.10gb", "--format", "device-plugin")[0]
+    assert "#   nvidia.com/gpu: 56\n" in plugin
+    assert yaml.safe_load(plugin)["flags"] == {"migStrategy": "single"}
+    assert run("export", "H100:2/3g.40gb", "--format", "mig-parted") == run("export", "H100:2/3g.40gb")
+
+
+def test_a_whole_gpu_of_several_is_exported_without_mig() -> None:
+    text = run("export", "H100:2/3g.40gb*2|off")[0]
+    entries = yaml.safe_load(text)["mig-configs"]["skyinfra"]
+    assert [(each["devices"], each["mig-enabled"]) for each in entries] == [([0], True), ([1], False)]

@@ -185,6 +185,8 @@ API(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *rate
 API(nvmlDeviceGetTemperature, (nvmlDevice_t device, unsigned sensor, unsigned *degrees),
     ((void)sensor, reading_temperature(device, degrees)))
 API(nvmlDeviceGetPowerUsage, (nvmlDevice_t device, unsigned *milliwatts), reading_power(device, milliwatts))
+API(nvmlDeviceGetTotalEnergyConsumption, (nvmlDevice_t device, unsigned long long *millijoules),
+    reading_energy(device, millijoules))
 
 #ifndef FAKE_OLD_DRIVER
 /* Newer than R510. */

@@ -86,6 +86,7 @@ nvmlReturn_t reading_utilization(nvmlDevice_t device, nvmlUtilization_t *rates);
 nvmlReturn_t reading_temperature(nvmlDevice_t device, unsigned *degrees);
 nvmlReturn_t reading_temperature_v(nvmlDevice_t device, nvmlTemperature_t *temperature);
 nvmlReturn_t reading_power(nvmlDevice_t device, unsigned *milliwatts);
+nvmlReturn_t reading_energy(nvmlDevice_t device, unsigned long long *millijoules);
 nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info);
 nvmlReturn_t gpm_support(nvmlDevice_t device, nvmlGpmSupport_t *support);
 nvmlReturn_t gpm_allocate(nvmlGpmSample_t *sample);

@@ -8,15 +8,27 @@
 
 enum { CUDA = 13020 };
 
+/* FAKE_NVML_READINGS, or what the file holds that it names behind @. */
+static void all_readings(char *list, size_t size)
+{
+    const char *given = getenv("FAKE_NVML_READINGS");
+    snprintf(list, size, "%s", given && given[0] != '@' ? given : "");
+    FILE *file = given && given[0] == '@' ? fopen(given + 1, "r") : NULL;
+    if (!file)
+        return;
+    list[fread(list, 1, size - 1, file)] = '\0';
+    list[strcspn(list, "\n")] = '\0';
+    fclose(file);
+}
+
 /* GPU.NAME=VALUE or GPU/START.NAME=VALUE, comma-separated; what is not said is the default. */
 static long reading(const struct target *target, const char *name, long otherwise)
 {
     char place[32], list[4096];
-    const char *given = getenv("FAKE_NVML_READINGS");
     int length = snprintf(place, sizeof place, "%u", target->index);
     if (target->instance)
         snprintf(place + length, sizeof place - (size_t)length, "/%u", target->instance->start);
-    snprintf(list, sizeof list, "%s", given ? given : "");
+    all_readings(list, sizeof list);
     char *rest = NULL;
     for (char *entry = strtok_r(list, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
         char where[32] = "", what[64] = "", value[32] = "";
@@ -132,6 +144,15 @@ nvmlReturn_t reading_power(nvmlDevice_t device, unsigned *milliwatts)
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t reading_energy(nvmlDevice_t device, unsigned long long *millijoules)
+{
+    long value = 0;
+    NEED(millijoules, NVML_ERROR_INVALID_ARGUMENT);
+    TRY(of_gpu(device, "energy", 0, &value));
+    *millijoules = (unsigned long long)value;
+    return NVML_SUCCESS;
+}
+
 /* Of Hopper and later. The caller of version 2 has no room for the last field. */
 nvmlReturn_t reading_fabric(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
 {
@@ -213,6 +234,17 @@ nvmlReturn_t gpm_sample_of(nvmlDevice_t device, unsigned instance, nvmlGpmSample
     return has_gpm(&target) ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* The measures that there are readings of, by NVML's numbers. All are percents. */
+static const char *measure(unsigned number)
+{
+    static const char *const names[] = {
+        [NVML_GPM_METRIC_GRAPHICS_UTIL] = "graphics", [NVML_GPM_METRIC_SM_UTIL] = "sm",
+        [NVML_GPM_METRIC_SM_OCCUPANCY] = "occupancy", [NVML_GPM_METRIC_ANY_TENSOR_UTIL] = "tensor",
+        [NVML_GPM_METRIC_DRAM_BW_UTIL] = "dram",      [NVML_GPM_METRIC_FP64_UTIL] = "fp64",
+        [NVML_GPM_METRIC_FP32_UTIL] = "fp32",         [NVML_GPM_METRIC_FP16_UTIL] = "fp16"};
+    return number < sizeof names / sizeof *names ? names[number] : NULL;
+}
+
 nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get)
 {
     NEED(get && get->version == NVML_GPM_METRICS_GET_VERSION && get->sample1 && get->sample2, NVML_ERROR_INVALID_ARGUMENT);
@@ -225,8 +257,9 @@ nvmlReturn_t gpm_metrics(nvmlGpmMetricsGet_t *get)
             target.instance = &target.gpu->instances[i];
     for (unsigned i = 0; i < get->numMetrics; i++) {
         nvmlGpmMetric_t *metric = &get->metrics[i];
-        metric->nvmlReturn = metric->metricId == NVML_GPM_METRIC_SM_UTIL ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
-        metric->value = (double)reading(&target, "sm", 0);
+        const char *name = measure(metric->metricId);
+        metric->nvmlReturn = name ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        metric->value = name ? (double)reading(&target, name, 0) : 0;
     }
     return NVML_SUCCESS;
 }

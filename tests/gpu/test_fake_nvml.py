@@ -19,6 +19,7 @@ from fake_nvml.fake_machine import FakeMachine
 from nvml_worlds import Fake, at, create, listed, partition, profile, standing
 
 from skyinfra import mig
+from skyinfra.readings import gpm
 
 Machine = Callable[..., FakeMachine]
 MODELS = [model for model in mig.models() if any(p.starts for p in mig.geometry(model).profiles)]
@@ -163,7 +164,7 @@ def test_performance_is_sampled_of_a_mig_device_and_of_an_instance_that_stands(f
         first, second = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         for sample in (first, second):
             pynvml.nvmlGpmSampleGet(device, sample)
-        assert gpu.busy_multiprocessors(first, second) == 61
+        assert gpm.measured(gpu, first, second) == dict.fromkeys(gpm.MEASURES, 0.0) | {"sm": 61.0}
         standing_id = pynvml.nvmlDeviceGetGpuInstanceId(device)
         pynvml.nvmlGpmMigSampleGet(here.device(), standing_id, first)
         refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.nvmlGpmMigSampleGet, here.device(), standing_id + 1, second)

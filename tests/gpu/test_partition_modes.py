@@ -81,9 +81,9 @@ class Machine:
             self.driver.reset(index)
         return ""
 
-    def refresh_cdi(self) -> bool:
+    def refresh_cdi(self) -> str:
         self.calls.append(("cdi", None))
-        return True
+        return ""
 
     def make_device_files(self) -> str:
         return self.device_files

@@ -56,6 +56,20 @@ def test_nobody_holds_what_does_not_stand(api: SimulatedDriver, gpu: Gpu) -> Non
     assert gpu.processes() == ()
 
 
+def test_memory_is_what_processes_are_said_to_use(api: SimulatedDriver, gpu: Gpu) -> None:
+    low, high = partition(gpu, "3g.40gb", 0, 4), partition(gpu, "3g.40gb", 4, 4)
+    api.hold(0, pid=1, start=4, used=5 * 2**30)
+    devices = [api.nvmlDeviceGetHandleByUUID(uuid) for uuid in (low.uuid, high.uuid)]
+    assert [api.nvmlDeviceGetMemoryInfo(device).used for device in devices] == [0, 5 * 2**30]
+    assert [api.nvmlDeviceGetGpuInstanceId(device) for device in devices] == [1, 2]
+    assert api.nvmlDeviceGetMemoryInfo(devices[0]).total == 40 * 2**30
+    assert api.nvmlDeviceGetMemoryInfo(api.nvmlDeviceGetHandleByUUID(gpu.uuid)).used == 5 * 2**30
+    api.hold(0, pid=1, start=4, held=False)
+    assert api.nvmlDeviceGetMemoryInfo(devices[1]).used == 0
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        api.nvmlDeviceGetHandleByUUID("MIG-gone")
+
+
 def test_a_state_that_an_older_version_wrote(tmp_path: Path) -> None:
     instance: dict[str, Any] = {
         "id": 1,

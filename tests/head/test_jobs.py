@@ -24,6 +24,7 @@ from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
 from skyinfra.protocol.calls import Ending, Header, Outcome
 from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.readings import Figures
 from skyinfra.protocol.rpc import Call
 
 T = TypeVar("T")
@@ -100,6 +101,9 @@ class Slots:
             del self.tasks[header.key]
         return None if outcome is None else (Ending.of(outcome), "n1/0")
 
+    async def figures(self, slot: str, key: str) -> Figures | None:
+        return Figures(2, memory_peak=7) if slot == "n1/0" and key.startswith("measured-") else None
+
     def leave(self) -> None:
         self.leaving = True
 
@@ -152,6 +156,31 @@ def on_head(
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("ends", ["done", "cancelled"])
+def test_the_record_of_a_job_says_what_it_used(tmp_path: Path, ends: str) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        await head.submit("measured")
+        await head.submit("short")
+        await until(lambda: fleet.started == ["measured"])
+        if ends == "done":
+            fleet.end("measured")
+        else:
+            # Where it runs is known by the next look.
+            while (await head.info("measured")).slot is None:
+                await asyncio.sleep(0.05)
+            await head.ask(services.job_cancel, job="measured")
+        await until(lambda: fleet.started[1:] == ["short"])
+        fleet.end("short")
+        await until(lambda: not fleet.tasks)
+        found = await head.info("measured", wait_s=5)
+        assert (found.state, found.figures) == (ends, Figures(2, memory_peak=7))
+        assert (await head.info("short", wait_s=5)).figures is None
+
+    on_head(tmp_path, test)
+    (record,) = [each for each in Journal(tmp_path / "jobs").load() if each.info.name == "measured"]
+    assert record.info.figures == Figures(2, memory_peak=7), "also after the head has started again"
 
 
 def test_no_more_run_than_there_are_slots_and_submitters_take_turns(tmp_path: Path) -> None:

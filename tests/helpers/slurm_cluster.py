@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,6 +111,12 @@ def _configuration(folder: Path, nodes: tuple[str, ...]) -> str:
         lines.append(f"NodeName={node} {address} CPUs=4 Gres=gpu:{len(GPU_FILES)} State=UNKNOWN")
     lines.append(f"PartitionName=all Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP")
     return "\n".join(lines) + "\n"
+
+
+def one_node(folder: Path, gres: str) -> str:
+    """A configuration with the node n1, which has *gres*, for a slurmd that only says what it finds."""
+    lines = [line for line in _configuration(folder, ("n1",)).splitlines() if "munge" not in line]
+    return "\n".join(re.sub(r"Gres=\S+", f"Gres={gres}", line) for line in lines) + "\n"
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_cluster
+from capability_files import list_capabilities
 from fake_nvml.fake_machine import FakeMachine
 from nvml_worlds import Fake
 from running_node import until
@@ -23,6 +26,9 @@ from support import ROOT
 
 import skyinfra as sky
 from skyinfra.client.lookup import wait_until_ready
+from skyinfra.gpu import live
+from skyinfra.gpu.hardware import session
+from skyinfra.gpu.nvml import Nvml
 from skyinfra.protocol.manifest import Manifest
 
 POOL = """
@@ -227,3 +233,37 @@ def test_slots_stand_on_the_gpus_that_the_job_was_given(slurm: Slurm, fake_machi
     with Job(slurm, "--gpus-per-node=2", pool="gpu", **driver) as job:
         assert job.ended() == "FAILED"
         assert "declared 1 x H100, and this node was given 2 x H100" in slurm.log(job.id)
+
+
+@pytest.mark.slow
+def test_slurmd_reads_the_lines_of_a_node(fake_machine: Callable[..., FakeMachine], tmp_path: Path) -> None:
+    """`partition --export --format gres`: Slurm finds each device with its files, and as many as the text says."""
+    if shutil.which("slurmd") is None:
+        pytest.skip("slurmd of Slurm is missing: `make debian` installs it")
+    machine = fake_machine("h100_80gb,h100_80gb")
+    layout = ("-m", "skyinfra.runner", "partition", "--layout", "3g.40gb+1g.10gb+me+1g.10gb", "--gpu", "1")
+    assert machine.python(*layout).returncode == 0
+    list_capabilities(machine, tmp_path)
+    with machine.loaded(), session(Nvml()) as nvml:
+        text, _ = live.gres(nvml, root=tmp_path)
+    for file in re.findall(r"/dev/[^ ,]+", text):
+        made = tmp_path / file.lstrip("/")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.unlink(missing_ok=True)
+        made.symlink_to("/dev/null")  # slurmd wants a device
+    (tmp_path / "gres.conf").write_text(text.replace("/dev/", f"{tmp_path}/dev/"))
+    (gres,) = re.findall(r"Gres=(\S+)$", text, re.MULTILINE)
+    (tmp_path / "slurm.conf").write_text(slurm_cluster.one_node(tmp_path, gres))
+    done = subprocess.run(
+        ["slurmd", "-G", "-N", "n1", "-f", str(tmp_path / "slurm.conf")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    told = done.stdout + done.stderr
+    assert "error" not in told.replace(str(tmp_path), ""), told
+    found = re.findall(r"Gres Name=gpu Type=(\S+) Count=1 .*File=(\S+)", told)
+    wanted = re.findall(r"^Name=gpu Type=(\S+) \w+=(\S+)", text.replace("/dev/", f"{tmp_path}/dev/"), re.MULTILINE)
+    assert sorted(found) == sorted(wanted)
+    assert len(found) == 4

@@ -21,7 +21,8 @@ from running_node import RunningNode, h100
 from skyinfra.node.folder import Status
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import NodeAccelerator
-from skyinfra.protocol.readings import SlotReading
+from skyinfra.protocol.readings import Figures, SlotReading
+from skyinfra.readings import prometheus
 from skyinfra.runner import metrics
 from skyinfra.runner.metrics import cannot_listen
 
@@ -35,7 +36,7 @@ MIB = 2**20
 READ = """
 import json, sys
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.runner import metrics
+from skyinfra.readings import nvidia
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.hardware import session
 with session(Nvml()) as nvml:
@@ -48,7 +49,7 @@ with session(Nvml()) as nvml:
             uuid = instance.uuid if instance else gpu.uuid
             slots.append(InstanceInfo("n1", len(slots), f"n1/{len(slots)}", kind, "s/p", gpu=gpu.index, uuid=uuid))
     slots.append(InstanceInfo("n1", 99, "n1/99", "partition", "s/p", gpu=0, uuid="MIG-gone"))
-    print(json.dumps([reading.to_json() for reading in metrics._of_gpus(nvml, slots)]))
+    print(json.dumps([reading.to_json() for reading in nvidia.of_slots(nvml, slots)]))
 """
 
 
@@ -98,6 +99,33 @@ def test_what_a_gpu_or_its_driver_does_not_tell(fake_machine: Machine) -> None:
     assert read(hopper, FAIL="nvmlGpmMigSampleGet:4")[0].utilization is None
 
 
+def test_energy_by_share_and_activity_by_instance(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb,a30")
+    layout = ("-m", "skyinfra.runner", "partition", "--layout")
+    assert machine.python(*layout, "3g.40gb+1g.10gb*2", "--gpu", "0").returncode == 0
+    assert machine.python(*layout, "2g.12gb*2", "--gpu", "1", "--reboot").returncode == 0
+    readings = "0.energy=7000000,1.energy=4000000,0/4.sm=50,0/4.tensor=31,0/4.dram=12"
+    parts = [each for each in read(machine, READINGS=readings) if "GPU_I_ID" in each.labels]
+    found = {(each.labels["gpu"], each.labels["GPU_I_PROFILE"]): each for each in parts}
+    three, one, half = (found[key] for key in (("0", "3g.40gb"), ("0", "1g.10gb"), ("1", "2g.12gb")))
+    assert (three.energy, three.share, three.slot_energy) == (7000.0, 3 / 7, pytest.approx(3000.0))
+    assert (one.slot_energy, half.slot_energy) == (pytest.approx(1000.0), pytest.approx(2000.0))
+    assert three.activity["tensor"] == 31.0
+    assert (three.utilization, one.activity["sm"], half.activity) == (50.0, 0.0, {})
+    assert three.labels | {"UUID": "", "Hostname": "", "DCGM_FI_DRIVER_VERSION": ""} == {
+        "gpu": "0",
+        "UUID": "",
+        "pci_bus_id": three.labels["pci_bus_id"],
+        "device": "nvidia0",
+        "modelName": "NVIDIA H100 80GB HBM3",
+        "Hostname": "",
+        "DCGM_FI_DRIVER_VERSION": "",
+        "GPU_I_PROFILE": "3g.40gb",
+        "GPU_I_ID": "2",
+    }
+    assert re.fullmatch(r"00000000:[0-9A-F]{2}:00\.0", three.labels["pci_bus_id"])
+
+
 def test_an_old_driver(fake_machine: Machine) -> None:
     (reading, _) = read(fake_machine("t4", old=True), READINGS="0.utilization=5")
     assert figures(reading) == (5.0, 0, 31, 70.0)
@@ -117,7 +145,7 @@ def test_slots_of_another_vendor(make_node: MakeNode, tmp_path: Path, simulate: 
     # What is simulated has no figures, whatever the machine has.
     told = (None, None, None, None) if simulate else (37.0, 1, None, 300.0)
     assert (reading.slot, figures(reading)) == (served, told)
-    lines = metrics.prometheus([reading]).splitlines()
+    lines = prometheus.text([reading]).splitlines()
     value = 'skyinfra_slot_utilization_ratio{fleet="s/p",node="n1",slot="0",gpu="0"} 0.37'
     assert (value in lines) is not simulate
 
@@ -129,7 +157,7 @@ def slot(**fields: object) -> InstanceInfo:
 
 
 def test_the_text_that_prometheus_reads() -> None:
-    text = metrics.prometheus(
+    text = prometheus.text(
         [SlotReading(slot(accelerator="H100", uuid="GPU-1"), 50.0, 2, 4, 60, 300.5), SlotReading(slot(worker=1))]
     )
     assert text.splitlines() == [
@@ -154,12 +182,48 @@ def test_the_text_that_prometheus_reads() -> None:
         "# TYPE skyinfra_slot_accelerator_watts gauge",
         'skyinfra_slot_accelerator_watts{fleet="s/p",node="n1",slot="0",gpu="3"} 300.5',
     ]
-    assert metrics.prometheus([]) == ""
+    assert prometheus.text([]) == ""
+
+
+def test_figures_that_the_exporter_of_nvidia_has_bear_its_names() -> None:
+    labels = {"gpu": "3", "UUID": "GPU-1", "GPU_I_PROFILE": "3g.40gb", "GPU_I_ID": "2", "DCGM_FI_DRIVER_VERSION": "5"}
+    part = slot(kind="partition", profile="3g.40gb", uuid="MIG-1")
+    reading = SlotReading(
+        part,
+        memory_used=3 * MIB,
+        memory_total=8 * MIB,
+        energy=70.5,
+        share=0.25,
+        activity={"sm": 50.0, "tensor": 12.5},
+        labels=labels,
+        task="train-0123",
+        figures=Figures(3, 4.0, memory_peak=7, energy=1.5),
+    )
+    found = [line for line in prometheus.text([reading]).splitlines() if not line.startswith("#")]
+    named = 'gpu="3",UUID="GPU-1",GPU_I_PROFILE="3g.40gb",GPU_I_ID="2",DCGM_FI_DRIVER_VERSION="5"'
+    ours = 'fleet="s/p",node="n1",slot="0",gpu="3"'
+    assert [line for line in found if line.startswith("DCGM")] == [
+        f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{named}}} 70500.0",
+        f"DCGM_FI_DEV_FB_FREE{{{named}}} 5.0",
+        f"DCGM_FI_DEV_FB_USED{{{named}}} 3.0",
+        f"DCGM_FI_PROF_SM_ACTIVE{{{named}}} 0.5",
+        f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{named}}} 0.125",
+    ]
+    assert [line for line in found if not line.startswith(("DCGM", "skyinfra_slot_info", "skyinfra_slot_memory"))] == [
+        f"skyinfra_slot_energy_joules_total{{{ours}}} 17.625",
+        f'skyinfra_slot_activity_ratio{{{ours},measure="sm"}} 0.5',
+        f'skyinfra_slot_activity_ratio{{{ours},measure="tensor"}} 0.125',
+        f'skyinfra_task_memory_peak_bytes{{{ours},task="train"}} 7.0',
+        f'skyinfra_task_energy_joules{{{ours},task="train"}} 1.5',
+    ]
+    assert "# TYPE skyinfra_slot_energy_joules_total counter" in prometheus.text([reading])
+    # Another vendor's device has labels of its own, and none of these names.
+    assert "DCGM" not in prometheus.text([SlotReading(slot(), power=5.0, labels={"gpu_id": "0"})])
 
 
 @given(st.text())
 def test_a_label_holds_anything(name: str) -> None:
-    text = metrics.prometheus([SlotReading(slot(accelerator=name))])
+    text = prometheus.text([SlotReading(slot(accelerator=name))])
     lines = text.split("\n")
     assert len(lines) == 4
     label = lines[2].partition('accelerator="')[2].partition('",profile=')[0]

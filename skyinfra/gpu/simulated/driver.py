@@ -61,20 +61,23 @@ class SimulatedDriver:
 
     # For tests and tours: what a person at the machine, or its hypervisor, does.
 
-    def hold(self, index: int, *, held: bool = True, pid: int | None = None, start: int | None = None) -> None:
+    def hold(
+        self, index: int, *, held: bool = True, pid: int | None = None, start: int | None = None, used: int = 0
+    ) -> None:
         """The process *pid* (or this one) opens the GPU *index*, or the instance at *start*; ``held=False`` closes it.
 
-        Raises ValueError where there is no instance at *start*.
+        *used*: bytes of memory that it takes there. Raises ValueError where there is no instance at *start*.
         """
         with self._state.change() as gpus:
             there = {instance.start: instance.id for instance in gpus[index].instances}
             if start is not None and start not in there:
                 raise ValueError(f"no instance stands at {start}")
-            process = ProcessState(pid or os.getpid(), None if start is None else there[start])
+            process = ProcessState(pid or os.getpid(), None if start is None else there[start], used)
+            who = process.pid, process.instance
             if held:
                 gpus[index].processes.append(process)
             else:
-                gpus[index].processes = [other for other in gpus[index].processes if other != process]
+                gpus[index].processes = [each for each in gpus[index].processes if (each.pid, each.instance) != who]
 
     def pass_through(self, index: int) -> None:
         """The GPU *index* belongs to a virtual machine from now on, whose driver cannot reset it."""
@@ -117,6 +120,16 @@ class SimulatedDriver:
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not 0 <= index < self._accelerator.count)
         return Handle(HandleKind.GPU, index).pointer()
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        self._initialized()
+        for index, gpu in enumerate(self._state.read()):
+            devices = [(instance.id, compute.id) for instance in gpu.instances for compute in instance.compute]
+            handles = [Handle(HandleKind.DEVICE, index, gpu.epoch, *each) for each in devices]
+            for handle in (Handle(HandleKind.GPU, index), *handles):
+                if self.nvmlDeviceGetUUID(handle.pointer()) == uuid:
+                    return handle.pointer()
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def nvmlDeviceGetHandleByPciBusId(self, address: str) -> Any:
         self._initialized()
         parts = [int(part, 16) for part in re.split("[:.]", address)]
@@ -148,9 +161,10 @@ class SimulatedDriver:
         )
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
-        self._find(device, HandleKind.GPU)
-        total = self._total_memory()
-        return pynvml.c_nvmlMemory_t(total=total, free=total, used=0)
+        found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
+        total = self._total_memory() if found.instance is None else self._memory_of(found.instance.size)
+        used = found.gpu.used(None if found.instance is None else found.instance.id)
+        return pynvml.c_nvmlMemory_t(total=total, free=total - used, used=used)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:
         found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
@@ -187,7 +201,7 @@ class SimulatedDriver:
         info.id = known.profile_id
         info.sliceCount = known.compute_slices
         info.instanceCount = known.max_count
-        info.memorySizeMB = self._total_memory() * (known.size or 0) // self._model.units // 2**20
+        info.memorySizeMB = self._memory_of(known.size or 0) // 2**20
         if version == 2:
             info.name = f"MIG {known.name}".encode()
         return info
@@ -287,6 +301,12 @@ class SimulatedDriver:
         refuse(pynvml.NVML_ERROR_NOT_FOUND, not 0 <= index < len(devices))
         return Handle(HandleKind.DEVICE, handle.gpu, gpu.epoch, *devices[index]).pointer()
 
+    def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
+        return self._find(device, HandleKind.DEVICE).handle.instance
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
+        return self._find(device, HandleKind.DEVICE).handle.compute
+
     # The rules.
 
     def _initialized(self) -> None:
@@ -299,6 +319,10 @@ class SimulatedDriver:
     def _total_memory(self) -> int:
         """In bytes. A GPU of 80 GB has nearly 80 GiB."""
         return int((self._accelerator.memory_gb or 0) * _BYTES_PER_GIB)
+
+    def _memory_of(self, size: int) -> int:
+        """In bytes, of a GPU instance of that size in placement units."""
+        return self._total_memory() * size // self._model.units
 
     def _find(self, pointer: Any, *kinds: HandleKind, gpus: list[GpuState] | None = None) -> _Found:
         """Returns the object of the handle *pointer*; refused unless it is one of *kinds*, and it exists."""

@@ -122,10 +122,11 @@ class InstanceState:
 
 @dataclass
 class ProcessState:
-    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU."""
+    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU. used: bytes."""
 
     pid: int
     instance: int | None = None
+    used: int = 0
 
 
 @dataclass
@@ -146,6 +147,10 @@ class GpuState:
     def holds(self, instance: int) -> bool:
         """Whether a process is on that instance, or on the whole GPU."""
         return any(process.instance in (None, instance) for process in self.processes)
+
+    def used(self, instance: int | None) -> int:
+        """Bytes that the processes on that instance use; of all of them where it is None."""
+        return sum(process.used for process in self.processes if instance in (None, process.instance))
 
     def activate(self, mode: int) -> None:
         """Sets the mode as a reset does: whatever stood there is gone."""

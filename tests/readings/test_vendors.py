@@ -12,11 +12,11 @@ import pytest
 import vendor_files
 from vendor_files import GIB, NEURON_REPORT, NEURON_USED
 
-from skyinfra.doctor import figures
 from skyinfra.gpu import inventory
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import Vendor
 from skyinfra.protocol.readings import SlotReading
+from skyinfra.readings import vendors
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def slot(number: int, visible: str, **fields: Any) -> InstanceInfo:
 
 
 def read(vendor: Vendor, root: Path, *slots: InstanceInfo) -> list[tuple[object, ...]]:
-    found = figures.read(vendor, slots, root=root)
+    found = vendors.read(vendor, slots, root=root)
     assert [each.slot for each in found] == list(slots)
     assert found == [SlotReading.read(each.to_json()) for each in found]
     return [(each.utilization, each.memory_used, each.memory_total, each.temperature, each.power) for each in found]
@@ -129,7 +129,7 @@ def test_reports_that_say_little(tmp_path: Path, tools: Path, report: str, told:
 
 
 def test_a_tool_that_hangs_or_cannot_be_run(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_TOOL_S", 0.2)
+    monkeypatch.setattr(vendors, "_TOOL_S", 0.2)
     for name in ("neuron-monitor", "hl-smi"):
         vendor_files.program(tools / name, "exec sleep 30")
     assert read("aws", tmp_path, slot(0, "0-1", kind="cores")) == [NOTHING]
