@@ -11,7 +11,7 @@ from typing import get_args
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment
-from skyinfra.pool import ComputePool, check_concurrency
+from skyinfra.pool import ComputePool, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
@@ -150,6 +150,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         packages=_package_source(pool),
         preload=tuple(pool.image.preload),
         slice_hosts=selection.hosts if selection.hosts > 1 else 0,
+        follow=follow_on(accelerator, pool.layout) if accelerator else None,
     )
 
 
