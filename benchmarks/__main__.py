@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks import boot, engine, gpu, imports, packing, partition, placement, strangers, synth
+from benchmarks import boot, engine, follow, gpu, imports, packing, partition, placement, strangers, synth
 from benchmarks.measure import Result, show
 
 ALL: dict[str, Callable[[], Iterable[Result]]] = {
@@ -18,6 +18,7 @@ ALL: dict[str, Callable[[], Iterable[Result]]] = {
     "boot": boot.run,
     "engine": engine.run,
     "strangers": strangers.run,
+    "follow": follow.run,
     "gpu": gpu.run,
 }
 QUICK = {**ALL, "engine": partial(engine.run, quick=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
 from skyinfra.accelerators import Accelerator
@@ -204,7 +204,8 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
 def revision(deployment: Deployment) -> str:
     """The hash of what is declared and reaches a node when it is made: equal where no node has to be made anew.
 
-    Not in it: the layout, which reaches running nodes in place, and whatever comes from the machine that deploys or
+    Not in it: the layout, which reaches running nodes in place (layouts that follow the work, where only one layout
+    does, are in it), and whatever comes from the machine that deploys or
     from this version of skyinfra, its templates and steps included. What is left at its default is left out, so that
     a later version may know more fields.
     """
@@ -219,6 +220,9 @@ def revision(deployment: Deployment) -> str:
         "frameworks": sorted({each.framework for each in pool.plugins if isinstance(each, Environment)}),
         "accelerator": [_bare(accelerator), accelerator.memory_mode, selection.share] if accelerator else None,
     }
+    if pool.layout is not None and pool.provider.data.traits.layout_channel == "metadata":
+        # There a machine gets its configuration once, and no more than one layout after that.
+        declared["follow"] = asdict(pool.layout)
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()[:16]
 
 

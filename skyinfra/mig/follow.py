@@ -181,6 +181,8 @@ class _Fleet:
     def best(self, gpus: Sequence[Gpu]) -> _Option | None:
         """The change that serves most besides what idle partitions do, then destroys least; None where none serves."""
         base = self._demand.served(self._idle)
+        if self._demand.all - base <= _NOTHING:
+            return None
         best: tuple[tuple[float, int, int], _Option] | None = None
         tried: set[tuple[Layout, frozenset[int]]] = set()
         for gpu in gpus:
@@ -232,7 +234,8 @@ def _change(
 ) -> tuple[Counter[str], Counter[str]] | None:
     """The profiles that go and come with *layout*; None where it stands, or where one that is *used* would go."""
     desired = _resolved(layout, geometry)
-    if carries(standing, desired):
+    stays = Counter(place.profile for place in standing if place.start in used)
+    if carries(standing, desired) or not stays <= Counter(place.profile for place in desired):
         return None
     after = set(rearranged(desired, standing, geometry, in_use=used))
     gone = [place for place in standing if place not in after]
@@ -261,6 +264,7 @@ class _Demand:
             [0.0, *accumulate(1 + (max(0.0, now - at) / idle_seconds if idle_seconds else 0.0) for at in want.since)]
             for want in self._wants
         ]
+        self.all = sum(worth[-1] for worth in self._worth)
         self._memory = {profile.name: float(profile.memory_gb) for profile in geometry.profiles}
 
     def served(self, free: Mapping[str, int]) -> float:
