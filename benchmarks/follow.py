@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,11 @@ class Job:
     profile: str | None = None
     memory_gb: float = 0.0
 
+    @property
+    def kind(self) -> tuple[str | None, float]:
+        """What it asks for."""
+        return self.profile, self.memory_gb
+
     def fits(self, profile: str) -> bool:
         """Whether a partition of *profile* takes it."""
         return self.profile in (None, profile) and _MEMORY[profile] >= self.memory_gb
@@ -50,6 +56,10 @@ class Job:
     def slices(self) -> int:
         """The compute slices of the smallest partition that takes it."""
         return min(_SLICES[name] for name in _SLICES if self.fits(name))
+
+
+# Those that wait, by what they ask for, the oldest first.
+Waiting = dict[tuple[str | None, float], deque[Job]]
 
 
 @dataclass
@@ -103,7 +113,7 @@ def simulate(
     layouts: list[Layout] = [_WHOLE if whole else mig.resolve(text, GEOMETRY, 1)[0] for text in begin]
     cards = [Card([Slot(place) for place in layout]) for layout in layouts]
     takes: Callable[[Job, str], bool] = (lambda job, _: job.memory_gb <= 80) if whole else Job.fits
-    found, waiting, coming = Outcome(), list[Job](), sorted(trace, key=lambda job: job.arrival)
+    found, waiting, coming = Outcome(), Waiting(), sorted(trace, key=lambda job: job.arrival)
     possible = {p.place.profile for card in cards for p in card.slots} | {
         name for text in (policy.among if policy else ()) for name in follow.profiles(text, GEOMETRY)
     }
@@ -112,16 +122,16 @@ def simulate(
     now, done = 0.0, 0
     while done < len(coming) or waiting:
         while done < len(coming) and coming[done].arrival <= now:
-            waiting.append(coming[done])
+            waiting.setdefault(coming[done].kind, deque()).append(coming[done])
             done += 1
-        waiting = _start(waiting, cards, now, takes, found)
+        _start(waiting, cards, now, takes, found)
         if policy is not None and waiting:
             found.changes += _follow(policy, waiting, cards, now)
         now = _next(now, coming[done].arrival if done < len(coming) else math.inf, waiting, cards, policy is not None)
     return found
 
 
-def _next(now: float, arrival: float, waiting: Sequence[Job], cards: Sequence[Card], follows: bool) -> float:
+def _next(now: float, arrival: float, waiting: Waiting, cards: Sequence[Card], follows: bool) -> float:
     """The next moment at which something may start; a head looks every second while tasks wait."""
     ends = (max(slot.free, card.ready) for card in cards for slot in card.slots)
     following = now + 1 if follows and waiting else math.inf
@@ -130,32 +140,29 @@ def _next(now: float, arrival: float, waiting: Sequence[Job], cards: Sequence[Ca
 
 
 def _start(
-    waiting: list[Job], cards: Sequence[Card], now: float, takes: Callable[[Job, str], bool], found: Outcome
-) -> list[Job]:
-    """Starts what can start, the oldest first, on the smallest free partition that takes it; gives what still waits."""
+    waiting: Waiting, cards: Sequence[Card], now: float, takes: Callable[[Job, str], bool], found: Outcome
+) -> None:
+    """Starts what can start, the oldest first, on the smallest free partition that takes it."""
     free = [slot for card in cards if card.ready <= now for slot in card.slots if slot.free <= now]
-    if not free:
-        return waiting
     free.sort(key=lambda slot: (_MEMORY[slot.place.profile], slot.free))
-    left = []
-    for job in waiting:
-        slot = next((slot for slot in free if takes(job, slot.place.profile)), None) if free else None
-        if slot is None:
-            left.append(job)
-            continue
+    while free:
+        heads = sorted((queue[0] for queue in waiting.values()), key=lambda job: job.arrival)
+        fitting = ((job, slot) for job in heads for slot in free if takes(job, slot.place.profile))
+        job, slot = next(fitting, (None, None))
+        if job is None or slot is None:
+            return
+        waiting[job.kind].popleft()
+        if not waiting[job.kind]:
+            del waiting[job.kind]
         free.remove(slot)
         slot.free = now + job.duration
         found.waits.append(now - job.arrival)
         found.busy += job.duration * job.slices
         found.end = max(found.end, slot.free)
-    return left
 
 
-def _follow(policy: Follow, waiting: Sequence[Job], cards: Sequence[Card], now: float) -> int:
-    kinds: dict[tuple[str | None, float], list[float]] = {}
-    for job in waiting:
-        kinds.setdefault((job.profile, job.memory_gb), []).append(job.arrival)
-    queue = [follow.Want(*kind, tuple(since)) for kind, since in kinds.items()]
+def _follow(policy: Follow, waiting: Waiting, cards: Sequence[Card], now: float) -> int:
+    queue = [follow.Want(*kind, tuple(job.arrival for job in jobs)) for kind, jobs in waiting.items()]
     gpus = [_seen(index, card, now) for index, card in enumerate(cards)]
     changes = follow.choose(policy, GEOMETRY, queue, gpus, now)
     for change in changes:
@@ -179,17 +186,14 @@ def _seen(index: int, card: Card, now: float) -> follow.Gpu:
 
 
 def best_mix(trace: Sequence[Job]) -> tuple[str, Outcome]:
-    """The fixed layouts under which fewest tasks never run, then the mean wait is shortest: each on as many pairs of
-    GPUs as the text says, in the order of `AMONG`. Found with the whole trace in hand, which nobody has beforehand."""
-    best: tuple[tuple[float, float], str, Outcome] | None = None
-    for pairs in itertools.product(range(GPUS // 2 + 1), repeat=len(AMONG)):
-        if sum(pairs) * 2 == GPUS:
-            found = simulate(trace, [text for text, count in zip(AMONG, pairs, strict=True) for _ in range(2 * count)])
-            rank = found.lost, found.wait if not found.lost else sum(found.waits)
-            if best is None or rank < best[0]:
-                best = rank, ":".join(str(2 * count) for count in pairs), found
-    assert best is not None  # noqa: S101 - there are some
-    return best[1], best[2]
+    """The fixed layouts under which fewest tasks never run, then the mean wait is shortest: each on as many GPUs as the
+    text says, in the order of `AMONG`, in quarters. Found with the whole trace in hand, which nobody has beforehand."""
+    quarter = GPUS // 4
+    splits = [each for each in itertools.product(range(5), repeat=len(AMONG)) if sum(each) == 4]
+    mixes = [[text for text, n in zip(AMONG, split, strict=True) for _ in range(n * quarter)] for split in splits]
+    found = [simulate(trace, mix) for mix in mixes]
+    best = min(range(len(splits)), key=lambda i: (found[i].lost, sum(found[i].waits)))
+    return ":".join(str(n * quarter) for n in splits[best]), found[best]
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------
