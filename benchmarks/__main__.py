@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--quick]``."""
+"""``python -m benchmarks [NAME ...] [--quick] [--trace FILE]``; the latter is for `follow`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ QUICK = {**ALL, "engine": partial(engine.run, quick=True)}
 
 def main() -> None:
     quick = "--quick" in sys.argv
-    names = [name for name in sys.argv[1:] if name != "--quick"] or list(ALL)
+    words = iter(sys.argv[1:])
+    names = [word for word in words if word != "--quick" and not (word == "--trace" and next(words, None))] or list(ALL)
     unknown = set(names) - set(ALL)
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")

@@ -2,7 +2,8 @@
 
 The simulation makes its choices with `skyinfra.mig.follow.choose`, as a head does. A trace is a list of tasks with
 their arrivals, durations and what they ask for: made up here from a seed, or a file given as ``--trace FILE``, CSV
-with the columns ``arrival,duration,profile,memory_gb`` (seconds; one of the last two may be empty).
+with the columns ``arrival,duration,profile,memory_gb`` (seconds; one of the last two may be empty), or a list of pods
+as that of Alibaba's cluster-trace-gpu-v2023 (``openb_pod_list_default.csv``; github.com/alibaba/clusterdata).
 """
 
 from __future__ import annotations
@@ -82,11 +83,12 @@ class Card:
 @dataclass
 class Outcome:
     """waits: seconds from arrival to start, of the tasks that ran. lost: tasks that nothing takes. busy: slices that
-    were used, times seconds. end: of the last task."""
+    were used, times seconds. begin, end: of the first task and the last."""
 
     waits: list[float] = field(default_factory=list)
     lost: int = 0
     busy: float = 0.0
+    begin: float = 0.0
     end: float = 0.0
     changes: int = 0
 
@@ -103,7 +105,7 @@ class Outcome:
     @property
     def utilization(self) -> float:
         """The share of the compute slices that was used until the last task ended."""
-        return self.busy / (self.end * _ALL * GPUS) if self.end else 0.0
+        return self.busy / ((self.end - self.begin) * _ALL * GPUS) if self.waits else 0.0
 
 
 def simulate(
@@ -118,6 +120,7 @@ def simulate(
         name for text in (policy.among if policy else ()) for name in follow.profiles(text, GEOMETRY)
     }
     coming = [job for job in coming if any(takes(job, name) for name in possible)]
+    found.begin = coming[0].arrival if coming else 0.0
     found.lost = len(trace) - len(coming)
     now, done = 0.0, 0
     while done < len(coming) or waiting:
@@ -251,17 +254,22 @@ def _drawn(rng: random.Random, length: float, mean: float, kinds: Sequence[tuple
 
 
 def recorded(path: Path) -> list[Job]:
-    """The trace of a CSV file."""
+    """The trace of a CSV file; of a list of pods of Alibaba, those of one GPU that ran four hours at most."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Job(
-                float(row["arrival"]),
-                float(row["duration"]),
-                row.get("profile") or None,
-                float(row.get("memory_gb") or 0),
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    if rows and "gpu_milli" in rows[0]:
+        pods = [_pod(row) for row in rows if row["num_gpu"] == "1" and row["scheduled_time"]]
+        return [pod for pod in pods if pod.duration <= 4 * 3600]
+    return [
+        Job(float(row["arrival"]), float(row["duration"]), row.get("profile") or None, float(row.get("memory_gb") or 0))
+        for row in rows
+    ]
+
+
+def _pod(row: dict[str, str]) -> Job:
+    """The share of a GPU is taken to be that of its memory."""
+    seconds = float(row["deletion_time"]) - float(row["scheduled_time"])
+    return Job(float(row["creation_time"]), seconds, None, 80 * float(row["gpu_milli"]) / 1000)
 
 
 def run(traces: dict[str, list[Job]] | None = None) -> Iterator[Result]:
