@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.follow import GPUS, Job, simulate
 from skyinfra import mig
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutDoesNotFit, UnknownProfile
 from skyinfra.mig import follow
@@ -187,3 +188,14 @@ def test_what_was_chosen_is_enough(gpus: list[Gpu], queue: list[Want]):
 
 def test_profiles_as_text():
     assert follow.written(["1g.10gb", "3g.40gb", "1g.10gb"]) == "3g.40gb+1g.10gb*2"
+
+
+def test_the_simulation_makes_the_same_choices_and_runs_every_task():
+    trace = [Job(float(i), 60.0, "1g.10gb") for i in range(70)] + [Job(200.0, 60.0, "7g.80gb") for _ in range(8)]
+    found = simulate(trace, ["1g.10gb*7"] * GPUS, Follow(AMONG, idle_seconds=10.0))
+    assert (len(found.waits), found.lost) == (len(trace), 0)
+    assert found.changes == GPUS
+    assert max(found.waits) < 200
+    assert simulate(trace, ["1g.10gb*7"] * GPUS).lost == 8
+    whole = simulate(trace, ["1g.10gb*7"] * GPUS, whole=True)
+    assert found.wait < whole.wait

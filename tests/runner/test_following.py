@@ -14,6 +14,7 @@ from running_node import RunningNode, h100, until
 from skyinfra import instance_info
 from skyinfra.client import Pool
 from skyinfra.errors import SlotLost
+from skyinfra.gpu.desired import write_followed
 from skyinfra.mig import Follow
 from skyinfra.tasks import Task
 
@@ -113,6 +114,21 @@ def test_each_gpu_of_each_node_follows_on_its_own_and_a_deploy_undoes_nothing(
             node.configure(follow=None)
             node.boot()
         until(lambda: head.status().layouts == worker.status().layouts == ("3g.40gb*2",) * 2, "as declared")
+
+
+@pytest.mark.slow
+def test_a_task_that_begins_on_a_slot_that_goes_is_waited_for(make_node: MakeNode, tmp_path: Path) -> None:
+    """It came between the choice and the drain. What is declared would end it at once here."""
+    head = make_node("n1", accelerator=h100(MEDIUM), follow=POLICY, drain_seconds=0.0)
+    head.boot()
+    with head.pool() as pool:
+        future = pool.submit(Task(work, (str(tmp_path), 5.0)))
+        until(lambda: (tmp_path / "starts").exists(), "the task runs")
+        write_followed(head.directory, {"n1": ["7g.80gb"]})
+        until(lambda: head.status().state == "draining", "its slot drains")
+        assert future.result() == ("3g.40gb", 40.0)
+        until(lambda: [slot.profile for slot in pool.slots()] == ["7g.80gb"], "the GPU has changed")
+    assert len((tmp_path / "starts").read_text().split()) == 1
 
 
 @pytest.mark.slow
