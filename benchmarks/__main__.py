@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--quick]``."""
+"""``python -m benchmarks [NAME ...] [--quick] [--trace FILE]``; the latter is for `follow`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks import boot, engine, gpu, imports, packing, partition, placement, strangers, synth
+from benchmarks import boot, engine, follow, gpu, imports, packing, partition, placement, strangers, synth
 from benchmarks.measure import Result, show
 
 ALL: dict[str, Callable[[], Iterable[Result]]] = {
@@ -18,6 +18,7 @@ ALL: dict[str, Callable[[], Iterable[Result]]] = {
     "boot": boot.run,
     "engine": engine.run,
     "strangers": strangers.run,
+    "follow": follow.run,
     "gpu": gpu.run,
 }
 QUICK = {**ALL, "engine": partial(engine.run, quick=True)}
@@ -25,7 +26,8 @@ QUICK = {**ALL, "engine": partial(engine.run, quick=True)}
 
 def main() -> None:
     quick = "--quick" in sys.argv
-    names = [name for name in sys.argv[1:] if name != "--quick"] or list(ALL)
+    words = iter(sys.argv[1:])
+    names = [word for word in words if word != "--quick" and not (word == "--trace" and next(words, None))] or list(ALL)
     unknown = set(names) - set(ALL)
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment
-from skyinfra.pool import ComputePool, check_concurrency
+from skyinfra.pool import ComputePool, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
@@ -150,6 +150,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         packages=_package_source(pool),
         preload=tuple(pool.image.preload),
         slice_hosts=selection.hosts if selection.hosts > 1 else 0,
+        follow=follow_on(accelerator, pool.layout) if accelerator else None,
     )
 
 
@@ -203,7 +204,8 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
 def revision(deployment: Deployment) -> str:
     """The hash of what is declared and reaches a node when it is made: equal where no node has to be made anew.
 
-    Not in it: the layout, which reaches running nodes in place, and whatever comes from the machine that deploys or
+    Not in it: the layout, which reaches running nodes in place (layouts that follow the work, where only one layout
+    does, are in it), and whatever comes from the machine that deploys or
     from this version of skyinfra, its templates and steps included. What is left at its default is left out, so that
     a later version may know more fields.
     """
@@ -218,6 +220,9 @@ def revision(deployment: Deployment) -> str:
         "frameworks": sorted({each.framework for each in pool.plugins if isinstance(each, Environment)}),
         "accelerator": [_bare(accelerator), accelerator.memory_mode, selection.share] if accelerator else None,
     }
+    if pool.layout is not None and pool.provider.data.traits.layout_channel == "metadata":
+        # There a machine gets its configuration once, and no more than one layout after that.
+        declared["follow"] = asdict(pool.layout)
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
+from skyinfra.mig import Follow
 from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
 
@@ -133,7 +134,9 @@ class ComputePool(Declaration):
     first that the shipped offers have is taken, and a deploy that is refused tries no other. name: of the pool, unique
     in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
     node. max_hourly_cost: USD per hour and node. labels: put on everything that is created. stack: the stack of a
-    pool that is used as ``with sky.ComputePool(...) as pool:``.
+    pool that is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs
+    change between these layouts as the work asks for it; the declared one is that which a node begins with, or the
+    first of them.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -152,10 +155,17 @@ class ComputePool(Declaration):
     disk_gb: int | None = Field(default=None, ge=1)
     max_hourly_cost: float | None = Field(default=None, gt=0)
     labels: Mapping[str, str] = Field(default_factory=dict)
+    layout: InstanceOf[Follow] | None = None
 
     @cached_property
     def accelerators(self) -> tuple[Accelerator, ...]:
         """The declared accelerators in order of preference, with the plugins applied; empty for CPU nodes."""
+        parsed, layout = self._parsed(), self.layout
+        if layout is None:
+            return parsed
+        return tuple(each if each.mig is not None else each.with_(mig=layout.among[0]) for each in parsed)
+
+    def _parsed(self) -> tuple[Accelerator, ...]:
         parsed = catalog.parse_preferences(self.accelerator)
         for plugin in self.plugins:
             if isinstance(plugin, Mig):
@@ -186,9 +196,11 @@ class ComputePool(Declaration):
     @model_validator(mode="after")
     def _check(self) -> ComputePool:
         try:
-            accelerators = self.accelerators
+            accelerators = self._parsed()
         except SkyinfraError as error:
             raise error.at(f"ComputePool({self.name!r}).accelerator") from None
+        if self.layout is not None:
+            self._check_follow(accelerators)
         if not accelerators and any(isinstance(plugin, Mig) for plugin in self.plugins):
             raise InvalidField("a layout needs an accelerator", field=f"ComputePool({self.name!r}).plugins")
         for plugin in self.plugins:
@@ -197,9 +209,23 @@ class ComputePool(Declaration):
                     plugin.check(accelerators)
                 except InvalidField as error:
                     raise error.at(f"ComputePool({self.name!r})") from None
-        for accelerator in accelerators:
+        for accelerator in self.accelerators:
             check_concurrency(self, accelerator)
         return self
+
+    def _check_follow(self, accelerators: Sequence[Accelerator]) -> None:
+        field = f"ComputePool({self.name!r})"
+        if not accelerators:
+            raise InvalidField("layouts need an accelerator", field=f"{field}.layout")
+        if self.worker.concurrency is not None:
+            raise InvalidField(
+                "the number of slots follows the layouts",
+                field=f"{field}.worker.concurrency",
+                given=self.worker.concurrency,
+                hint="Leave concurrency out.",
+            )
+        for accelerator in accelerators:
+            follow_on(accelerator, self.layout, f"{field}.layout")
 
     def __enter__(self) -> skyinfra.Pool:
         """Deploys the pool as a stack of its own and connects to it; leaving the block destroys it."""
@@ -209,6 +235,19 @@ class ComputePool(Declaration):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         skyinfra._leave(self)
+
+
+def follow_on(accelerator: Accelerator, layout: Follow | None, field: str = "layout") -> Follow | None:
+    """*layout* with the names of the profiles of *accelerator*; None for None.
+
+    Raises a `LayoutError` where one of the layouts has no placement on it.
+    """
+    if layout is None:
+        return None
+    try:
+        return layout.on(accelerator.mig_geometry())
+    except SkyinfraError as error:
+        raise error.at(field) from None
 
 
 def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:

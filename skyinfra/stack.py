@@ -289,6 +289,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "head_price": asdict(selection.head_price) if selection.head_price else None,
         "simulated": selection.simulated,
         "drain_seconds": pool.worker.drain_seconds,
+        **({"layouts_follow": True} if pool.layout is not None else {}),
     }
 
 

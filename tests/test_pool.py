@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import skyinfra as sky
+from skyinfra.compiler import compile_pool
 
 LOCAL = sky.Local(simulate=True)
 
@@ -91,6 +92,25 @@ def test_the_plugin_says_what_the_accelerator_says() -> None:
         pool(accelerator="A100/2g.20gb", plugins=[sky.plugins.mig("3g.40gb")])
     with pytest.raises(sky.InvalidField, match="needs an accelerator"):
         pool(plugins=[sky.plugins.mig("3g.40gb")])
+
+
+def test_layouts_that_follow_the_work_are_checked_against_the_accelerator() -> None:
+    layout = sky.mig.Follow(among=["2x>=40GB", {"7g.80gb": 1}], idle_seconds=60)
+    found = compile_pool(pool(accelerator="H100:2", layout=layout), "s")
+    assert found.head.follow == sky.mig.Follow(["3g.40gb*2", "7g.80gb*1"], idle_seconds=60)
+    assert [slot.profile for slot in found.slots] == ["3g.40gb"] * 4, "nodes begin with the first"
+    declared = compile_pool(pool(accelerator="H100:2/1g.10gb*7", layout=layout), "s")
+    assert {slot.profile for slot in declared.slots} == {"1g.10gb"}
+    assert "follow" not in compile_pool(pool(accelerator="H100:2"), "s").head.dumps()
+    for fields, error, where in [
+        ({"accelerator": "A100-40GB"}, sky.LayoutError, "layout.among[0]"),
+        ({"accelerator": "L4"}, sky.MigNotSupported, "layout"),
+        ({}, sky.InvalidField, "layout"),
+        ({"accelerator": "H100:2", "worker": sky.Worker(concurrency=4)}, sky.InvalidField, "worker.concurrency"),
+    ]:
+        with pytest.raises(error) as refused:
+            pool(**fields, layout=sky.mig.Follow(among=["4g.40gb+3g.40gb"]))
+        assert refused.value.field == f"ComputePool('pool').{where}"
 
 
 def test_plugins_of_frameworks_set_variables_where_the_image_does_not() -> None:

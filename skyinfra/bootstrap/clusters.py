@@ -137,6 +137,12 @@ def _refuse(node: NodeConfig, arguments: Mapping[str, Any]) -> None:
             field="image.ca_certificate",
             hint="Leave it out, and set PIP_CERT on the cluster.",
         )
+    if node.follow is not None:
+        raise NotSupported(
+            "a cluster gives a node its GPUs, and the node partitions none",
+            field="layout",
+            hint="Leave layout= out.",
+        )
     accelerator = node.accelerator
     if accelerator is not None and accelerator.vendor != "nvidia" and not node.simulate:
         raise NotSupported(

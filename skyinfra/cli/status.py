@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask
     from skyinfra.client.snapshot import Snapshot
 
+# Of the changes of layouts that follow the work.
+_SHOWN_CHANGES = 5
 Tasks = dict[str, list["RunningTask"]]
 
 
@@ -102,8 +105,17 @@ def _fleet_status(manifest: Manifest, version: str | None) -> dict[str, Any]:
         "runner": runner.version if runner is not None else None,
         "upgrade": version if runner is not None and runner.problem is None and runner.version != version else None,
         "group_nodes": manifest.group_nodes,
+        "follow": _follow_status(now),
         "nodes": [_node_status(manifest, node, now, tasks) for node in (*manifest.nodes, *_of_group(manifest, now))],
     }
+
+
+def _follow_status(now: Snapshot | None) -> dict[str, Any] | None:
+    """Describes how the layouts of a fleet follow its work; None where they do not, or the head does not answer."""
+    followed = now.state.follow if now is not None and now.state is not None else None
+    if followed is None:
+        return None
+    return {**asdict(followed.policy), "changes": [asdict(change) for change in followed.changes]}
 
 
 def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running]:
@@ -218,6 +230,7 @@ def _print_stack(status: dict[str, Any]) -> None:
                     escape(", ".join(f"{task['name']} {tables.span(task['seconds'])}" for task in slot["tasks"])),
                 )
         out.print(made)
+        _print_follow(pool["follow"])
         for node in pool["nodes"]:
             if node["behind"]:
                 text = f"{node['name']}: the head cannot connect to it, and uses the connections that its slots open"
@@ -234,6 +247,20 @@ def _print_stack(status: dict[str, Any]) -> None:
         out.print(f"[red]The last {run['verb']}, begun at {run['began']}, {text}[/]", soft_wrap=True)
         if run["message"] is not None:
             out.print(escape(run["message"]), soft_wrap=True)
+
+
+def _print_follow(follow: dict[str, Any] | None) -> None:
+    """Prints which layouts follow the work, and the last changes with their reasons."""
+    if follow is None:
+        return
+    out = tables.console()
+    kept = f", {follow['keep']} kept" if follow["keep"] else ""
+    text = f"Layouts follow the work: {', '.join(follow['among'])}, after {tables.span(follow['idle_seconds'])}{kept}."
+    out.print(escape(text), soft_wrap=True)
+    for change in follow["changes"][-_SHOWN_CHANGES:]:
+        ago = tables.span(max(0.0, time.time() - change["at"]))
+        where = f"{change['node']} GPU {change['gpu']}: {change['before']} -> {change['layout']}"
+        out.print(escape(f"  {ago} ago, {where}: {change['why']}"), soft_wrap=True)
 
 
 def _print_absent(pool: dict[str, Any]) -> None:

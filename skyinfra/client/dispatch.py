@@ -203,7 +203,9 @@ class Dispatcher:
         return self._windows[target]
 
     def _places(self, target: Target) -> int:
-        return sum(target.takes(slot) for slot in self._snapshot.slots)
+        there = sum(target.takes(slot) for slot in self._snapshot.slots)
+        # Layouts follow what waits at the head, not what waits here.
+        return max(there, self._snapshot.possible(target))
 
     def _look_for_head(self) -> None:
         if time.monotonic() - self._answered > self.connection.patience:

@@ -189,7 +189,7 @@ def detach(
     jobs.check_priority(priority)
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
-    target = target.narrowed(profile=task.settings.profile)
+    target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
     shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True)
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))

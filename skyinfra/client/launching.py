@@ -196,10 +196,11 @@ class Sender:
 
     def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool) -> list[Future[T]]:
         shipments = [self._shipment(task) for task in tasks]
-        profiles = {shipment.settings.profile for shipment in shipments}
-        if len(shipments) == 1 or len(profiles) > 1 or not all(map(chunks.suits, shipments)):
+        places = {(shipment.settings.profile, shipment.settings.gpu_memory_gb) for shipment in shipments}
+        if len(shipments) == 1 or len(places) > 1 or not all(map(chunks.suits, shipments)):
             return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
-        target = self.target.narrowed(profile=profiles.pop())
+        profile, memory_gb = places.pop()
+        target = self.target.narrowed(profile=profile, memory_gb=memory_gb)
         return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.in_loop_soon)
 
     def _shipment(self, task: Task[Any]) -> pickling.Shipment:
@@ -208,7 +209,7 @@ class Sender:
         return pickling.Shipment(task, topic=fleet.topic, echo=echo, included=fleet.included, whole=several)
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
-        target = target.narrowed(profile=shipment.settings.profile)
+        target = target.narrowed(profile=shipment.settings.profile, memory_gb=shipment.settings.gpu_memory_gb)
         if shipment.settings.slots > 1:
             return send_to_several(self._fleet, shipment, target)
         if self._fleet.brings_first and not shipment.brought:

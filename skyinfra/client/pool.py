@@ -19,7 +19,7 @@ from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.sync.sync import Synced
-from skyinfra.tasks.task import Compute, Gather, Task
+from skyinfra.tasks.task import Compute, Gather, Options, Task
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class Pool(Sender, Questions):
         """Returns the futures of `broadcast`, one per slot. The caller cancels those that are not needed."""
         futures: list[Future[T]] = []
         try:
-            for target in self._targets(slots, task.settings.profile):
+            for target in self._targets(slots, task.settings):
                 futures.append(self.send(task, target, windowed=False))
         except BaseException:
             for future in futures:
@@ -201,8 +201,8 @@ class Pool(Sender, Questions):
                 else:
                     flow.take(ended.get())
 
-    def _targets(self, slots: Sequence[InstanceInfo] | None, profile: str | None) -> list[Target]:
-        chosen = self.target.narrowed(profile=profile)
+    def _targets(self, slots: Sequence[InstanceInfo] | None, settings: Options) -> list[Target]:
+        chosen = self.target.narrowed(profile=settings.profile, memory_gb=settings.gpu_memory_gb)
         if slots is None and chosen == ANYWHERE:
             return [Target(slot=name) for name in self.look().promised(self.manifest)]
         if slots is None:

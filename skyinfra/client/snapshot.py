@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Literal
 
 from skyinfra.errors import InvalidField
 from skyinfra.protocol.fleet import FleetState
-from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 
 # There: a slot has the target, or had it when it began to go. Coming: a layout is being changed. Missing: the slot is
@@ -23,32 +24,42 @@ _RESOURCES = {"accelerator": "accel"}
 class Target:
     """A place for tasks: the slot ``NODE/INDEX``, any slot of a node, a profile or an accelerator, or anywhere.
 
-    Its fields are called as those of `InstanceInfo`.
+    Its fields are called as those of `InstanceInfo`. memory_gb: a slot has at least that.
     """
 
     slot: str | None = None
     node: str | None = None
     profile: str | None = None
     accelerator: str | None = None
+    memory_gb: float | None = None
 
     @property
     def resources(self) -> dict[str, int]:
         """Dask resources. Names of workers do not do: Dask resolves them once, to an address that may be gone."""
-        wanted = {_RESOURCES.get(name, name): value for name, value in vars(self).items() if value}
-        return {"slot": 1} | {f"{name}:{value}": 1 for name, value in wanted.items()}
+        wanted = {_RESOURCES.get(name, name): value for name, value in self._labels.items() if value}
+        memory = {GPU_MEMORY: math.ceil(self.memory_gb * 1000)} if self.memory_gb else {}
+        return {"slot": 1} | {f"{name}:{value}": 1 for name, value in wanted.items()} | memory
 
     def takes(self, slot: InstanceInfo) -> bool:
         """Whether *slot* is such a place."""
-        return all(wanted in (None, getattr(slot, name)) for name, wanted in vars(self).items())
+        enough = self.memory_gb is None or (slot.memory_gb or 0) >= self.memory_gb
+        return enough and all(wanted in (None, getattr(slot, name)) for name, wanted in self._labels.items())
 
-    def narrowed(self, **given: str | None) -> Target:
+    @property
+    def _labels(self) -> dict[str, str | None]:
+        """The fields that a slot has or has not."""
+        return {name: value for name, value in vars(self).items() if name != "memory_gb"}
+
+    def narrowed(self, *, memory_gb: float | None = None, **given: str | None) -> Target:
         """Returns what both this target and the given fields allow. Raises `InvalidField` where that is nothing."""
         for name, value in given.items():
             if value is not None and getattr(self, name) not in (None, value):
                 raise InvalidField(
                     f"only slots with {name} {getattr(self, name)} are selected", field=name, given=value
                 )
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        memory = max((gb for gb in (self.memory_gb, memory_gb) if gb is not None), default=None)
+        labels = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **{**self._labels, **labels}, memory_gb=memory)
 
     def __str__(self) -> str:
         if self.slot:
@@ -61,6 +72,7 @@ class Target:
         words = [f" of {self.node}"] if self.node else []
         words += [f" with the profile {self.profile}"] if self.profile else []
         words += [f" with the accelerator {self.accelerator}"] if self.accelerator else []
+        words += [f" with {self.memory_gb:g} GB at least"] if self.memory_gb else []
         return "".join(words)
 
 
@@ -97,6 +109,8 @@ class Snapshot:
         """Whether there is, or will be, a slot for *target*."""
         if any(target.takes(slot) for slot in (*self.slots, *self.draining)):
             return "there"
+        if self.possible(target):
+            return "coming"
         changing = {slot.node for slot in self.draining}
         if target.slot is None:
             on = changing if target.node is None else changing & {target.node}
@@ -104,13 +118,21 @@ class Snapshot:
             replaced = target.node is None and self.state is not None and bool(self.state.leaving)
             if on or replaced:
                 return "coming"
-            return "gone" if (target.profile or target.accelerator) and self._complete() else "missing"
+            named = target.profile or target.accelerator or target.memory_gb
+            return "gone" if named and self._complete() else "missing"
         node = target.slot.rpartition("/")[0]
         told = self.state.slots.get(node) if self.state is not None else None
         renamed = told is not None and target.slot not in told
         if renamed or any(slot.slot == target.slot for slot in self.slots):
             return "gone"
         return "coming" if node in changing else "missing"
+
+    def possible(self, target: Target) -> int:
+        """The number of slots for *target*, any of a profile or a size, that layouts which follow the work can give."""
+        followed = self.state.follow if self.state is not None else None
+        if followed is None or target.slot or not (target.profile or target.memory_gb):
+            return 0
+        return followed.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
 
     def failures(self, target: Target) -> list[str]:
         """A sentence for each node of *target* that could not be set up."""

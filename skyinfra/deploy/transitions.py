@@ -126,10 +126,12 @@ def changes(
 def transitions(stack: SynthesizedStack, plan: Plan) -> tuple[Transition, ...]:
     """The changes of layouts that *plan* brings to the fleets of *stack* that run.
 
-    Only pools with a change in place are asked for; a fleet that does not answer is left out.
+    Only pools with a change in place are asked for; a fleet that does not answer is left out, and so is one whose
+    layouts follow the work: it has what its head has chosen.
     """
     updated = {address.split(".")[1] for action, address in plan.changes if action == "update" and "." in address}
-    pools = [pool for pool in stack.pools if pool["name"] in updated and pool.get("accelerator")]
+    changed = [pool for pool in stack.pools if pool["name"] in updated and pool.get("accelerator")]
+    pools = [pool for pool in changed if not pool.get("layouts_follow")]
     fleets = stack.fleets() if pools else {}
     found = []
     for pool in pools:

@@ -6,8 +6,11 @@ head sends. The node keeps the last one in ``told.json``, with the digest of the
 that boots with an old configuration comes up with the last layout that it knows of, and a new configuration counts
 until the head sends a layout. An impossible layout is refused and changes nothing.
 
-Where the runner is not root, both files are its messages to root, which partitions: tasks may write them too. So
-nothing but a layout of the node's own accelerators stands in them, of which every field is checked here.
+Where layouts follow the work, the head chooses others for single GPUs. They stand in ``followed.json`` and count above
+those files: a deploy says what nodes begin with, and undoes nothing that the head has chosen among the declared ones.
+
+Where the runner is not root, these files are its messages to root, which partitions: tasks may write them too. So
+nothing but layouts stand in them, of which every field is checked here.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
-from skyinfra.mig import Layout, geometry, models
+from skyinfra.mig import Layout, geometry, models, resolve
 from skyinfra.mig.grid import Grid, starts
 from skyinfra.node.folder import NodeDirectory, message
 from skyinfra.protocol import _schema
@@ -32,7 +35,7 @@ from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 # They go to amd-smi as they are.
 _AMD_MODE, _AMD_MEMORY = re.compile("[A-Z]PX"), re.compile("NPS[0-9]")
-Source = Literal["node.json", "desired.json", "told.json"]
+Source = Literal["node.json", "desired.json", "told.json", "followed.json"]
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,20 @@ class Desired:
     """The desired state of the node.
 
     config: the node configuration, with the desired layout. source: the file of that layout. refused: why the layout of
-    another file, which would have come first, does not count.
+    another file, which would have come first, does not count. fleet: the layout of the fleet, where single GPUs have
+    others.
     """
 
     config: NodeConfig
     source: Source
     refused: SkyinfraError | None = None
+    fleet: FleetLayout | None = None
 
     @property
     def layout(self) -> FleetLayout:
         """The desired layout, as the head sends it to other nodes."""
+        if self.fleet is not None:
+            return self.fleet
         accelerator = self.config.accelerator
         if accelerator is None:
             return FleetLayout(VERSION)
@@ -63,6 +70,14 @@ class _FromHead(_schema.Document, error=InvalidNodeConfig, source="told.json", v
     version: int
     config_sha256: str
     layout: FleetLayout
+
+
+@dataclass(frozen=True)
+class _Followed(_schema.Document, error=InvalidNodeConfig, source="followed.json", version=VERSION):
+    """The content of ``followed.json``: the layouts that the head chose, see `FleetLayout.by_node`."""
+
+    version: int
+    by_node: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def write_desired(directory: Path, layouts: Sequence[Layout], *, memory_mode: str | None = None) -> None:
@@ -82,11 +97,45 @@ def clear_desired(directory: Path) -> None:
     NodeDirectory(directory).desired_file.unlink(missing_ok=True)
 
 
+def write_followed(directory: NodeDirectory, by_node: Mapping[str, Sequence[str]]) -> None:
+    """Makes *by_node* the layouts that the head has chosen, see `FleetLayout.by_node`. Raises `StateDirectoryError`."""
+    chosen = {node: tuple(layouts) for node, layouts in by_node.items()}
+    directory.write(directory.chosen_file, json.dumps(_Followed(VERSION, chosen).to_json()) + "\n")
+
+
 def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None = None) -> Desired:
     """The desired state of the node *config*, whose file has the digest *sha256*.
 
     *of_head*: the layout that the head sends now; None where it is not known: the one that it sent last counts.
     """
+    found = _declared(config, sha256, directory, of_head)
+    chosen = _chosen(config, directory)
+    if not chosen:
+        return found
+    fleet = replace(found.layout, by_node=chosen)
+    try:
+        source: Source = "followed.json" if config.node in chosen else found.source
+        return Desired(_with(found.config, fleet, str(directory.chosen_file)), source, found.refused, fleet)
+    except InvalidNodeConfig as error:
+        return replace(found, refused=found.refused or error)
+
+
+def _chosen(config: NodeConfig, directory: NodeDirectory) -> dict[str, tuple[str, ...]]:
+    """On a head whose layouts follow the work: those that it has chosen among the declared ones."""
+    if config.follow is None or not config.head or not os.path.lexists(directory.chosen_file):
+        return {}
+    try:
+        by_node = _Followed.load(directory.chosen_file, text_of=message).by_node
+    except InvalidNodeConfig:
+        return {}
+    known = {
+        node: tuple(each if each in config.follow.among else "" for each in layouts)
+        for node, layouts in by_node.items()
+    }
+    return {node: layouts for node, layouts in known.items() if any(layouts)}
+
+
+def _declared(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None) -> Desired:
     refused: InvalidNodeConfig | None = None
     if config.head:
         file = directory.desired_file
@@ -100,7 +149,8 @@ def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: Fle
     if layout is None:
         return Desired(config, "node.json", refused)
     try:
-        return Desired(_with(config, layout, "the head's layout"), "told.json", refused)
+        fleet = layout if layout.by_node else None
+        return Desired(_with(config, layout, "the head's layout"), "told.json", refused, fleet)
     except InvalidNodeConfig as error:
         return Desired(config, "node.json", refused or error)
 
@@ -155,8 +205,23 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
         )
     if layout.memory_mode is not None and _AMD_MEMORY.fullmatch(layout.memory_mode) is None:
         raise InvalidNodeConfig("no memory mode", field=f"{where}.memory_mode", given=layout.memory_mode)
-    changed = replace(accelerator, layouts=layout.layouts, memory_mode=layout.memory_mode)
-    return replace(config, accelerator=changed)
+    layouts = _of_node(config.node, layout, accelerator, where)
+    return replace(config, accelerator=replace(accelerator, layouts=layouts, memory_mode=layout.memory_mode))
+
+
+def _of_node(node: str, layout: FleetLayout, accelerator: NodeAccelerator, where: str) -> tuple[Layout, ...]:
+    """The layouts of the GPUs of *node*: those that the head chose for them, else those of the fleet."""
+    chosen, where = layout.by_node.get(node), f"{where}.by_node.{node}"
+    if chosen is None:
+        return layout.layouts
+    model, count = accelerator.mig_model, accelerator.count
+    if len(chosen) != count or not layout.layouts or model is None or model not in models():
+        raise InvalidNodeConfig(f"{len(chosen)} layouts for {count} {accelerator.name}", field=where)
+    try:
+        pairs = zip(chosen, layout.layouts, strict=True)
+        return tuple(resolve(text, geometry(model), 1)[0] if text else declared for text, declared in pairs)
+    except LayoutError as error:
+        raise InvalidNodeConfig(error.message, field=where, given=error.given, hint=error.hint) from None
 
 
 def check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> None:

@@ -71,6 +71,10 @@ class Jobs:
         self._leaving = False
         self._queue.start(execution)
 
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """What a slot must have for each of the jobs that wait to be started, by id."""
+        return {identity: job.record.resources for identity, job in self._jobs.items() if job.waits}
+
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()

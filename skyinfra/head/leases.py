@@ -173,10 +173,15 @@ class Leases:
                 elif rank not in found.ended:
                     self.report(gang, rank, died=True)
 
+    @property
+    def taken(self) -> set[str]:
+        """The slots that gangs have."""
+        return {slot for found in self._gangs.values() for slot in found.slots}
+
     def grant(self) -> None:
         """Gives slots to the gangs that wait, where there are enough."""
         in_service = self._slots()
-        taken = {slot for found in self._gangs.values() for slot in found.slots}
+        taken = self.taken
         for found in self._gangs.values():
             if found.phase != "waiting":
                 continue

@@ -18,7 +18,7 @@ from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.tunnel import Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
-from skyinfra.protocol.fleet import FleetLayout, FleetState, NodeFailure
+from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
@@ -50,6 +50,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._leaving: dict[str, tuple[str, float]] = {}
         # The addresses of workers that cannot be connected to.
         self._behind: set[str] = set()
+        # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
+        self.followed: Followed | None = None
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
         self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
@@ -119,6 +121,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             dict(self._boot_failures),
             leaving,
             self._nodes_behind(),
+            self.followed,
         )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
@@ -171,6 +174,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._ending = True
         self._changes.tell()
         await super().close(*arguments, **keywords)
+
+    @property
+    def leased(self) -> set[str]:
+        """The slots that gangs have."""
+        return self._leases.taken
 
     def _nodes_behind(self) -> tuple[str, ...]:
         """The nodes with workers that cannot be connected to."""

@@ -14,6 +14,7 @@ import skyinfra
 from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
+from skyinfra.mig.follow import Follow
 from skyinfra.mig.geometry import Geometry, Profile, geometry, models, same_profile, sources
 from skyinfra.mig.grid import Layout, Placement
 from skyinfra.mig.layout import Declared, PerGpu, is_off, parse, per_gpu, text
@@ -54,6 +55,7 @@ else:
 __all__ = [
     "Attempt",
     "Declared",
+    "Follow",
     "Geometry",
     "GresDevice",
     "Layout",

@@ -147,6 +147,8 @@ class NodeDirectory:
         self.simulated_file = path / "simulated.json"
         # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.
         self.desired_file = path / "desired.json"
+        # On the head of a fleet whose layouts follow the work: those that it chose for single GPUs.
+        self.chosen_file = path / "followed.json"
         # The last known layout, where it is not that of the configuration.
         self.told_file = path / "told.json"
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.

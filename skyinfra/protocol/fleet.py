@@ -1,7 +1,7 @@
 """State of the whole fleet at the head: the layout that every node is to have, and the slots that there are to be.
 
-The layout of the head is the layout of the fleet. A client finds `FleetState` in the scheduler's identity, under
-`instance.STARTUP_KEY`.
+The layout of the head is the layout of the fleet, but for the GPUs of a pool whose layouts follow the work. A client
+finds `FleetState` in the scheduler's identity, under `instance.STARTUP_KEY`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+from skyinfra import mig
 from skyinfra.errors import InvalidManifest, InvalidNodeConfig
-from skyinfra.mig import Layout
+from skyinfra.mig import Follow, Layout, follow
 from skyinfra.protocol import _schema
 
 VERSION = 1
@@ -30,12 +31,15 @@ class FleetLayout(
     """The layout of every node of a fleet.
 
     The fields are those of ``NodeAccelerator``; ``memory_mode`` is None where layouts hold no partition modes.
+    ``by_node``: the layouts that the head chose for the GPUs of a node, by its name, as text; an empty one is that of
+    ``layouts``.
     """
 
     version: int
     mig_model: str | None = None
     layouts: tuple[Layout, ...] = ()
     memory_mode: str | None = None
+    by_node: dict[str, tuple[str, ...]] = field(default_factory=dict, metadata={"later": True})
 
     @property
     def digest(self) -> str:
@@ -63,6 +67,40 @@ class NodeFailure:
 
 
 @dataclass(frozen=True)
+class LayoutChange:
+    """Another layout that the head chose for one GPU: when (seconds since 1970), from which profiles, and why."""
+
+    at: float
+    node: str
+    gpu: int
+    before: str
+    layout: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How the layouts of a fleet follow its work.
+
+    policy: what is declared. model: key of the MIG geometry. gpus: how many follow on each node that is there, by name.
+    changes: the last ones that the head chose, the oldest first.
+    """
+
+    policy: Follow
+    model: str
+    gpus: dict[str, int] = field(default_factory=dict)
+    changes: tuple[LayoutChange, ...] = ()
+
+    def most(self, *, profile: str | None = None, memory_gb: float | None = None, node: str | None = None) -> int:
+        """The number of slots of that profile, or with so much memory at least, that the layouts can give at most."""
+        geometry = mig.geometry(self.model)
+        fits = {p.name for p in geometry.profiles if profile in (None, p.name) and p.memory_gb >= (memory_gb or 0)}
+        found = (follow.profiles(layout, geometry) for layout in self.policy.among)
+        each = max(sum(count for name, count in held.items() if name in fits) for held in found)
+        return each * sum(count for name, count in self.gpus.items() if node in (None, name))
+
+
+@dataclass(frozen=True)
 class FleetState(_schema.Document, error=InvalidManifest, source="head", version=STATE_VERSION):
     """The state of a fleet that the head gives to clients, besides the registered slots.
 
@@ -71,6 +109,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
     ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
     ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
+    ``follow``: how the layouts follow the work, where they do.
     """
 
     version: int
@@ -79,3 +118,4 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     failed: dict[str, NodeFailure] = field(default_factory=dict)
     leaving: dict[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
+    follow: Followed | None = field(default=None, metadata={"later": True})

@@ -20,6 +20,8 @@ VARIABLE = "SKYINFRA_SLOT"
 NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
 # The key under which a worker's registration carries the same description.
 STARTUP_KEY = "skyinfra"
+# The Dask resource of a slot that is the memory of its device, in MB: a task gets a slot that has as much, or more.
+GPU_MEMORY = "gpu_memory_mb"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig
-from skyinfra.mig import Layout
+from skyinfra.mig import Follow, Layout
 from skyinfra.protocol import _schema
 from skyinfra.protocol.packages import PackageSource
 
@@ -86,7 +86,8 @@ class NodeConfig(
     all slots, before their processes are forked. ``given``: a batch system or cluster gave this node its accelerators:
     the runner takes those, and partitions none. ``grace_seconds``: for how long tasks may go on after the runner was
     told to end (SIGTERM); 0: it ends at once. ``slice_hosts``: of how many hosts the TPU slice is that this node is a
-    host of, with one slot for all chips of the node; 0: there is a slot for each accelerator.
+    host of, with one slot for all chips of the node; 0: there is a slot for each accelerator. ``follow``: the layouts
+    among which those of the GPUs follow the work; ``accelerator.layouts`` are then those that a node begins with.
     """
 
     version: int
@@ -111,6 +112,7 @@ class NodeConfig(
     given: bool = field(default=False, metadata=_LATER)
     grace_seconds: float = field(default=0.0, metadata=_LATER)
     slice_hosts: int = field(default=0, metadata=_LATER)
+    follow: Follow | None = field(default=None, metadata=_LATER)
 
     @property
     def fleet(self) -> str:

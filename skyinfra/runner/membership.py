@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,8 +14,10 @@ from distributed.core import Status as DaskStatus
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NotSupported, SkyinfraError
+from skyinfra.gpu import desired
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
+from skyinfra.head.following import Following
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.head.relay import Relay, Respond
@@ -53,6 +56,7 @@ class Membership:
     _scheduler: FleetScheduler | None = None
     _scheduler_made_from: tuple[Endpoint, str] | None = None
     _jobs: Jobs | None = None
+    _following: Following | None = None
     # What ends with the scheduler.
     _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
     _follower: Follower | None = None
@@ -75,6 +79,9 @@ class Membership:
         if node.config.head:
             await self._unfollow()
             self.endpoint = await self._own_scheduler(node, declared)
+            if self._following is not None:
+                model = node.config.accelerator.mig_model if node.config.accelerator is not None else None
+                self._following.update(node.config.follow, model, self._layout)
             return self.endpoint
         await self._stop_scheduler()
         follower = await self._follow(node)
@@ -115,6 +122,8 @@ class Membership:
         """Raises the error of the runner itself that ended its follower or jobs, if any."""
         if self._jobs is not None:
             self._jobs.check()
+        if self._following is not None:
+            self._following.check()
         if self._follower is not None:
             self._follower.check()
 
@@ -161,6 +170,9 @@ class Membership:
             self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
+            write = functools.partial(desired.write_followed, self.directory)
+            self._following = Following(self._scheduler, jobs.waiting, write)
+            self._parts.push_async_callback(self._following.close)
             if node.config.provider != "local" and not node.config.given:
                 # The others have no first boot.
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
@@ -170,7 +182,7 @@ class Membership:
 
     async def _stop_scheduler(self) -> None:
         await self._parts.aclose()
-        self._scheduler = None
+        self._scheduler = self._following = None
 
     async def _follow(self, node: Node) -> Follower:
         if self._follower is None or not self._follower.follows(node):

@@ -97,7 +97,7 @@ class Reconciler:
     async def _run(self) -> bool:
         brought_up: set[Wanted] | None = None
         while True:
-            self._going = await self.workers.drain(self._going, self._node.config.drain_seconds)
+            self._going = await self._drain_going()
             if self._going != brought_up:
                 self.phase = "partitioning"
                 in_the_way = await self._bring_up()
@@ -113,6 +113,13 @@ class Reconciler:
             self.phase = "draining"
             if await pause(self.superseded, _POLL_S):
                 return False
+
+    async def _drain_going(self) -> set[Wanted]:
+        """Does one round of draining; a layout that follows the work ends no task, however long it runs."""
+        config = self._node.config
+        patient = self._going & self._touched if config.follow is not None else set()
+        left = await self.workers.drain(self._going - patient, config.drain_seconds)
+        return left | await self.workers.drain(patient, math.inf)
 
     async def _choose_places(self) -> None:
         """Chooses where the desired partitions are to be among those that stand: slots that have tasks go last."""

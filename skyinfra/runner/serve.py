@@ -54,7 +54,7 @@ class Service:
         self._directory = directory
         self._node: Node | None = None
         self._desired: Desired | None = None
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: object = None
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
@@ -146,7 +146,7 @@ class Service:
             if str(error) != self._refused_tag:
                 logger.error("%s: %s", type(error).__name__, error)
             self._refused_tag = str(error)
-        seen = stamp(self._directory.desired_file)
+        seen = self._stamps()
         if seen != self._stamp:
             self._stamp = seen
             self._reload.set()
@@ -194,9 +194,13 @@ class Service:
             self._reconciler.phase = "serving" if drain is None else "drained"
             self._generation += 1
 
+    def _stamps(self) -> object:
+        """Is another one when a file that says the head's layout has changed."""
+        return stamp(self._directory.desired_file), stamp(self._directory.chosen_file)
+
     async def _find_desired(self, node: Node) -> Desired:
         handed = self._membership.layout_for(node)
-        self._stamp = stamp(self._directory.desired_file)
+        self._stamp = self._stamps()
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, handed)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)
@@ -249,7 +253,7 @@ class Service:
         problem = (type(error).__name__, str(error)) if error is not None else None
         if error is None and state == "serving" and self._workers.problems:
             problem = "NodeFailed", "; ".join(self._workers.problems)
-        endpoint = self._membership.endpoint
+        endpoint, accelerator = self._membership.endpoint, self._node.config.accelerator
         return Status(
             fleet=self._node.config.fleet,
             node=self._node.name,
@@ -261,7 +265,7 @@ class Service:
             error=problem,
             slots=self._workers.slots,
             generation=self._generation,
-            layouts=tuple(map(desired.spelled, self._desired.layout.layouts)),
+            layouts=tuple(map(desired.spelled, accelerator.layouts)) if accelerator is not None else (),
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,

@@ -52,13 +52,14 @@ class Options:
     timeout: seconds for which it may run on its slot; then it is stopped and `TaskTimeout` raised. None is for ever.
     retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
     count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
-    slots: how many slots of one node it takes.
+    slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
     """
 
     timeout: float | None = None
     retries: int = 0
     profile: str | None = None
     slots: int = 1
+    gpu_memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
@@ -67,6 +68,8 @@ class Options:
             raise InvalidField("a number from 0", field="retries", given=self.retries)
         if self.slots < 1:
             raise InvalidField("a number from 1", field="slots", given=self.slots)
+        if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < float("inf"):
+            raise InvalidField("GB, more than 0", field="gpu_memory_gb", given=self.gpu_memory_gb)
 
 
 _DEFAULT = Options()
@@ -79,6 +82,7 @@ class Given(TypedDict, total=False):
     retries: int
     profile: str | None
     slots: int
+    gpu_memory_gb: float | None
 
 
 @dataclass(frozen=True)

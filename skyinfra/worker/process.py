@@ -23,7 +23,7 @@ from skyinfra.engine import dask_private, parked, settings
 from skyinfra.errors import NotSupported
 from skyinfra.node import shares
 from skyinfra.protocol import services
-from skyinfra.protocol.instance import NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
+from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
 
 # A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
@@ -174,13 +174,14 @@ def environment(
 
 
 def resources(slot: InstanceInfo) -> dict[str, float]:
-    """Returns the Dask resources of *slot*: 1 of each of its labels. Tasks ask for one of them."""
+    """Returns the Dask resources of *slot*: 1 of each of its labels, and its memory. Tasks ask for some of them."""
     labels = ["slot", f"slot:{slot.slot}", f"node:{slot.node}"]
     if slot.profile:
         labels.append(f"profile:{slot.profile}")
     if slot.accelerator:
         labels.append(f"accel:{slot.accelerator}")
-    return dict.fromkeys(labels, 1.0)
+    memory = {GPU_MEMORY: slot.memory_gb * 1000} if slot.memory_gb else {}
+    return {**dict.fromkeys(labels, 1.0), **memory}
 
 
 def nanny(

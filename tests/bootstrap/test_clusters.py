@@ -79,6 +79,7 @@ def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "layout": ({"accelerator": "H100:8", "layout": sky.mig.Follow(["7g.80gb"])}, "the node partitions none"),
     "packages of the system": (
         {"image": sky.Image(apt=["git", "curl"])},
         r"image\.apt: .*root.*\(given: 'git, curl'\)",

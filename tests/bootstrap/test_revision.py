@@ -71,6 +71,8 @@ POOL: Table = {
     "max_hourly_cost": [(500, {}, False)],
     "labels": [({"team": "ml"}, {}, False)],
     "stack": [("t", {}, False)],
+    # Its tag carries one layout; a machine that gets its configuration anew is not replaced for it, see below.
+    "layout": [(sky.mig.Follow(["7g.80gb"]), {}, True)],
 }
 # The module replaces nodes for some of these, by itself: another machine, another image, another network.
 PROVIDER: Table = {
@@ -126,6 +128,14 @@ def test_what_replaces_a_node(part: str, field: str, value: Any, given: dict[str
     changed = {name: dict(fields) for name, fields in declared.items()}
     changed[part][field] = value
     assert (of(**declared) != of(**changed)) == replaces
+
+
+def test_layouts_that_follow_the_work_reach_machines_whose_configuration_is_written_anew() -> None:
+    fields: dict[str, Any] = {"provider": sky.SSH(hosts=["gpu1"]), "accelerator": "H100:8"}
+    layout = sky.mig.Follow(["7g.80gb"])
+    plain, follows = (compile_pool(ComputePool(**fields, layout=each), "s") for each in (None, layout))
+    assert revision(plain) == revision(follows)
+    assert follows.head.follow == layout
 
 
 def test_what_is_declared_at_its_default_is_as_good_as_not_declared() -> None:

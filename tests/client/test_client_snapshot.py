@@ -12,10 +12,12 @@ import pytest
 import skyinfra as sky
 from skyinfra.client import lookup, open_pool
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.protocol.fleet import STATE_VERSION, FleetState
-from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.mig import Follow
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, Followed
+from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.tasks import Task
+from skyinfra.worker.process import resources
 
 MANIFEST = Manifest(
     version=1,
@@ -123,6 +125,37 @@ def test_targets_ask_for_what_the_slots_have():
     assert not Target(profile="2g.20gb").takes(slot("n1/0", None))
     names = [str(Target(profile="3g.40gb")), str(Target(node="n1")), str(Target(slot="n1/0"))]
     assert names == ["every slot with the profile 3g.40gb", "every slot of n1", "slot n1/0"]
+
+
+def test_a_target_by_memory_takes_what_has_as_much_or_more():
+    chosen = Target(memory_gb=19.5)
+    assert chosen.resources == {"slot": 1, GPU_MEMORY: 19500}
+    large, small = (dataclasses.replace(slot("n1/0"), memory_gb=each) for each in (20.0, 10.0))
+    assert chosen.takes(large)
+    assert not chosen.takes(small)
+    assert not chosen.takes(slot("n1/0")), "one whose memory nobody knows"
+    assert resources(large)[GPU_MEMORY] == 20000
+    assert chosen.narrowed(memory_gb=30, node="n1") == Target(node="n1", memory_gb=30)
+    assert chosen.narrowed() == chosen
+    assert str(chosen) == "every slot with 19.5 GB at least"
+
+
+def test_what_layouts_that_follow_the_work_can_give_is_waited_for():
+    followed = Followed(Follow(["1g.10gb*7", "3g.40gb*2"]), "h100_80gb", {"n1": 2, "n2": 1})
+    now = Snapshot((slot("n1/0", "1g.10gb"),), state=dataclasses.replace(told(n1=("n1/0",)), follow=followed))
+    for target, prospect, possible in [
+        (Target(profile="1g.10gb"), "there", 21),
+        (Target(profile="3g.40gb"), "coming", 6),
+        (Target(profile="3g.40gb", node="n2"), "coming", 2),
+        (Target(memory_gb=11), "coming", 6),
+        (Target(memory_gb=11, profile="1g.10gb"), "gone", 0),
+        (Target(memory_gb=41), "gone", 0),
+        (Target(profile="7g.80gb"), "gone", 0),
+        (Target(profile="3g.40gb", slot="n1/9"), "gone", 0),
+        (ANYWHERE, "there", 0),
+    ]:
+        assert (now.prospect(target), now.possible(target)) == (prospect, possible), target
+    assert FleetState.read(now.state.to_json()) == now.state
 
 
 def where() -> str:

@@ -14,7 +14,7 @@ from running_node import h100
 from skyinfra import InvalidNodeConfig
 from skyinfra.gpu import desired
 from skyinfra.gpu.desired import Desired, clear_desired, write_desired
-from skyinfra.mig import Placement
+from skyinfra.mig import Follow, Placement
 from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import FleetLayout
@@ -166,3 +166,39 @@ def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> No
     assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode is None
     nvidia = desired.find(config(head=False), "a", directory, dataclasses.replace(told, layouts=())).refused
     assert "H100 has no memory modes" in str(nvidia)
+
+
+def test_what_the_head_has_chosen_counts_above_what_is_declared(directory: NodeDirectory) -> None:
+    follows = dataclasses.replace(config(head=True), follow=Follow(["2g.20gb*3", "7g.80gb"]))
+    desired.write_followed(directory, {"n1": ["7g.80gb"], "n2": ["2g.20gb*3"], "n3": ["1g.10gb*7"]})
+    found = desired.find(follows, "a", directory)
+    assert (layouts(found), found.source) == (((Placement("7g.80gb", 0, 8),),), "followed.json")
+    # Nodes get what is declared, with what was chosen for each; what is not declared any more does not count.
+    assert found.layout.by_node == {"n1": ("7g.80gb",), "n2": ("2g.20gb*3",)}
+    assert found.layout.layouts == layouts(desired.find(config(head=True), "a", directory))
+    write_desired(directory.path, [SMALL])
+    assert layouts(desired.find(follows, "a", directory))[0][0].profile == "7g.80gb", "a deploy undoes nothing"
+    told = desired.find(follows, "a", directory).layout
+    for node, profile in (("n2", "2g.20gb"), ("n4", SMALL[0].profile)):
+        follower = dataclasses.replace(follows, node=node, head=False)
+        of_node = desired.find(follower, "a", directory, told)
+        assert {place.profile for place in layouts(of_node)[0]} == {profile}
+        assert of_node.layout == told, "what it compares with what the head says next"
+        desired.remember(of_node.layout, "a", directory)
+        assert layouts(desired.find(follower, "a", directory)) == layouts(of_node)
+    assert desired.find(config(head=True), "a", directory).source == "desired.json", "layouts follow no more"
+
+
+@pytest.mark.parametrize("chosen", ["{", '{"version": 1, "by_node": {"n1": ["7g.80gb", "7g.80gb"]}}'])
+def test_a_choice_that_cannot_be_changes_nothing(directory: NodeDirectory, chosen: str) -> None:
+    follows = dataclasses.replace(config(head=True), follow=Follow(["2g.20gb*3", "7g.80gb"]))
+    directory.chosen_file.write_text(chosen)
+    found = desired.find(follows, "a", directory)
+    assert (layouts(found), found.source) == (layouts(Desired(follows, "node.json")), "node.json")
+    refused = desired.find(
+        dataclasses.replace(follows, head=False),
+        "a",
+        directory,
+        FleetLayout(1, None, (BIG,), by_node={"n1": ("--help",)}),
+    )
+    assert "by_node.n1" in str(refused.refused)
