@@ -120,6 +120,9 @@ class Slots:
         await self.go_on.wait()
         return Ending.of(OUTCOME), "n1/0"
 
+    async def figures(self, slot: str, key: str) -> None:
+        return None
+
     def leave(self) -> None:
         pass
 
