@@ -8,6 +8,7 @@ The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,24 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
             entries += written
             warnings += map(str, lost)
     return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
+
+
+def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
+    """The declaration that keeps every GPU as it stands, for ``mig=``, and warnings. Raises `PartitionFailed`.
+
+    A GPU without MIG is ``off``. Where no GPU has partitions there is nothing to declare.
+    """
+    warnings: list[str] = []
+    with asking(_UNREADABLE):
+        found = {gpu.index: _actual(gpu, warnings) for gpu in nvml.gpus()}
+    empty = [index for index, each in found.items() if each == ()]
+    warnings += [f"GPU {index}: MIG without partitions cannot be declared" for index in empty]
+    layouts = [mig.placed_text(each) if each else OFF for each in found.values()]
+    if all(each == OFF for each in layouts):
+        return "None\n", tuple(warnings)
+    if len(layouts) == 1:
+        return f'"{layouts[0]}"\n', tuple(warnings)
+    return f"sky.mig.per_gpu({', '.join(json.dumps(each) for each in layouts)})\n", tuple(warnings)
 
 
 def gres(nvml: Nvml, *, root: Path = Path("/")) -> tuple[str, tuple[str, ...]]:

@@ -47,6 +47,8 @@ _ANY = "[0-9]*"
 _MONITOR = "mig/monitor"
 # The module of the kernel that lends GPUs to display servers. It holds every GPU.
 _DISPLAY = "nvidia_drm"
+# NVIDIA/mig-parted, cmd/nvidia-mig-manager.
+_MIG_MANAGER = "nvidia-mig-manager"
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
 
 
@@ -91,6 +93,10 @@ class SystemMachine:
             files |= {f"/dev/nvidia{gpu}", *(f"/dev/dri/{card.name}" for card in cards)}
         pids = processes.holding(files, proc=_ROOT / "proc") if files else []
         return [Holder(pid, self.unit(pid)) for pid in pids]
+
+    def mig_manager(self) -> int | None:
+        """The process of the GPU operator's mig-manager, which brings this machine to the layout of its own label."""
+        return next(iter(processes.named(_MIG_MANAGER, proc=_ROOT / "proc")), None)
 
     def unit(self, pid: int) -> str | None:
         """The unit of systemd that a process is in, see `processes.unit`."""
@@ -190,6 +196,9 @@ class BareMachine(SystemMachine):
         return []
 
     def unit(self, pid: int) -> None:
+        return None
+
+    def mig_manager(self) -> int | None:
         return None
 
     def unload_display(self) -> None:

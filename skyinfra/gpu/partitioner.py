@@ -125,7 +125,9 @@ class _Run:
         return partitions
 
     def _apply(self) -> tuple[Partition, ...]:
-        gpus = self._free(self._checked(strictly=True))
+        gpus = self._checked(strictly=True)
+        self._check_alone(gpus)
+        gpus = self._free(gpus)
         if any(gpu.mode_differs for gpu in gpus):
             self._switch(gpus)
             # Listed again: a change of the mode voids every handle. And asked again: now every driver answers.
@@ -145,6 +147,18 @@ class _Run:
             # The partitions exist; the driver decides whether tasks get by without those files.
             self._emit("devices", message=reason)
         return tuple(partitions)
+
+    def _check_alone(self, gpus: Sequence[GpuTransition]) -> None:
+        """Refuses a change where the GPU operator would undo it."""
+        manager = self._options.machine.mig_manager() if self._options.machine is not None else None
+        if manager is not None and any(gpu.steps() for gpu in gpus):
+            raise PartitionFailed(
+                f"the GPU operator's mig-manager partitions the GPUs of this machine: {processes.describe(manager)}",
+                field="accelerator.layouts",
+                hint="Nothing was changed. Set its label `nvidia.com/mig.config` to a configuration with this layout "
+                "(`skyinfra mig export` writes one), or take the node from it: "
+                "`kubectl label node NODE nvidia.com/gpu.deploy.mig-manager=false --overwrite`.",
+            )
 
     def _emit(self, phase: str, **fields: Any) -> None:
         self._emit_event({"phase": phase, **fields})

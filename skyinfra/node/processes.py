@@ -56,6 +56,17 @@ def holding(files: Container[str], *, proc: Path = _PROC) -> list[int]:
     return [pid for pid in _pids(proc) if pid != os.getpid() and any(file in files for file in open_files(pid, proc))]
 
 
+def named(program: str, *, proc: Path = _PROC) -> list[int]:
+    """Returns the processes whose program has this name, also in containers."""
+    found = []
+    for pid in _pids(proc):
+        with contextlib.suppress(OSError):  # it has ended
+            first = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[0]
+            if os.path.basename(os.fsdecode(first)) == program:  # noqa: PTH119 - the text, not a path
+                found.append(pid)
+    return found
+
+
 def open_files(pid: int | Literal["self"], proc: Path = _PROC) -> list[str]:
     """Returns the open files of a process, as far as they can be read; also those that have been deleted."""
     found = []

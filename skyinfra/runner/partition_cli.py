@@ -39,8 +39,10 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     source.add_argument("--save", type=Path, metavar="FILE", help=text)
     source.add_argument("--restore", type=Path, metavar="FILE", help="bring the GPUs back to what --save noted")
     text = "with --export: mig-parted's YAML (the default), lines of Slurm's gres.conf with the device files of what "
-    text += "stands, or the configuration of NVIDIA's device plugin for Kubernetes"
-    parser.add_argument("--format", choices=("mig-parted", "gres", "device-plugin"), help=text)
+    text += "stands, the configuration of NVIDIA's device plugin for Kubernetes, or the mig= of a declaration that "
+    text += "keeps every partition where it stands"
+    forms = ("mig-parted", "gres", "device-plugin", "declaration")
+    parser.add_argument("--format", choices=forms, help=text)
     parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="change nothing; exit 1 where the layout differs")
@@ -93,7 +95,7 @@ def _by_config(options: argparse.Namespace) -> int:
     hardware = Hardware(found.config, directory)
     if options.check or options.dry_run:
         hardware.devices()
-        return _print_steps(hardware.plan(), options)
+        return _print_steps(hardware.plan(), hardware.standing(), options)
     try:
         hardware.devices()
         partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
@@ -137,7 +139,8 @@ def _by_layout(options: argparse.Namespace) -> int:
     with session(Nvml()) as nvml:
         desired = live.desired(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
-            return _print_steps(partitioner.plan(nvml, desired), options)
+            there = [each for each in live.standing(nvml) if each.gpu in desired]
+            return _print_steps(partitioner.plan(nvml, desired), there, options)
         _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=_apply_options(options)))
     return 0
 
@@ -147,7 +150,7 @@ def _export(form: str | None) -> int:
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
 
-    exports = {"gres": live.gres, "device-plugin": live.device_plugin}
+    exports = {"gres": live.gres, "device-plugin": live.device_plugin, "declaration": live.declaration}
     with session(Nvml()) as nvml:
         text, warnings = exports.get(form or "", live.export)(nvml)
     sys.stdout.write(text)
@@ -161,9 +164,12 @@ def _print_partitions(partitions: Sequence[Any]) -> None:
         _print({"event": "standing", **asdict(partition)})
 
 
-def _print_steps(steps: Sequence[Any], options: argparse.Namespace) -> int:
+def _print_steps(steps: Sequence[Any], standing: Sequence[Any], options: argparse.Namespace) -> int:
     for step in steps:
         _print({"event": "differs", **step.to_json()})
+    for partition in standing if options.dry_run else ():
+        if not any(step.ends(partition.gpu, partition.uuid) for step in steps):
+            _print({"event": "stays", **asdict(partition)})
     return 1 if steps and options.check else 0
 
 

@@ -18,12 +18,14 @@ from test_actual import root
 from test_partition_on_fake import phases, program
 
 import skyinfra as sky
-from skyinfra import mig
+from skyinfra import PartitionFailed, mig
 from skyinfra.compiler import compile_pools
 from skyinfra.gpu import partitioner, placed
 from skyinfra.gpu.actual import RecordedHardware
 from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.machine import BareMachine
 from skyinfra.mig import Placement
+from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli, slots
@@ -220,3 +222,55 @@ def test_a_pool_of_whole_and_partitioned_gpus(fake_machine: Callable[..., FakeMa
         other = replace(config.accelerator, layouts=(config.accelerator.layouts[1][:1], config.accelerator.layouts[1]))
         steps = Hardware(replace(config, accelerator=other), node).plan()
         assert [str(step) for step in steps] == ["GPU 0: turn MIG on", "GPU 0: create 1g.10gb at 0:1"]
+
+
+def test_what_others_made_is_declared_as_it_stands(fake_machine: Callable[..., FakeMachine]) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb,t4")
+    assert program(machine, "--export", "--format", "declaration").stdout == "None\n"
+    assert program(machine, "--layout", "1g.10gb@2+3g.40gb@4", "--gpu", "1").returncode == 0
+    told = program(machine, "--export", "--format", "declaration").stdout
+    assert told == 'sky.mig.per_gpu("off", "1g.10gb@2+3g.40gb@4", "off")\n'
+    assert program(machine, "--layout", "1g.10gb@2+3g.40gb@4", "--gpu", "1", "--check").returncode == 0
+
+
+def test_a_dry_run_says_what_stays(fake_machine: Callable[..., FakeMachine]) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb")
+    assert program(machine, "--layout", "3g.40gb*2").returncode == 0
+    asked = ("--layout", "3g.40gb+1g.10gb", "--gpu", "0")
+    told = [json.loads(line) for line in program(machine, *asked, "--dry-run").stdout.splitlines()]
+    assert [(each["event"], each.get("action"), each["gpu"]) for each in told] == [
+        ("differs", "destroy", 0),
+        ("differs", "create", 0),
+        ("stays", None, 0),
+    ]
+    assert told[2]["start"] == 4 - told[0]["start"]
+    checked = [json.loads(line) for line in program(machine, *asked, "--check").stdout.splitlines()]
+    assert checked == told[:2]
+
+
+class Operated(BareMachine):
+    """A machine on which the GPU operator's mig-manager runs."""
+
+    def mig_manager(self) -> int | None:
+        return os.getpid()
+
+
+def test_a_layout_is_not_changed_beside_the_operators_mig_manager(make_node: MakeNode) -> None:
+    node = make_node(accelerator=THREES)
+    hardware = Hardware(node.config, node.directory)
+    options = partitioner.ApplyOptions(machine=Operated())
+    with hardware.nvml() as nvml:
+        with pytest.raises(PartitionFailed, match="mig-manager partitions the GPUs of this machine") as caught:
+            partitioner.apply(nvml, {0: THREES.per_gpu[0]}, options=options)
+        assert "nvidia.com/gpu.deploy.mig-manager=false" in str(caught.value)
+        assert hardware.standing() == ()
+        partitioner.apply(nvml, {0: THREES.per_gpu[0]})
+        partitioner.apply(nvml, {0: THREES.per_gpu[0]}, options=options)  # nothing is to be changed
+
+
+def test_programs_are_found_by_name_also_in_containers(tmp_path: Path) -> None:
+    for pid, line in ((7, b"/usr/bin/nvidia-mig-manager\0--node"), (8, b"sh\0nvidia-mig-manager"), (9, b"")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(line)
+    (tmp_path / "10").mkdir()
+    assert processes.named("nvidia-mig-manager", proc=tmp_path) == [7]
