@@ -50,6 +50,9 @@ class Machine:
     def unit(self, pid: int) -> str | None:
         return None
 
+    def mig_manager(self) -> int | None:
+        return None
+
     def is_active(self, unit: str) -> bool:
         return False
 
