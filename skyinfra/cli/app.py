@@ -195,28 +195,37 @@ def run(
     name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
     priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Forget an ended job of that name.")] = False,
+    include: Annotated[Optional[list[Path]], typer.Option(help="A file or folder that goes along.")] = None,  # noqa: UP045
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the other files of its folder here.")] = False,
+    env: Annotated[Optional[list[str]], typer.Option(metavar="NAME[=VALUE]", help="A variable for it.")] = None,  # noqa: UP045
+    env_file: Annotated[Optional[Path], typer.Option(help="A file of such lines.")] = None,  # noqa: UP045
+    node: Annotated[Optional[str], typer.Option(metavar="NODE", help="On a slot of this node.")] = None,  # noqa: UP045
+    profile: Annotated[Optional[str], typer.Option(metavar="PROFILE", help="On a slot with this profile.")] = None,  # noqa: UP045
 ) -> None:
     """Run a Python script on one slot, or with --torchrun as ranks on many, all or none.
 
-    Its output is streamed and its exit code is ours. What stands behind the script is handed to it.
+    The files of its folder go with it, or of the folder above its package, without what Git ignores and what
+    .skyinfraignore lists. Its output is streamed and its exit code is ours. What stands behind the script is handed to
+    it.
     """
-    from skyinfra.cli.run import check_options, run_gang, run_on_slot
+    from skyinfra.cli.run import Goes, check_options, run_gang, run_on_slot
 
     check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
     given = arguments or []
     given = given[1:] if given[:1] == ["--"] else given
+    goes = Goes(alone, tuple(include or ()), tuple(env or ()), env_file, node, profile)
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
     if detach:
         from skyinfra.cli.jobs import submit_script
 
-        submit_script(fleet, script, given, name=name, priority=priority, replace=replace)
+        submit_script(fleet, script, given, goes, name=name, priority=priority, replace=replace)
         return
     if name is not None or priority != 0 or replace:
         raise typer.BadParameter("--name, --priority and --replace are those of a job: give --detach as well")
     if not torchrun:
-        raise typer.Exit(run_on_slot(fleet, script, given))
-    raise typer.Exit(run_gang(fleet, script, given, nodes=nodes, per_node=per_node, max_restarts=max_restarts))
+        raise typer.Exit(run_on_slot(fleet, script, given, goes))
+    raise typer.Exit(run_gang(fleet, script, given, goes, nodes=nodes, per_node=per_node, max_restarts=max_restarts))
 
 
 @app.command()

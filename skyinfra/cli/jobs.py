@@ -15,6 +15,7 @@ from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
+    from skyinfra.cli.run import Goes
     from skyinfra.client import Job, Questions
     from skyinfra.protocol.jobs import JobInfo
 
@@ -186,7 +187,7 @@ def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
 
 
 def submit_script(
-    fleet: str, script: Path, arguments: Sequence[str], *, name: str | None, priority: int, replace: bool
+    fleet: str, script: Path, arguments: Sequence[str], goes: Goes, *, name: str | None, priority: int, replace: bool
 ) -> None:
     """``skyinfra run --detach``: submits *script* as a job of the head, and prints its name."""
     if not script.is_file():
@@ -194,7 +195,10 @@ def submit_script(
     from skyinfra.client import connect, detach_script
 
     with connect(fleet) as pool:
-        job = detach_script(pool, script, list(arguments), name=name, priority=priority, replace=replace)
+        slots, variables = goes.bring(pool, script)
+        job = detach_script(
+            slots, script, list(arguments), env=variables, name=name, priority=priority, replace=replace
+        )
     sys.stdout.write(f"{job.name}\n")
     sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
 

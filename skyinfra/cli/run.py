@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
-from skyinfra.errors import GangFailed, InvalidField
+from skyinfra.errors import GangFailed, InvalidField, InvalidInclude, NotSupported
+
+if TYPE_CHECKING:
+    from skyinfra.client import Pool
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 
-def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Goes:
+    """What goes with a script, and where it runs.
+
+    alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
+    env_file: a file of such lines. node, profile: of the slots that it may run on.
+    """
+
+    alone: bool = False
+    includes: tuple[Path, ...] = ()
+    env: tuple[str, ...] = ()
+    env_file: Path | None = None
+    node: str | None = None
+    profile: str | None = None
+
+    def variables(self) -> dict[str, str]:
+        """The variables. Raises `InvalidField`."""
+        found: dict[str, str] = {}
+        for line in [*self._lines(), *self.env]:
+            name, given, value = line.partition("=")
+            if not _NAME.fullmatch(name.strip()):
+                raise InvalidField("expected NAME=VALUE, or NAME", field="--env", given=name)
+            if not given and name.strip() not in os.environ:
+                raise InvalidField("this shell has no such variable", field="--env", given=name)
+            found[name.strip()] = value if given else os.environ[name.strip()]
+        return found
+
+    def _lines(self) -> list[str]:
+        if self.env_file is None:
+            return []
+        try:
+            lines = self.env_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidField(f"cannot be read: {error}", field="--env-file", given=str(self.env_file)) from None
+        return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+    def bring(self, pool: Pool, script: Path) -> tuple[Pool, dict[str, str]]:
+        """Sends what goes with *script*, and says how much; returns the slots that it may run on, and its variables."""
+        from skyinfra.client import ship
+
+        variables = self.variables()
+        if not self.alone:
+            try:
+                synced, beside = ship(pool, script, self.includes)
+            except NotSupported as error:
+                sys.stderr.write(f"{script.name} goes alone: {error.message}\n")
+            except InvalidInclude as error:
+                error.hint = (
+                    f"{error.hint or ''}\n`--alone` sends the script alone; .skyinfraignore lists what stays here."
+                )
+                raise
+            else:
+                if synced.files > 1:
+                    sizes = f"{in_words(synced.bytes)} with it, {in_words(synced.sent_bytes)} to send"
+                    sys.stderr.write(f"{script.name} goes with {synced.files - 1} other files: {sizes}\n")
+                variables |= beside
+        elif self.includes:
+            pool.sync(*self.includes)
+        return pool.select(node=self.node, profile=self.profile), variables
+
+
+def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) -> int:
     """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output.
 
     Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
@@ -27,7 +98,8 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str]) -> int:
         target.flush()
 
     with connect(fleet) as pool:
-        code = run_script(pool, script, list(arguments), on_line=show)
+        slots, variables = goes.bring(pool, script)
+        code = run_script(slots, script, list(arguments), env=variables, on_line=show)
     return exit_code(code)
 
 
@@ -42,6 +114,7 @@ def run_gang(
     fleet: str,
     script: Path,
     arguments: Sequence[str],
+    goes: Goes,
     *,
     nodes: int | None,
     per_node: int | None,
@@ -55,6 +128,7 @@ def run_gang(
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import GangWarning, connect
     from skyinfra.client.ranks import exit_code as gang_exit_code
+    from skyinfra.worker.scripts import BESIDE
 
     def show(rank: int, stream: str, line: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -64,8 +138,18 @@ def run_gang(
     with connect(fleet) as pool, errors_name_options(), warnings.catch_warnings():
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
+        slots, env = goes.bring(pool, script)
+        env.pop(BESIDE, None)
         try:
-            pool.launch(script, *arguments, nodes=nodes, per_node=per_node, max_restarts=max_restarts, on_line=show)
+            slots.launch(
+                script,
+                *arguments,
+                nodes=nodes,
+                per_node=per_node,
+                max_restarts=max_restarts,
+                env=env,
+                on_line=show,
+            )
         except GangFailed as error:
             sys.stderr.write(f"error: {error}\n")
             return gang_exit_code(error)

@@ -9,7 +9,7 @@ from skyinfra.client.launching import GangWarning
 from skyinfra.client.lookup import ask, connect, open_pool, open_questions
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
-from skyinfra.client.script import detach_script, run_script
+from skyinfra.client.script import detach_script, run_script, ship
 
 __all__ = [
     "AsyncJob",
@@ -26,4 +26,5 @@ __all__ = [
     "open_pool",
     "open_questions",
     "run_script",
+    "ship",
 ]

@@ -7,14 +7,36 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from skyinfra.client import jobs
+from skyinfra.client import files, jobs
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import SlotLost, did_you_mean
+from skyinfra.sync import project
+from skyinfra.sync.includes import Includes
+from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Task
 from skyinfra.worker import scripts
 
 OnLine = Callable[[str, str], object]
+
+
+def ship(pool: Pool, script: Path, includes: Sequence[Path] = ()) -> tuple[Synced, dict[str, str]]:
+    """Syncs the project of *script* and *includes*; returns what that was, and variables for `run_script`.
+
+    The script finds there what stands beside it here: modules, packages, data. Left out is what Git ignores, what
+    `.skyinfraignore` lists, `includes.EXCLUDED`, and a file that holds the fleet's secret, as a manifest does. Raises
+    what `Pool.sync` raises, `InvalidInclude` also for a project of more than 2,000 files or 100 MiB, and `NotSupported`
+    by a fleet that is too old.
+    """
+    script = script.absolute()
+    folder = project.folder_of(script)
+    fleet = pool._fleet
+    if folder is None:
+        fleet.includes = Includes(script.parent, fleet.manifest.secret)
+        return (files.send(fleet, includes, ()) if includes else Synced("", 0, 0, 0, 0)), {}
+    fleet.includes = Includes(folder, fleet.manifest.secret, most=(project.MOST_FILES, project.MOST_BYTES), skips=True)
+    synced = files.send(fleet, [folder, *(path.absolute() for path in includes)], project.excludes_of(folder))
+    return synced, {scripts.BESIDE: script.parent.relative_to(folder).as_posix()}
 
 
 def run_script(

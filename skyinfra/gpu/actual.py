@@ -92,7 +92,9 @@ class RecordedHardware(Hardware):
         for gpu, desired in self._desired.items():
             actual = [partition for partition in standing if partition.gpu == gpu]
             mode = bool(desired) if bool(actual) != bool(desired) else None
-            wanted = placed.target(desired, chosen.get(gpu), placed.places(actual, gpu, desired), None)
+            wanted = desired
+            if self._gpus is not None and placed.legal(desired, self._gpus):
+                wanted = placed.target(desired, chosen.get(gpu), placed.places(actual, gpu, desired), None)
             steps += steps_between(gpu, actual, wanted, mode=mode)
         return steps
 

@@ -143,8 +143,11 @@ class Hardware:
             return partitioner.actual(nvml, self._targets(nvml))
 
     def _targets(self, nvml: Nvml) -> DesiredLayouts:
-        chosen = placed.read(self._gpus, self._directory) if self._gpus is not None else {}
-        return live.arranged(nvml, self._desired, chosen)
+        gpus = self._gpus
+        if gpus is None:
+            return self._desired
+        known = {gpu: layout for gpu, layout in self._desired.items() if placed.legal(layout, gpus)}
+        return {**self._desired, **live.arranged(nvml, known, placed.read(gpus, self._directory))}
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:

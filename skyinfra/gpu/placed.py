@@ -60,10 +60,21 @@ def choose(
     geometry = mig.geometry(model) if model is not None and model in mig.models() else None
     layouts = tuple(
         mig.rearranged(before.get(gpu, desired), places(standing, gpu, desired), geometry, in_use=in_use.get(gpu, ()))
+        if legal(desired, accelerator)
+        else desired
         for gpu, desired in enumerate(accelerator.per_gpu)
     )
     if layouts != tuple(before.get(gpu) for gpu in range(accelerator.count)):
         directory.write(directory.placed_file, json.dumps(Placed(VERSION, layouts).to_json()) + "\n")
+
+
+def legal(desired: Layout, accelerator: NodeAccelerator) -> bool:
+    """Whether the GPU may have the *desired* partitions where they are desired; what it may not is for it to refuse."""
+    try:
+        check_places(desired, accelerator, "")
+    except InvalidNodeConfig:
+        return False
+    return True
 
 
 def target(

@@ -37,6 +37,8 @@ EXCLUDED = (
     ".DS_Store",
     ".terraform/",
     "cdktf.out/",
+    # The nodes of this machine.
+    ".skyinfra/",
     # They hold the fleet secret.
     "*.tfstate",
     "*.tfstate.*",
@@ -54,19 +56,24 @@ _LOOKED_THROUGH = 64 * 2**20
 _hashes: dict[tuple[str, int, int, int], str] = {}
 
 
+class _HoldsSecret(InvalidInclude):
+    """A file holds the secret of the fleet."""
+
+
 @dataclass
 class Includes:
     """Files and folders of this machine, relative to *base*.
 
-    secret: of the fleet; a file that holds it is refused. limited: in number and size, as what is looked through before
-    every sync has to be.
+    secret: of the fleet; a file that holds it is refused. most: files and bytes, as what is looked through before every
+    sync has to be limited; None: any. skips: leaves a file out that holds the secret, instead of refusing it.
     """
 
     base: Path
     secret: str
     paths: list[Path] = field(default_factory=list)
     excludes: list[str] = field(default_factory=list)
-    limited: bool = True
+    most: tuple[int, int] | None = field(default_factory=lambda: (MOST_FILES, MOST_BYTES))
+    skips: bool = False
 
     def add(self, paths: Iterable[str | Path], excludes: Iterable[str] = ()) -> None:
         """Includes more. Raises `InvalidInclude` where one is not there."""
@@ -85,9 +92,16 @@ class Includes:
             raise InvalidInclude("two of them have the same name", field="includes", hint="Put them into one folder.")
         files = {path: file for top, start in tops.items() for path, file in self._files(top, start)}
         check_paths(files)
-        if self.limited:
-            _check_size({path: file.stat().st_size for path, file in files.items()})
-        entries = {path: self._entry(path, file) for path, file in sorted(files.items())}
+        if self.most is not None:
+            _check_size({path: file.stat().st_size for path, file in files.items()}, *self.most)
+        entries = {}
+        for path, file in sorted(files.items()):
+            try:
+                entries[path] = self._entry(path, file)
+            except _HoldsSecret:
+                if not self.skips:
+                    raise
+                del files[path]
         tree = Tree(entries, _roots(tops, entries))
         return Included(tree, {entries[path].sha256: file for path, file in files.items()}, {**tops, **files})
 
@@ -130,7 +144,7 @@ class Includes:
             while data := stream.read(_READ):
                 digest.update(data)
                 if seen < _LOOKED_THROUGH and secret and secret in tail + data:
-                    raise InvalidInclude(
+                    raise _HoldsSecret(
                         "holds the secret of the fleet and is not sent",
                         field=path,
                         hint="Manifests and Terraform's state do. Exclude it: excludes=[...].",
@@ -160,14 +174,14 @@ def _walk(
             yield path, item
 
 
-def _check_size(sizes: dict[str, int]) -> None:
+def _check_size(sizes: dict[str, int], most_files: int, most_bytes: int) -> None:
     total = sum(sizes.values())
-    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
+    if total <= most_bytes and len(sizes) <= most_files:
         return
     largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
     lines = "\n".join(f"  {in_words(size):>10}  {path}" for path, size in largest)
     raise InvalidInclude(
-        f"{len(sizes)} files with {in_words(total)} are more than {MOST_FILES} files or {in_words(MOST_BYTES)}",
+        f"{len(sizes)} files with {in_words(total)} are more than {most_files} files or {in_words(most_bytes)}",
         field="includes",
         hint=f"The largest:\n{lines}\nLeave some out (excludes=[...]), or send data once with pool.put().",
     )

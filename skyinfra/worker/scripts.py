@@ -18,9 +18,11 @@ from distributed import get_worker
 
 from skyinfra.errors import ScriptFailed
 from skyinfra.protocol.instance import NODE_DIRECTORY
-from skyinfra.worker import cancellation
+from skyinfra.worker import cancellation, views
 from skyinfra.worker.streaming import Lines
 
+# In the variables of a script: the path of its folder in the tree that was synced.
+BESIDE = "SKYINFRA_BESIDE"
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
 _FLUSH_LINES = 500
@@ -33,11 +35,18 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
 
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
     ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too, as in progress bars. Without a topic,
-    the lines go to the output of the task.
+    the lines go to the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of
+    the folder of the script there: what is in it stands beside the script, read-only.
     """
     key = str(get_worker().get_current_task())
+    env = dict(env)
+    beside, tree = env.pop(BESIDE, None), os.environ.get(views.VARIABLE)
     with new_folder() as folder:
+        if beside is not None and tree is not None:
+            for item in (Path(tree) / beside).iterdir():
+                (Path(folder) / item.name).symlink_to(item)
         path = Path(folder) / name
+        path.unlink(missing_ok=True)
         path.write_bytes(source)
         command = [sys.executable, "-u", str(path), *args]
         with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):

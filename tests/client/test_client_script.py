@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.run import run_on_slot
+from skyinfra import InvalidInclude
+from skyinfra.cli.run import Goes, run_on_slot
 from skyinfra.client import run_script
 
 
@@ -52,7 +53,7 @@ def test_the_command_line_ends_as_a_shell_would_for_that_signal(fleet, tmp_path)
     manifest.write_text(json.dumps(fleet.manifest.to_json()))
     for text, code in (("import os; os.kill(os.getpid(), 15)", 128 + 15), ("import sys; sys.exit(7)", 7)):
         script.write_text(text)
-        assert run_on_slot(str(manifest), script, []) == code
+        assert run_on_slot(str(manifest), script, [], Goes()) == code
 
 
 def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
@@ -202,3 +203,103 @@ def test_a_command_that_is_ended_ends_its_script(command, wait_until, number):
     process.send_signal(number)
     assert process.wait(60) == 128 + number
     wait_until(lambda: ended(pid))
+
+
+PROJECT = {
+    "train.py": "import helper, lib.deep, json, os, sys\n"
+    "open('written', 'w').write('x')\n"
+    "print(helper.NAME, lib.deep.NAME, open('data/words.txt').read(), os.environ.get('HF'), sorted(os.listdir('.')))\n",
+    "helper.py": "NAME = 'beside'\n",
+    "lib/__init__.py": "",
+    "lib/deep.py": "NAME = 'in a package'\n",
+    "lib/tool.py": "from lib import deep\nprint(deep.NAME, __file__.endswith('/tool.py'))\n",
+    "data/words.txt": "words",
+    "big.bin": "left behind",
+    "secret.txt": "ignored by git",
+    ".skyinfraignore": "*.bin\n",
+    ".gitignore": "secret.txt\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    for name, text in PROJECT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    return root
+
+
+@pytest.fixture
+def shipped(fleet, tmp_path, capfd):
+    """`skyinfra run` of a script; gives its exit code, and what it printed."""
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+
+    def run(script: Path, **goes) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run_on_slot(str(manifest), script, [], Goes(**goes))
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_the_project_goes_with_its_script(shipped, project, monkeypatch):
+    monkeypatch.setenv("HF", "of this shell")
+    # A manifest beside it, as Slurm's jobs have it, stays here.
+    (project / "fleet.json").write_text((project.parent / "fleet.json").read_text())
+    code, out, err = shipped(project / "train.py", env=("HF",))
+    assert (code, err.count("\n")) == (0, 1), err
+    assert "train.py goes with 7 other files" in err
+    seen = ["data", "helper.py", "lib", "train.py", "written"]
+    hidden = [".gitignore", ".skyinfraignore"]
+    assert out == f"beside in a package words of this shell {hidden + seen}\n"
+    assert not (project / "written").exists()
+    (project / "helper.py").write_text("NAME = 'changed'\n")
+    assert shipped(project / "train.py", env=("HF=given",))[1].startswith("changed in a package words given")
+
+
+def test_a_script_in_a_package_finds_the_package(shipped, project):
+    assert shipped(project / "lib" / "tool.py")[:2] == (0, "in a package True\n")
+
+
+def test_a_script_goes_alone_where_that_is_asked_for(shipped, project):
+    code, _, err = shipped(project / "train.py", alone=True)
+    assert code == 1
+    assert "No module named 'helper'" in err
+    code, _, _ = shipped(project / "train.py", alone=True, includes=(project / "helper.py", project / "lib"))
+    assert code == 1, "its data are not beside it"
+
+
+def test_a_file_of_variables(shipped, project, tmp_path):
+    (tmp_path / "vars").write_text("# tokens\nHF = of the file\n\n")
+    assert " of the file " in shipped(project / "train.py", env_file=tmp_path / "vars")[1]
+
+
+@pytest.mark.parametrize(
+    ("goes", "says"),
+    [
+        ({"env": ("NO_SUCH_VARIABLE",)}, "this shell has no such variable"),
+        ({"env": ("1=2",)}, "expected NAME=VALUE"),
+        ({"env_file": Path("/no/such")}, "cannot be read"),
+        ({"node": "n9"}, "n9"),
+    ],
+)
+def test_what_cannot_go(shipped, project, goes, says):
+    with pytest.raises(sky.SkyinfraError, match=says):
+        shipped(project / "train.py", **goes)
+
+
+def test_more_than_a_project_is_refused(shipped, project, monkeypatch):
+    monkeypatch.setattr("skyinfra.sync.project.MOST_FILES", 3)
+    with pytest.raises(InvalidInclude, match="more than 3 files") as caught:
+        shipped(project / "train.py")
+    assert "--alone" in str(caught.value)
+
+
+def test_a_home_folder_is_no_project(shipped, project, monkeypatch):
+    monkeypatch.setenv("HOME", str(project))
+    code, _, err = shipped(project / "train.py")
+    assert code == 1
+    assert "goes with" not in err

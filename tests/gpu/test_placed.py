@@ -274,3 +274,16 @@ def test_programs_are_found_by_name_also_in_containers(tmp_path: Path) -> None:
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
     (tmp_path / "10").mkdir()
     assert processes.named("nvidia-mig-manager", proc=tmp_path) == [7]
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["the runner partitions", "root partitions"])
+def test_a_place_that_no_gpu_has_is_refused_whatever_stands(make_node: MakeNode, recorded: bool) -> None:
+    node = make_node(accelerator=h100((("3g.40gb", 2, 4),)))
+    stand(node, h100((("3g.40gb", 4, 4),)))
+    hardware = (RecordedHardware if recorded else Hardware)(node.config, node.directory)
+    hardware.choose({})
+    if recorded:
+        assert hardware.plan() != []
+        return
+    with pytest.raises(PartitionFailed, match=r"does not allow 3g\.40gb at 2:4"):
+        hardware.partition(lambda event: None)

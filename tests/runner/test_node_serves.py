@@ -65,7 +65,7 @@ def test_each_partition_is_a_slot_that_sees_itself(make_node: MakeNode) -> None:
         assert int(threads) >= 1
     assert status.slots[0].uuid != status.slots[1].uuid
     labels = {"slot", "slot:n1/0", "node:n1", "profile:3g.40gb", "accel:H100"}
-    assert workers["n1/0"]["resources"] == dict.fromkeys(labels, 1.0)
+    assert workers["n1/0"]["resources"] == {**dict.fromkeys(labels, 1.0), "gpu_memory_mb": 40_000.0}
     assert workers["n1/0"]["nthreads"] == 1
 
 

@@ -1,0 +1,58 @@
+"""The files that go with a script: those of its folder, or of the folder above the package that it lies in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from skyinfra.errors import InvalidInclude
+
+# Lines as in a .gitignore, for what `skyinfra run` leaves behind.
+IGNORE = ".skyinfraignore"
+# A script takes no more with it than that by itself; data are put there once, or included by name.
+MOST_FILES = 2_000
+MOST_BYTES = 100 * 2**20
+_GIT_S = 10
+
+
+def folder_of(script: Path) -> Path | None:
+    """The folder that goes with *script*, which is absolute; None for a home folder and those above it."""
+    folder = script.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    home = Path.home()
+    return None if home == folder or home.is_relative_to(folder) else folder
+
+
+def excludes_of(folder: Path) -> list[str]:
+    """Lines as in a .gitignore for what stays here: what Git ignores, and those of `IGNORE`.
+
+    Raises `InvalidInclude`.
+    """
+    return [*_ignored_by_git(folder), *_lines(folder / IGNORE)]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise InvalidInclude(f"cannot be read: {error}", field="includes", given=str(file)) from None
+
+
+def _ignored_by_git(folder: Path) -> list[str]:
+    """The ignored files and folders below *folder*, each anchored there; none where Git or its repository is not."""
+    command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name] if done.returncode == 0 else []
+    return [f"/{_literal(name)}" for name in names if name not in ("./", "")]
+
+
+def _literal(name: str) -> str:
+    """*name* as a line of a .gitignore; a character that means something there is any one character."""
+    return "".join("?" if character in "*?[" else character for character in name)
