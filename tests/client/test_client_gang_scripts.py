@@ -13,7 +13,7 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.cli.options import options_first
-from skyinfra.cli.run import run_gang
+from skyinfra.cli.run import Goes, run_gang
 from skyinfra.client import open_pool
 from skyinfra.tasks import Task
 
@@ -77,7 +77,7 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
         "import os, sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]) if os.environ['RANK'] == '1' else 0)\n"
     )
     for code in (0, 5):
-        assert run_gang(str(manifest), path, [str(code)], nodes=1, per_node=2, max_restarts=0) == code
+        assert run_gang(str(manifest), path, [str(code)], Goes(), nodes=1, per_node=2, max_restarts=0) == code
     out, err = capfd.readouterr()
     assert "1: ['5']" in out
     assert "warning: ranks share a GPU" in err
