@@ -83,7 +83,7 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
     assert "warning: ranks share a GPU" in err
     assert "error: rank 1 of train.py, on slot n0/1 of node n0, ended with exit code 5" in err
     with pytest.raises(sky.InvalidField, match="--nodes"):
-        run_gang(str(manifest), path, ["0"], nodes=9, per_node=None, max_restarts=0)
+        run_gang(str(manifest), path, ["0"], Goes(), nodes=9, per_node=None, max_restarts=0)
 
 
 @pytest.mark.slow

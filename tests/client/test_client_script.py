@@ -208,7 +208,8 @@ def test_a_command_that_is_ended_ends_its_script(command, wait_until, number):
 PROJECT = {
     "train.py": "import helper, lib.deep, json, os, sys\n"
     "open('written', 'w').write('x')\n"
-    "print(helper.NAME, lib.deep.NAME, open('data/words.txt').read(), os.environ.get('HF'), sorted(set(os.listdir('.')) - {'__pycache__'}))\n",
+    "words, here = open('data/words.txt').read(), set(os.listdir('.')) - {'__pycache__'}\n"
+    "print(helper.NAME, lib.deep.NAME, words, os.environ.get('HF'), sorted(here))\n",
     "helper.py": "NAME = 'beside'\n",
     "lib/__init__.py": "",
     "lib/deep.py": "NAME = 'in a package'\n",
