@@ -46,7 +46,7 @@ class Job:
 
     @property
     def kind(self) -> tuple[str | None, float]:
-        """What it asks for."""
+        """Returns the profile and the memory that it asks for."""
         return self.profile, self.memory_gb
 
     def fits(self, profile: str) -> bool:

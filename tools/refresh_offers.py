@@ -75,7 +75,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Listing:
-    """What one file says of one provider. *whole* says that it has every machine type that is sold."""
+    """The rows of one file for one provider. *whole* says that it has every machine type that is sold."""
 
     provider: str
     name: str
@@ -86,7 +86,7 @@ class Listing:
 
 @dataclass
 class Changes:
-    """What one file changed."""
+    """The changes that one file made."""
 
     listing: Listing
     renewed: int = 0
@@ -219,7 +219,7 @@ Reader = Callable[[str, str, str, str, list[Row]], Listing]
 
 
 def read(argument: str, rows: list[Row]) -> Listing:
-    """What PROVIDER=FILE[@DATE] holds."""
+    """Reads the argument PROVIDER=FILE[@DATE]."""
     if not (parts := _ARGUMENT.fullmatch(argument)):
         raise SystemExit(f"{argument!r} is no PROVIDER=FILE[@YYYY-MM-DD]")
     path, day = Path(parts["file"]), parts["day"] or ""
@@ -300,7 +300,7 @@ def _renewed(row: Row, places: list[Seen], changes: Changes) -> Row:
 
 
 def _place(row: Row, places: list[Seen], kind: str) -> Seen | None:
-    """Where the price of the row is taken from: its own region, else where it is cheapest."""
+    """Returns the region whose price the row takes: its own, else the cheapest."""
     priced = [each for each in places if getattr(each, kind) is not None]
     here = [each for each in priced if each.region == row[f"{kind}_region"] and "lowest offer" not in row["notes"]]
     return min(here or priced, key=lambda each: (getattr(each, kind), each.region), default=None)

@@ -23,7 +23,7 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Goes:
-    """What goes with a script, and where it runs.
+    """The files and variables that go with a script, and the slots that it may run on.
 
     alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
     env_file: a file of such lines. node, profile: of the slots that it may run on.

@@ -15,7 +15,7 @@ from skyinfra.protocol.findings import Finding, Result
 
 
 class Trouble(NamedTuple):
-    """What is known of *package* in the versions from *since* and before *fixed* (None: in all that are known).
+    """A known defect of *package* in the versions from *since* and before *fixed* (None: in all that are known).
 
     partitions: only on partitions, not on whole GPUs. result: of the finding; ``ok`` is advice. source: of all of it.
     """

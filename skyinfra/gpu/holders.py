@@ -60,7 +60,7 @@ Work = Mapping[int, Collection[int]]
 
 
 class Holders:
-    """What holds the GPUs of one run of the partitioner. A context: at its end, what it stopped is started again.
+    """The holders of the GPUs of one run of the partitioner. A context: at its end, what it stopped is started again.
 
     *work*: asks NVML, and raises its errors. *force*: end the holders that are no services, and stop Fabric Manager
     whatever computes. *emit* gets the events ``clients`` and ``force``.
@@ -128,7 +128,7 @@ class Holders:
         return self._unloaded
 
     def hurt(self) -> str:
-        """What computes on the machine, by GPU, with its services; "" where nothing does."""
+        """Returns the processes that compute, by GPU, with their services; "" where none does."""
         try:
             work = self._work()
         except pynvml.NVMLError:
@@ -139,7 +139,7 @@ class Holders:
         )
 
     def hint(self, gpu: Gpu, instance: int | None = None) -> str:
-        """Who holds *gpu*, and why they were not stopped; "" where that is not known."""
+        """Returns the holders of *gpu*, and why they were not stopped; "" where that is not known."""
         try:
             found = self._holders(gpu, instance, device=True)
         except pynvml.NVMLError:

@@ -108,7 +108,7 @@ def _devices(gpu: Gpu) -> Iterator[Device]:
 
 
 def _named(shown: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
-    """Those of *shown* that *environment* names. Raises `AcceleratorMissing`."""
+    """Returns the devices of *shown* that *environment* names. Raises `AcceleratorMissing`."""
     for variable in _VARIABLES:
         value = environment.get(variable, "").strip()
         if value.lower() in _NONE:

@@ -341,7 +341,7 @@ def _capabilities(root: Path, gpu: int | str = _ANY, instance: int | str = _ANY)
 
 
 def _needed(root: Path) -> list[Path]:
-    """Those that tasks need."""
+    """Returns the capability files that tasks need."""
     files = _capabilities(root)
     return [*files, root / _PROC / "capabilities" / _MONITOR] if files else []
 

@@ -187,7 +187,10 @@ class _Run:
             self._failed[index] = error
 
     def _checked(self, *, strictly: bool = False) -> list[GpuTransition]:
-        """Those that are asked for. strictly: raises `PartitionFailed` where a layout cannot be."""
+        """Returns the GPUs that are asked for and have not failed.
+
+        strictly: raises `PartitionFailed` where a layout cannot be.
+        """
         gpus = self._transitions(self._options.patience_s, strictly=strictly)
         for gpu in gpus:
             with self._noting(gpu.index, strictly=strictly):

@@ -88,7 +88,7 @@ class Execution:
         return ending, str(next(iter(holders)).name) if holders else None
 
     async def figures(self, slot: str, key: str) -> Figures | None:
-        """What the task *key* used of the device of *slot*, where it runs or ran; None where nobody knows."""
+        """Returns the figures of the task *key* on *slot*, where it runs or ran; None where nobody knows them."""
         try:
             told = await self.ask(slot.rpartition("/")[0], questions.FIGURES, {"task": key}, _FIGURES_S)
             return None if told is None else Figures.read(told)

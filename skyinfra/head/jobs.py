@@ -72,7 +72,7 @@ class Jobs:
         self._queue.start(execution)
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """What a slot must have for each of the jobs that wait to be started, by id."""
+        """Returns the resources that each job asks for which waits to be started, by id."""
         return {identity: job.record.resources for identity, job in self._jobs.items() if job.waits}
 
     async def stop(self) -> None:

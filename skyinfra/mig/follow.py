@@ -121,7 +121,7 @@ class Change:
 
 
 def kept(keep: str, geometry: Geometry) -> Counter[str]:
-    """How many partitions of each profile are kept. Raises UnknownProfile, InvalidLayout."""
+    """Returns the number of partitions of each profile that are kept. Raises UnknownProfile, InvalidLayout."""
     return Counter({profile.name: count for profile, count in counts(keep, geometry).items()}) if keep else Counter()
 
 
@@ -268,7 +268,7 @@ class _Demand:
         self._memory = {profile.name: float(profile.memory_gb) for profile in geometry.profiles}
 
     def served(self, free: Mapping[str, int]) -> float:
-        """What the tasks that *free* partitions take count together; those that waited longest are taken first."""
+        """Returns the sum of the weights of the tasks that *free* partitions take, the longest waiting first."""
         return sum(worth[count] for worth, count in zip(self._worth, self._taken(free), strict=True))
 
     def newly(self, before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Want, ...]:
@@ -277,7 +277,7 @@ class _Demand:
         return tuple(Want(w.profile, w.memory_gb, w.since[less:more]) for w, less, more in pairs if more > less)
 
     def _taken(self, free: Mapping[str, int]) -> list[int]:
-        """How many of each want *free* partitions take: each the smallest that is left for it."""
+        """Returns the number of tasks of each want that *free* partitions take: each the smallest left for it."""
         left = {name: count for name, count in free.items() if count > 0}
         smallest = sorted(left, key=lambda name: (self._memory.get(name, 0.0), name))
         taken = []

@@ -1,4 +1,4 @@
-"""What ``nvidia-smi mig -lgi`` prints: the GPU instances that stand, as layouts with their places.
+"""Reads the output of ``nvidia-smi mig -lgi``: the GPU instances that stand, as layouts with their places.
 
     |   0  MIG 3g.40gb           9        2          4:4     |
 

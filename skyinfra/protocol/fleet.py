@@ -80,7 +80,7 @@ class LayoutChange:
 
 @dataclass(frozen=True)
 class Followed:
-    """How the layouts of a fleet follow its work.
+    """The rules and the last changes of layouts that follow the work of a fleet.
 
     policy: what is declared. model: key of the MIG geometry. gpus: how many follow on each node that is there, by name.
     changes: the last ones that the head chose, the oldest first.

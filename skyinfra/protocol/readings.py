@@ -11,7 +11,7 @@ from skyinfra.protocol.instance import InstanceInfo
 
 @dataclass(frozen=True)
 class Figures(_schema.Document, error=InvalidManifest, source="figures"):
-    """What a task has used of the device of its slot, from readings of that, one every two seconds or so.
+    """The use that a task made of the device of its slot, from a reading every two seconds or so.
 
     samples: the number of readings; what happened between them is not known. seconds: between the first and the last.
     memory_peak: the most bytes of the device that were in use in any of them, with what the process of the slot keeps

@@ -56,7 +56,7 @@ class _Sum:
             self.activity[measure] = count + 1, total + value
 
     def figures(self) -> Figures:
-        """What they say in all. One reading says nothing of energy."""
+        """Returns the figures of all readings. One reading says nothing of energy."""
         spent = self.energy[1] - self.energy[0] if self.energy is not None and self.samples > 1 else None
         return Figures(
             self.samples,

@@ -1,4 +1,4 @@
-"""What slots on accelerators of AMD, AWS and Intel use, as the driver's files or the vendor's tool tell.
+"""Figures of slots on accelerators of AMD, AWS and Intel, from the driver's files or the vendor's tool.
 
 A figure that is not told is None; nothing here raises. TPU slots have none: libtpu tells them to nobody but the process
 that holds the chip, whose port `tpu-info` asks (https://pypi.org/project/tpu-info/).

@@ -1,4 +1,4 @@
-"""What ranks on AWS Neuron slots see: as torch-xla, its mode SPMD and JAX want it."""
+"""Ranks on AWS Neuron slots see the cores that torch-xla, its mode SPMD and JAX want."""
 
 from __future__ import annotations
 

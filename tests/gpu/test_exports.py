@@ -1,4 +1,4 @@
-"""What stands on a machine with the fake driver, as Slurm and the device plugin of Kubernetes take it."""
+"""Layouts of machines with the fake driver, as Slurm and the device plugin of Kubernetes take it."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def fields(body: str) -> list[str]:
 
 
 def measures() -> list[tuple[str, str]]:
-    """What abi.h says, as pairs of a name and a C expression for its number."""
+    """The numbers of abi.h, as pairs of a name and a C expression for its number."""
     text = re.sub(r"/\*.*?\*/", "", (FAKE / "abi.h").read_text(), flags=re.DOTALL)
     found = []
     for body, structure in re.findall(r"typedef struct \{\n(.*?)\n\} (\w+);", text, re.DOTALL):

@@ -1,4 +1,4 @@
-"""What `nvidia-smi mig -lgi` prints, as drivers of several years have printed it."""
+"""Output of `nvidia-smi mig -lgi`, as drivers of several years have printed it."""
 
 from __future__ import annotations
 

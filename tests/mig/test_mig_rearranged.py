@@ -29,7 +29,7 @@ def by_profiles(geometry: mig.Geometry) -> dict[tuple[str, ...], list[mig.Layout
 
 @pytest.mark.parametrize("model", ["h100_80gb", "a30_24gb"])
 def test_all_pairs_destroy_what_any_placement_must(model: str) -> None:
-    """Where nothing is in use, and where one of the standing partitions is: that stays where any placement allows."""
+    """Nothing is in use, or one standing partition is: that one stays where any placement allows it."""
     geometry = mig.geometry(model)
     known = by_profiles(geometry)
     pairs = destroyed = 0

@@ -216,7 +216,7 @@ def refused(schema: Fields, config: dict[str, Value], path: Path = ()) -> Iterat
 
 
 def _invalid(field: Field, value: Value, declared: dict[str, Value]) -> Iterator[str]:
-    """What is wrong with the *value* of an argument, where those of *declared* stand beside it.
+    """Returns what is wrong with the *value* of an argument, where those of *declared* stand beside it.
 
     One that is unknown may be null in the end.
     """
@@ -250,7 +250,7 @@ def unanswered(schema: Fields, plan: dict[str, Value]) -> list[str]:
 
 
 def refreshed(schema: Fields, state: dict[str, Value]) -> dict[str, Value]:
-    """What a refresh makes of the state."""
+    """Returns the state as a refresh leaves it."""
     return {name: schema[name].found if value is None else value for name, value in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""What tasks use, measured by the runner: memory high-water, energy and activity, up to the record of a job."""
+"""The runner measures the tasks: memory high-water, energy and activity, up to the record of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slots of AMD, AWS and Intel use, from made-up files of drivers and programs that print as the vendors' do."""
+"""Figures of slots of AMD, AWS and Intel, from made-up files of drivers and programs that print as the vendors' do."""
 
 from __future__ import annotations
 

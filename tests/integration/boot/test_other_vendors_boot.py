@@ -32,7 +32,7 @@ def visible(pool: Pool, variable: str) -> list[str]:
 
 
 def figures(node: Machine, metric: str) -> dict[str, float]:
-    """What Prometheus gets, by slot."""
+    """Returns the lines that Prometheus gets, by slot."""
     found = re.findall(rf'^{metric}{{.*slot="(\d+)".*}} (\S+)$', node.execute("python3", "-c", ASK).stdout, re.M)
     return {slot: float(value) for slot, value in found}
 

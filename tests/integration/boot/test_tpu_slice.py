@@ -49,7 +49,7 @@ class distributed:
 
 
 def train() -> tuple[tuple[int, int, list[str]], dict[str, str], list[str]]:
-    """What JAX knows of its gang, what libtpu reads, and the device files of the host."""
+    """Returns the gang that JAX knows, the variables that libtpu reads, and the device files of the host."""
     import jax
 
     found = {name: value for name, value in os.environ.items() if name.startswith("TPU_")}
@@ -58,7 +58,7 @@ def train() -> tuple[tuple[int, int, list[str]], dict[str, str], list[str]]:
 
 @sky.compute
 def host() -> tuple[str, str, str | None]:
-    """Where a task runs."""
+    """Returns the slot that a task runs on."""
     found = sky.instance_info()
     return found.slot, found.kind, os.environ.get("TPU_WORKER_ID")
 
