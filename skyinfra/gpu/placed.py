@@ -61,7 +61,7 @@ def choose(
     layouts = tuple(
         mig.rearranged(before.get(gpu, desired), places(standing, gpu, desired), geometry, in_use=in_use.get(gpu, ()))
         if legal(desired, accelerator)
-        else desired
+        else ()
         for gpu, desired in enumerate(accelerator.per_gpu)
     )
     if layouts != tuple(before.get(gpu) for gpu in range(accelerator.count)):

@@ -287,3 +287,14 @@ def test_a_place_that_no_gpu_has_is_refused_whatever_stands(make_node: MakeNode,
         return
     with pytest.raises(PartitionFailed, match=r"does not allow 3g\.40gb at 2:4"):
         hardware.partition(lambda event: None)
+
+
+def test_what_is_chosen_counts_beside_a_gpu_whose_place_is_impossible(make_node: MakeNode) -> None:
+    node = make_node(accelerator=h100((("2g.20gb", 0, 2), ("3g.40gb", 4, 4)), (("3g.40gb", 2, 4),)))
+    stand(node, h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))))
+    Hardware(node.config, node.directory).choose({0: {0}})
+    assert node.config.accelerator is not None
+    chosen = placed.read(node.config.accelerator, node.directory)
+    assert {index: {(each.profile, each.start) for each in layout} for index, layout in chosen.items()} == {
+        0: {("3g.40gb", 0), ("2g.20gb", 4)}
+    }
