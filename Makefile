@@ -29,7 +29,7 @@ pytest:
 	$(PYTEST) -m "not slow"
 
 pytest-all:
-	$(PYTEST) -n 5 -m "not long"
+	$(PYTEST) -n 6 -m "not long"
 
 test-aws: $(VENV)/.dev
 	$(PYTEST) tests/integration/aws

@@ -11,7 +11,8 @@ from cloud import Cloud, tags
 from roots import Root, plan_changes
 from support import ROOT, missing, unpack
 
-pytestmark = pytest.mark.slow
+# What stands is changed in place: test_aws_changes shows it with this version alone.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # The last commit whose module had the secret and the versions in the user data.
 BEFORE = "e6ec70775fbe"

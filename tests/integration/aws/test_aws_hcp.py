@@ -13,7 +13,8 @@ from hcp_terraform import ORGANIZATION, Hcp
 from projects import Project, secrets_of
 from support import ROOT
 
-pytestmark = pytest.mark.slow
+# test_hcp shows both modes with nodes of this machine, in a quarter of the time.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_remote_run_deploys_and_destroys(cloud: Cloud, tmp_path: Path, terraform_program: str) -> None:

@@ -73,6 +73,8 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     _check_no_secret(project, secrets)
 
 
+# test_endings shows the words, from plans; that AWS stops and starts a node is here alone.
+@pytest.mark.long
 def test_another_machine_type_stops_nodes_and_says_so(cloud: Cloud, tmp_path: Path) -> None:
     project = Project(tmp_path, cloud)
     subnets = [each["SubnetId"] for each in cloud.client("ec2").describe_subnets()["Subnets"]]
