@@ -76,6 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "stack",
         "terraform",
     },
+    "terminal": {"client", "deploy", "mig", "protocol"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

@@ -282,8 +282,8 @@ def offers(
 def iam(stack: StackName = None) -> None:
     """Print the IAM policy that planning, deploying and destroying a stack on AWS needs, as JSON. Asks nobody."""
     from skyinfra.cli.stacks import synthesize
-    from skyinfra.cli.tables import print_json
     from skyinfra.preflight.permissions import policy
+    from skyinfra.terminal.tables import print_json
 
     print_json(policy(synthesize(stack)))
 

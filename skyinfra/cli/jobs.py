@@ -37,8 +37,8 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
     from rich.markup import escape
 
-    from skyinfra.cli import tables
     from skyinfra.client import ask
+    from skyinfra.terminal import tables
 
     with ask(fleet) as pool:
         found = pool.jobs()
@@ -68,7 +68,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
 
 
 def _ran(job: JobInfo, now: float) -> str:
-    from skyinfra.cli.tables import span
+    from skyinfra.terminal.tables import span
 
     if job.started is None:
         return ""
@@ -160,7 +160,7 @@ def _failed(job: Job[Any], text: str) -> TaskFailed:
 
 
 def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> None:
-    from skyinfra.cli import tables
+    from skyinfra.terminal import tables
 
     value = job.result(timeout)
     if not as_json:

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
-from skyinfra.cli import tables
-from skyinfra.cli.drawing import layout_text, show_transition, write_svg
 from skyinfra.deploy.transitions import transition
 from skyinfra.errors import InvalidField, InvalidLayout
 from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
+from skyinfra.terminal import tables
+from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
 from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")

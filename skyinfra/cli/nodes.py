@@ -52,8 +52,8 @@ def chosen(pool: Questions, node: str | None) -> list[str]:
 
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
-    from skyinfra.cli import tables
     from skyinfra.client import ask
+    from skyinfra.terminal import tables
 
     with ask(fleet) as pool:
         answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
@@ -78,7 +78,7 @@ def _findings(answer: object) -> list[Finding]:
 def _show_findings(found: dict[str, list[Finding]]) -> None:
     from rich.markup import escape
 
-    from skyinfra.cli import tables
+    from skyinfra.terminal import tables
 
     out = tables.console()
     made = tables.table("NODE", "WHAT", "RESULT", "FOUND", "WANTED")
@@ -105,8 +105,8 @@ def top(
     """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
     from rich.live import Live
 
-    from skyinfra.cli import tables
     from skyinfra.client import ask
+    from skyinfra.terminal import tables
 
     out = tables.console()
     with ask(fleet) as pool:
@@ -154,7 +154,7 @@ def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
 def _usage_table(answers: Answers, tasks: Tasks) -> Table:
     from rich.markup import escape
 
-    from skyinfra.cli import tables
+    from skyinfra.terminal import tables
 
     made = tables.table("NODE", "SLOT", "DEVICE", "USE", "MEMORY", "GPU TEMP", "GPU POWER", "TASK")
     for name, answer in answers.items():
@@ -184,7 +184,7 @@ def _use(reading: SlotReading) -> str:
 
 
 def _task(task: RunningTask, reading: SlotReading) -> str:
-    from skyinfra.cli import tables
+    from skyinfra.terminal import tables
 
     used = tables.used(reading.figures) if reading.task == task.key else ""
     return f"{task.name} {task.seconds:.0f} s{used and f' ({used})'}"
@@ -223,8 +223,8 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Show logs of the nodes, or what a task printed."""
-    from skyinfra.cli import tables
     from skyinfra.client import ask
+    from skyinfra.terminal import tables
 
     if boot + runner + bool(task) > 1:
         raise typer.BadParameter("--boot, --runner and --task are different logs")

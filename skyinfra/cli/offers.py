@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra import offers, providers
-from skyinfra.cli import tables
 from skyinfra.cli.options import OPTIONS
 from skyinfra.offers import Offer, Price, Query
+from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
     from skyinfra.preflight.live import Live

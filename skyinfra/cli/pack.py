@@ -12,10 +12,10 @@ from typing import Any
 from rich.markup import escape
 
 from skyinfra import packing
-from skyinfra.cli import tables
 from skyinfra.cli.offers import cell
 from skyinfra.offers import EVERYWHERE, usd
 from skyinfra.packing import Given, Machines, Packing
+from skyinfra.terminal import tables
 
 # A plus between two profiles, as in a layout; "+me" belongs to a name.
 _PLUS = re.compile(r"\s*\+(?=\s*[\d>])")

@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 from skyinfra import mig
-from skyinfra.cli import tables
 from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 from skyinfra.mig.layout import OFF
+from skyinfra.terminal import tables
 
 
 def export_parted(accelerator: str, *, label: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.markup import escape
 
 from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, sizes, steps
-from skyinfra.cli import tables
 from skyinfra.errors import InvalidField, NotSupported, ProjectError
 from skyinfra.providers import read
+from skyinfra.terminal import tables
 from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
 

@@ -11,14 +11,14 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.cli import tables
-from skyinfra.cli.drawing import show_transition
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.deploy.transitions import transitions
 from skyinfra.offers import usd
+from skyinfra.terminal import tables
+from skyinfra.terminal.drawing import show_transition
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project, SynthesizedStack
 from skyinfra.terraform.state import Resource

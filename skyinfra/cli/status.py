@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from skyinfra.cli import tables
-from skyinfra.cli.drawing import lines, strips
 from skyinfra.cli.stacks import holdings, show_orphans
 from skyinfra.deploy.cost import standing_cost
 from skyinfra.deploy.last_run import last_run
@@ -18,6 +16,8 @@ from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
+from skyinfra.terminal import tables
+from skyinfra.terminal.drawing import lines, strips
 from skyinfra.terraform.project import Project, SynthesizedStack
 from skyinfra.terraform.state import Resource
 

@@ -6,9 +6,9 @@ import sys
 
 import typer
 
-from skyinfra.cli import tables
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import FleetUnreachable, NotSupported
+from skyinfra.terminal import tables
 from skyinfra.terraform.project import Project
 
 

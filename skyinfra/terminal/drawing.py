@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from skyinfra import mig
-from skyinfra.cli import tables
 from skyinfra.errors import InvalidField
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask

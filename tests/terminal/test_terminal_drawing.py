@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from skyinfra.cli.drawing import STYLES, GpuStrip, lines, strips
 from skyinfra.client.fleet import RunningTask
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.terminal.drawing import STYLES, GpuStrip, lines, strips
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
 CPX = tuple(("CPX", i, 1) for i in range(8))
