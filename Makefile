@@ -13,7 +13,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask docs docs-tools clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -22,7 +22,7 @@ quickstart: $(VENV)/.quickstart
 test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask docs-tools
 	$(MAKE) lint pytest-all
 
 pytest:
@@ -97,8 +97,18 @@ dask: $(VENV)/.dev
 	@test -d build/dask-$(DASK) || { rm -rf build/dask.new && $(BIN)/python -m pip install --quiet --no-compile --no-deps \
 	  --disable-pip-version-check --target build/dask.new/site-packages distributed==$(DASK) dask==$(DASK) && mv build/dask.new build/dask-$(DASK); }
 
+# The pages, in build/site; what builds them stands in a folder of its own.
+docs: docs-tools
+	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m tools.site
+
+docs-tools: $(VENV)/.dev
+	@test -d build/docs-tools || { rm -rf build/docs-tools.new && $(BIN)/python -m pip install --quiet --no-compile \
+	  --disable-pip-version-check --constraint constraints.txt --target build/docs-tools.new zensical mkdocstrings-python && \
+	  mv build/docs-tools.new build/docs-tools; }
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/dask-* $(CHECKOV)
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/docs-tools build/site build/dask-* $(CHECKOV)
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -6,7 +6,7 @@
     accelerators.Custom("My-GPU", memory="48GB")
 
 There is a factory for every name of the catalog; dir() lists them. The string form is
-NAME[-MEMORY][-FORM FACTOR][!][:COUNT][/LAYOUT]: "H100", "A100-40GB:4", "H100!" (no other may stand in),
+`NAME[-MEMORY][-FORM FACTOR][!][:COUNT][/LAYOUT]`: "H100", "A100-40GB:4", "H100!" (no other may stand in),
 "H100:8/3g.40gb+2g.20gb+1g.10gb*2", "H100:8/2x>=20GB" by size, and "H100:2/3g.40gb|7g.80gb" with a layout for each GPU.
 The layout of an AMD GPU is its partition mode, with its memory mode where that is not NPS1: "MI300X:8/CPX+NPS4".
 """

@@ -1,0 +1,142 @@
+"""The pages: pictures and reference are made of what stands, links lead somewhere, and what a tutorial says happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fleet import environment, skyinfra
+from support import ROOT, missing
+
+import skyinfra as sky
+from skyinfra.cli.app import app
+from tools import pictures, site
+
+DOCS = ROOT / "docs"
+
+
+def test_no_picture_is_stale() -> None:
+    assert not pictures.stale()
+
+
+def test_a_picture_is_made_of_the_text(tmp_path: Path) -> None:
+    text = pictures.ARCHITECTURE.read_text(encoding="utf-8")
+    changed = text.replace("The outcome, a result or an exception,", "The outcome, a number,")
+    assert changed != text
+    assert "a number" in pictures.life("task", changed)
+    for name, section in pictures.SECTIONS.items():
+        drawn = re.findall(r">(\d+)\. ", pictures.life(name, text))
+        assert drawn == [str(number + 1) for number in range(len(pictures.steps(section, text)))]
+    assert pictures.stale(tmp_path) == list(pictures.pictures())
+
+
+def test_every_public_name_has_its_place() -> None:
+    pages = "".join(site.python_pages().values())
+    named = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)}
+    errors = re.findall(r"^ *- `(\w+)`: ", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert named | {*errors, "__version__"} == set(sky.__all__)
+
+
+def test_every_command_and_option_stands_on_its_page() -> None:
+    page = site.commands()
+
+    def look(path: str, command: Any) -> None:
+        assert f"## `{path}`\n" in page
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                assert parameter.opts[0] in page.split(f"## `{path}`\n", 1)[1].split("\n## ", 1)[0], path
+        for name, each in getattr(command, "commands", {}).items():
+            look(f"{path} {name}", each)
+
+    look("skyinfra", typer.main.get_command(app))
+    assert "## `skyinfra mig plan`" in page
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/places.md", "docs/tutorials/sweep.md"])
+def test_files_that_are_linked_exist(document: str) -> None:
+    page = ROOT / document
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        assert ":" in target or (page.parent / target).exists(), target
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.slow
+def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
+    tools = ROOT / "build" / "docs-tools"
+    if not tools.is_dir():
+        missing("what `make docs` builds with, in build/docs-tools,")
+    source = tmp_path / "site-source"
+    site.prepare(source)
+    (tmp_path / "zensical.toml").write_text(site.configuration(source))
+    site.build(tmp_path / "zensical.toml")
+    pages = {page.relative_to(tmp_path / "site").as_posix() for page in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "mig.html", "reference/commands.html", "reference/pool.html", "modules/aws.html"} <= pages
+    shown = (tmp_path / "site" / "reference" / "pool.html").read_text()
+    assert "ComputePool" in shown and "hourly" in shown
+    # Nothing is fetched from another host by whoever reads the pages.
+    for page in (tmp_path / "site").rglob("*.html"):
+        found = re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""", page.read_text())
+        assert not [each for each in found if not each.startswith("https://skyinfra")], page
+
+
+def written(document: Path, folder: Path) -> None:
+    """Writes the files of a tutorial, whose blocks have titles."""
+    for name, text in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', document.read_text(), re.DOTALL):
+        (folder / name).write_text(text)
+
+
+@pytest.mark.slow
+def test_the_sweep_is_as_it_is_written(tmp_path: Path) -> None:
+    written(DOCS / "tutorials" / "sweep.md", tmp_path)
+    skyinfra(tmp_path, "deploy", "--auto-approve")
+    try:
+        done = subprocess.run(
+            [sys.executable, "sweep.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.stdout.splitlines()[-1] == "best: 0.3", done.stderr
+        assert len(done.stdout.splitlines()) == 8
+    finally:
+        skyinfra(tmp_path, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_plain_hcl_is_as_it_is_written(tmp_path: Path, terraform_program: str) -> None:
+    written(DOCS / "tutorials" / "plain-hcl.md", tmp_path)
+    (tmp_path / "modules").symlink_to(ROOT / "modules")
+
+    def terraform(*arguments: str) -> str:
+        return subprocess.run(
+            [terraform_program, *arguments], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+        ).stdout
+
+    terraform("init")
+    terraform("apply", "-auto-approve")
+    try:
+        manifest = tmp_path / "fleet.json"
+        manifest.write_text(terraform("output", "-json", "fleet_cpu"))
+        manifest.chmod(0o600)
+        done = subprocess.run(
+            [sys.executable, "task.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.stdout.split() == ["cpu-0/0", "cpu-0/1", "cpu-1/0", "cpu-1/1"], done.stderr
+    finally:
+        terraform("destroy", "-auto-approve")
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_prints_what_stands_there(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    program, printed = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)[0]
+    (tmp_path / "example.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == printed, done.stderr
