@@ -30,7 +30,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "Start": ("installing", "tutorials/sweep", "tutorials/plain-hcl"),
     "Declare": ("declaration", "mig", "places", "providers", "offers"),
     "Run": ("deploying", "tasks", "jobs", "slurm-and-kubernetes", "hcp-terraform", "upgrading"),
-    "Understand": ("architecture", "nodes", "security", "what-works", "gpu-run"),
+    "Understand": ("architecture", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
 # Documents beside docs/, and their pages.
 PROJECT = {"CONTRIBUTING": "contributing.md", "CHANGELOG": "changelog.md", "SECURITY": "reporting.md"}
