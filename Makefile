@@ -13,7 +13,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask docs docs-tools clean
+.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask docs docs-tools browser clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -22,7 +22,7 @@ quickstart: $(VENV)/.quickstart
 test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask docs-tools
+test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask docs-tools browser
 	$(MAKE) lint pytest-all
 
 pytest:
@@ -107,8 +107,15 @@ docs-tools: $(VENV)/.dev
 	  --disable-pip-version-check --constraint constraints.txt --target build/docs-tools.new zensical mkdocstrings-python && \
 	  mv build/docs-tools.new build/docs-tools; }
 
+# Debian's Chromium, and what drives it in tests/integration/test_fleet_page.py, in a folder of its own.
+browser: $(VENV)/.dev debian
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || \
+	  apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >&2 || true
+	@test -d build/browser || { rm -rf build/browser.new && $(BIN)/python -m pip install --quiet --no-compile \
+	  --disable-pip-version-check --constraint constraints.txt --target build/browser.new playwright && mv build/browser.new build/browser; }
+
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/docs-tools build/site build/dask-* $(CHECKOV)
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/browser build/docs-tools build/site build/dask-* $(CHECKOV)
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

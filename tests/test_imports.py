@@ -61,7 +61,8 @@ ALLOWED: dict[str, set[str]] = {
     # the client
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "reach": {"protocol"},
-    "client": {"blobs", "engine", "first_boot", "protocol", "reach", "sync", "tasks", "terraform", "worker"},
+    "page": {"protocol"},
+    "client": {"blobs", "engine", "first_boot", "page", "protocol", "reach", "sync", "tasks", "terraform", "worker"},
     "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {
         "accelerators",

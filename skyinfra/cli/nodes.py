@@ -201,15 +201,30 @@ def dashboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
-    """Show the pages of the fleet's scheduler in the browser of this machine, until it is interrupted."""
+    """Show the fleet in the browser of this machine, until it is interrupted: nodes, GPUs, tasks, jobs and logs."""
     from skyinfra.client import ask
 
     with ask(fleet) as pool:
-        url = pool.dashboard(port, browser=browser and sys.stdout.isatty())
-        sys.stdout.write(f"The dashboard of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
+        # A head that does not answer, or that is not to be trusted, ends the command, not the page.
+        pool.running()
+        url = pool.dashboard(port, browser=browser and sys.stdout.isatty(), price=_price(fleet))
+        sys.stdout.write(f"The page of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
         sys.stdout.flush()
         while True:
             time.sleep(_POLL_S)
+
+
+def _price(fleet: str) -> str:
+    """Returns the cost of the pool's machines in words, from the state; empty where a manifest alone is known."""
+    if fleet.endswith(".json"):
+        return ""
+    from skyinfra.deploy.cost import standing_cost
+    from skyinfra.terraform.project import Project
+
+    stack, _, name = fleet.partition("/")
+    found = Project.find().stack(stack)
+    pool = name or found.only_pool
+    return str(standing_cost(each for each in found.resources() if each.module == pool))
 
 
 def logs(

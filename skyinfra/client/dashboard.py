@@ -1,4 +1,4 @@
-"""The dashboard of a fleet's scheduler at an address of this machine, through the client's own connection.
+"""The fleet page, and the dashboard of the scheduler, at an address of this machine, through the client's connection.
 
 Every account of this machine can connect to a port of its loopback, and so can every web page that a browser here
 shows. A request passes that has the cookie of the first visit, with the token; that names this address as its host,
@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from skyinfra import page
 from skyinfra.client.connection import Asker
 from skyinfra.engine.waiting import within
-from skyinfra.errors import PortTaken, SkyinfraError
+from skyinfra.errors import MissingDependency, PortTaken, SkyinfraError
 from skyinfra.protocol import services
 
 _WAIT_S = 15.0
@@ -35,15 +36,21 @@ _NOT_FORWARDED = {"connection", "keep-alive", "proxy-connection", "upgrade", "co
 _METHODS = ("GET", "HEAD")
 # A target of another form names a host of its own.
 _TARGET = re.compile(r"/(?![/\\])[!-~]*")
-_PAGE = "/status"
+# Paths of the fleet page, and its answer to one of them with its query.
+_OWN = re.compile(rf"{page.PATH}(/|$)")
+Own = Callable[[str, dict[str, list[str]]], page.Answer]
 _OPEN = "Open the address that skyinfra has shown, with its token; if this is it, load the page again.\n"
 
 
 class Dashboard:
-    """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection."""
+    """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection.
 
-    def __init__(self, connection: Asker) -> None:
+    own: answers for the fleet page, in another thread; all other pages are those of the scheduler.
+    """
+
+    def __init__(self, connection: Asker, own: Own) -> None:
         self._connection = connection
+        self._own = own
         self._server: asyncio.Server | None = None
         self._pipes: set[asyncio.Task[None]] = set()
         self._admission = Admission(0)
@@ -60,9 +67,7 @@ class Dashboard:
         webbrowser.open(self._admission.url_once())
 
     async def start(self, port: int) -> None:
-        """Raises `MissingDependency` where the head cannot draw it, `PortTaken`; 0 is any free port."""
-        head = self._connection.head
-        await services.dashboard_close(head, number=await services.dashboard_open(head))
+        """Raises `PortTaken`; 0 is any free port."""
         try:
             self._server = await asyncio.start_server(
                 self._serve, "127.0.0.1", port, limit=_LARGEST_HEAD, start_serving=False
@@ -89,12 +94,23 @@ class Dashboard:
             # What ends, is too slow or too large is no request.
             with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, SkyinfraError):
                 request = self._admission.admit(await within(reader.readuntil(b"\r\n\r\n"), _HEAD_S))
-                await self._pipe(await services.dashboard_open(self._connection.head), request, reader, writer)
+                if _OWN.match(request.path):
+                    writer.write(_answered(await asyncio.to_thread(self._own, request.path, request.query)))
+                    await writer.drain()
+                else:
+                    await self._pipe(await self._opened(), request, reader, writer)
         except Refused as refused:
             writer.write(refused.answer)
         finally:
             self._pipes.discard(mine)
             writer.close()
+
+    async def _opened(self) -> int:
+        """Opens a connection to the scheduler's pages. Raises `Refused` where the head cannot draw them."""
+        try:
+            return await services.dashboard_open(self._connection.head)
+        except MissingDependency as error:
+            raise _refused(HTTPStatus.NOT_IMPLEMENTED, f"{error}\n") from None
 
     async def _pipe(
         self, number: int, request: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -139,10 +155,15 @@ async def _until_one_ends(*copying: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that may pass. head: what is sent in its place. websocket: whether its connection goes on after it."""
+    """A request that may pass, to *path* with *query*.
+
+    head: what is sent in its place. websocket: whether its connection goes on after it.
+    """
 
     head: bytes
     websocket: bool
+    path: str
+    query: dict[str, list[str]]
 
 
 class Refused(Exception):
@@ -171,7 +192,7 @@ class Admission:
         return self._address(token)
 
     def _address(self, token: str) -> str:
-        return f"http://{self._hosts[0]}{_PAGE}?token={token}"
+        return f"http://{self._hosts[0]}{page.PATH}?token={token}"
 
     def admit(self, data: bytes) -> Admitted:
         """Decides on the head *data* of a request. Raises `Refused`, for the first visit with a redirection."""
@@ -180,16 +201,17 @@ class Admission:
             raise _refused(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard has pages to read only.\n")
         self._check_source(headers)
         address = urlsplit(target)
-        token = parse_qs(address.query).get("token")
-        if token is not None:
-            self._visit(address.path, token[-1])
+        query = parse_qs(address.query)
+        if "token" in query:
+            self._visit(address.path, query["token"][-1])
         cookies = [part.strip() for name, value in headers if name == "cookie" for part in value.split(";")]
         if not any(_same(cookie, self._cookie) for cookie in cookies):
             raise _refused(HTTPStatus.FORBIDDEN, _OPEN)
         websocket = any(name == "upgrade" and value.lower() == "websocket" for name, value in headers)
         kept = [(name, value) for name, value in headers if name not in _NOT_FORWARDED]
         way = [("connection", "Upgrade"), ("upgrade", "websocket")] if websocket else [("connection", "close")]
-        return Admitted(_head(f"{method} {target} HTTP/1.1", *kept, *way), websocket)
+        head = _head(f"{method} {target} HTTP/1.1", *kept, *way)
+        return Admitted(head, websocket, address.path, query)
 
     def _check_source(self, headers: list[tuple[str, str]]) -> None:
         hosts = [value for name, value in headers if name == "host"]
@@ -230,15 +252,22 @@ def _same(given: str, wanted: str) -> bool:
 
 
 def _refused(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Refused:
-    body = text.encode()
+    return Refused(_answered(page.Answer(status, "text/plain; charset=utf-8", text.encode()), *headers))
+
+
+def _answered(answer: page.Answer, *headers: tuple[str, str]) -> bytes:
+    """Returns the whole response."""
+    status = HTTPStatus(answer.status)
     always = [
-        ("Content-Type", "text/plain; charset=utf-8"),
-        ("Content-Length", str(len(body))),
+        ("Content-Type", answer.kind),
+        ("Content-Length", str(len(answer.body))),
         ("Cache-Control", "no-store"),
+        ("Content-Security-Policy", page.POLICY),
+        ("X-Content-Type-Options", "nosniff"),
         ("Referrer-Policy", "no-referrer"),
         ("Connection", "close"),
     ]
-    return Refused(_head(f"HTTP/1.1 {status.value} {status.phrase}", *headers, *always) + body)
+    return _head(f"HTTP/1.1 {status.value} {status.phrase}", *headers, *always) + answer.body
 
 
 def _head(first: str, *headers: tuple[str, str]) -> bytes:

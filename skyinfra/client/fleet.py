@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skyinfra.client.connection import Asker, Connection, Limits
-from skyinfra.client.dashboard import Dashboard
+from skyinfra.client.dashboard import Dashboard, Own
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
@@ -77,9 +77,9 @@ class AskedFleet:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self.from_head(self.connection.look())
 
-    def dashboard(self, port: int, *, browser: bool) -> str:
-        """See `Pool.dashboard`."""
-        dashboard = Dashboard(self.connection)
+    def dashboard(self, port: int, *, browser: bool, own: Own) -> str:
+        """See `Pool.dashboard`; *own* answers for the fleet page."""
+        dashboard = Dashboard(self.connection, own)
         self.in_loop(dashboard.start(port))
         self._dashboards.append(dashboard)
         if browser:

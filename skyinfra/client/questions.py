@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
+from skyinfra import page
 from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
@@ -42,15 +44,16 @@ class Questions:
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self._fleet.look()
 
-    def dashboard(self, port: int = 0, *, browser: bool = False) -> str:
-        """Opens the dashboard of the fleet's scheduler on this machine until the pool is closed; returns its address.
+    def dashboard(self, port: int = 0, *, browser: bool = False, price: str = "") -> str:
+        """Opens the fleet page on this machine until the pool is closed; returns its address.
 
-        Its connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
+        It shows nodes, GPUs with their partitions, tasks, jobs and logs, and leads to the scheduler's own pages. Its
+        connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
         token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
-        browser: whether to show it in the browser of this machine. Raises `MissingDependency` where the head cannot
-        draw it, `PortTaken`.
+        browser: whether to show it in the browser of this machine. price: what the fleet costs, in words. Raises
+        `PortTaken`.
         """
-        return self._fleet.dashboard(port, browser=browser)
+        return self._fleet.dashboard(port, browser=browser, own=partial(page.answer, self, price=price))
 
     def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.

@@ -123,13 +123,22 @@ def changes(
     return tuple(found)
 
 
+def _in_place(action: str, address: str) -> bool:
+    """Whether a change of a resource may bring another layout to nodes that run.
+
+    Where nodes are set up over SSH, the resource that hands a layout on is made anew (modules/hosts.tf).
+    """
+    handed_on = action == "replace" and ".terraform_data.layout" in address
+    return "." in address and (action == "update" or handed_on)
+
+
 def transitions(stack: SynthesizedStack, plan: Plan) -> tuple[Transition, ...]:
     """The changes of layouts that *plan* brings to the fleets of *stack* that run.
 
     Only pools with a change in place are asked for; a fleet that does not answer is left out, and so is one whose
     layouts follow the work: it has what its head has chosen.
     """
-    updated = {address.split(".")[1] for action, address in plan.changes if action == "update" and "." in address}
+    updated = {address.split(".")[1] for action, address in plan.changes if _in_place(action, address)}
     changed = [pool for pool in stack.pools if pool["name"] in updated and pool.get("accelerator")]
     pools = [pool for pool in changed if not pool.get("layouts_follow")]
     fleets = stack.fleets() if pools else {}

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from recorded_pages import PAGE, SWITCHED, Head, RecordedPages
 
+from skyinfra import page
 from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.head.tunnel import Tunnel
@@ -25,7 +26,7 @@ class Desk:
     def __init__(self, dashboard: Dashboard, pages: RecordedPages) -> None:
         self.dashboard = dashboard
         self.heard = pages.heard
-        match = re.fullmatch(r"http://(127\.0\.0\.1:(\d+))(/status\?token=([\w-]{40,}))", dashboard.url)
+        match = re.fullmatch(r"http://(127\.0\.0\.1:(\d+))(/fleet\?token=([\w-]{40,}))", dashboard.url)
         assert match, dashboard.url
         self.host, port, self.first, self.token = match.groups()
         self.port = int(port)
@@ -51,20 +52,22 @@ class Desk:
         """The header that a browser has after its first visit."""
         answer = await self.get(self.first)
         assert answer.startswith("HTTP/1.1 303 ")
-        assert "\r\nLocation: /status\r\n" in answer
+        assert "\r\nLocation: /fleet\r\n" in answer
         match = re.search(r"\r\nSet-Cookie: ([\w=-]+); Path=/; HttpOnly; SameSite=Strict\r\n", answer)
         assert match, answer
         return f"Cookie: {match[1]}"
+
+
+def own(path: str, query: dict[str, list[str]]) -> page.Answer:
+    return page.Answer(200, "text/plain", f"own {path} {sorted(query.items())}".encode())
 
 
 def run(test: Callable[[Desk], Awaitable[None]], *, answer: bytes = PAGE) -> None:
     async def whole() -> None:
         tunnel, pages = Tunnel(cast(Any, None)), RecordedPages(answer)
         tunnel._pages = cast(Any, pages)
-        dashboard = Dashboard(cast(Connection, SimpleNamespace(head=Head(tunnel.handlers))))
+        dashboard = Dashboard(cast(Connection, SimpleNamespace(head=Head(tunnel.handlers))), own)
         await dashboard.start(0)
-        # The connection that shows whether the head can draw it.
-        pages.heard.clear()
         try:
             await test(Desk(dashboard, pages))
         finally:
@@ -95,6 +98,22 @@ def test_the_address_with_the_token_admits_a_browser() -> None:
             b"GET /status HTTP/1.1",
             b"GET /static/a.js?v=1 HTTP/1.1",
         ]
+
+    run(test)
+
+
+def test_the_fleet_page_is_for_who_is_admitted_and_never_asks_the_scheduler_s_pages() -> None:
+    async def test(desk: Desk) -> None:
+        assert refused(await desk.get("/fleet"))
+        assert refused(await desk.get("/fleet/state"))
+        cookie = await desk.cookie()
+        assert refused(await desk.get("/fleet/state", cookie, "Origin: http://evil.example"))
+        answer = await desk.get("/fleet/log?node=n1&task=a%20b", cookie)
+        assert answer.startswith("HTTP/1.1 200 OK\r\n")
+        assert answer.endswith("\r\n\r\nown /fleet/log [('node', ['n1']), ('task', ['a b'])]")
+        assert f"\r\nContent-Security-Policy: {page.POLICY}\r\n" in answer
+        assert desk.heard == []
+        assert (await desk.get("/fleets", cookie)).endswith("pages")
 
     run(test)
 

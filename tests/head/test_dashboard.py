@@ -19,10 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 from running_node import RunningNode
 from support import ROOT, missing
-from typer.testing import CliRunner
 
 import skyinfra as sky
-from skyinfra.cli.app import app
 from skyinfra.protocol import services
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -57,14 +55,31 @@ def drawing_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ru
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bokeh") is not None, reason="bokeh is installed")
-def test_a_head_that_cannot_draw_says_so(node: RunningNode, tmp_path: Path) -> None:
+def test_a_head_that_cannot_draw_says_so(node: RunningNode) -> None:
     with node.pool() as pool:
-        with pytest.raises(sky.MissingDependency, match=r"no bokeh.*\n.*skyinfra\[dashboard\]"):
-            pool.dashboard()
-        manifest = tmp_path / "fleet.json"
-        manifest.write_text(json.dumps(pool.manifest.to_json()))
-    result = CliRunner().invoke(app, ["dashboard", str(manifest)])
-    assert isinstance(result.exception, sky.MissingDependency)
+        url, visitor = pool.dashboard(), browser()
+        with visitor.open(url, timeout=60) as answer:
+            assert answer.headers["Content-Type"].startswith("text/html")
+        here = url.partition("?")[0]
+        with visitor.open(f"{here}/state", timeout=60) as answer:
+            found = json.load(answer)
+        assert found["fleet"] == "demo/mig"
+        [shown] = found["nodes"]
+        assert (shown["name"], shown["problem"], shown["missing"]) == ("n1", None, [])
+        assert [slot["slot"] for gpu in shown["gpus"] for slot in gpu["slots"]] == ["n1/0"]
+        with visitor.open(f"{here}/log?node=n1", timeout=60) as answer:
+            assert "n1" in json.load(answer)["text"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            visitor.open(f"{here}/other", timeout=60)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            visitor.open(daskpages(url), timeout=60)
+        assert refused.value.code == 501
+        assert re.search(r"no bokeh.*\n.*skyinfra\[dashboard\]", refused.value.read().decode())
+
+
+def daskpages(url: str) -> str:
+    """The scheduler's own pages beside the fleet page at *url*."""
+    return url.replace("/fleet", "/status")
 
 
 def browser() -> urllib.request.OpenerDirector:
@@ -74,7 +89,7 @@ def browser() -> urllib.request.OpenerDirector:
 @pytest.mark.slow
 def test_its_pages_arrive_and_go_with_the_pool(drawing_node: RunningNode) -> None:
     with drawing_node.pool() as pool:
-        url = pool.dashboard()
+        url = daskpages(pool.dashboard())
         assert url.startswith("http://127.0.0.1:")
         visitor = browser()
         for _ in range(3):
@@ -90,7 +105,7 @@ def test_its_pages_arrive_and_go_with_the_pool(drawing_node: RunningNode) -> Non
         # Nobody else of this machine gets them.
         with pytest.raises(urllib.error.HTTPError, match="403"):
             browser().open(url.partition("?")[0], timeout=60)
-        again = pool.dashboard()
+        again = daskpages(pool.dashboard())
         assert again != url
     for address in (url, again):
         with pytest.raises(OSError, match="refused"):
@@ -100,7 +115,7 @@ def test_its_pages_arrive_and_go_with_the_pool(drawing_node: RunningNode) -> Non
 @pytest.mark.slow
 def test_no_port_of_the_head_has_its_pages(drawing_node: RunningNode) -> None:
     with drawing_node.pool() as pool, drawing_node.client() as client:
-        with browser().open(pool.dashboard(), timeout=60) as answer:
+        with browser().open(daskpages(pool.dashboard()), timeout=60) as answer:
             assert "Dask" in answer.read().decode()
         ports = [client.scheduler_info()["services"]["dashboard"]]
         ports += [worker["services"]["dashboard"] for worker in client.scheduler_info()["workers"].values()]
@@ -126,7 +141,7 @@ def upgrade(host: str, origin: str, session: str, *headers: str) -> bytes:
 @pytest.mark.slow
 def test_its_websocket_is_for_its_own_pages(drawing_node: RunningNode) -> None:
     with drawing_node.pool() as pool:
-        url = pool.dashboard()
+        url = daskpages(pool.dashboard())
         host = urlsplit(url).netloc
         jar = CookieJar()
         visitor = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))

@@ -44,7 +44,9 @@ def start(cloud: Cloud, kind: str, count: int) -> None:
     )
 
 
+# tests/preflight counts the same from recorded answers.
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_is_in_use_is_counted_and_its_own_nodes_are_not(cloud: Cloud, tmp_path: Path) -> None:
     project = Project(tmp_path, cloud)
     project.declare(*POOLS)

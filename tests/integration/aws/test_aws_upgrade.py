@@ -52,6 +52,8 @@ def publish(project: Project, monkeypatch: pytest.MonkeyPatch) -> str | None:
     return wanted(stack, manifest)
 
 
+# test_upgrade_here upgrades a fleet with its jobs; how a bucket is filled is here alone.
+@pytest.mark.long
 def test_an_upgrade_puts_another_runner_into_the_bucket_and_changes_nothing_else(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

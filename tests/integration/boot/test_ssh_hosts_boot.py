@@ -89,7 +89,8 @@ def test_two_hosts_another_layout_another_host_and_back(hosts: Hosts, deployed: 
     started = [machine.show("skyinfra-runner", "MainPID") for machine in machines[:2]]
 
     here = hosts.project(*declared[:2], accelerator="H100/1g.10gb")
-    deployed(here)
+    said = deployed(here)
+    assert re.search(rf"{names[0]} GPU 0, {names[1]} GPU 0|2 GPUs", said) and "before" in said, said
     until(lambda: slots(here) == dict.fromkeys(names[:2], 7), seconds=60)
     assert [machine.show("skyinfra-runner", "MainPID") for machine in machines[:2]] == started
 

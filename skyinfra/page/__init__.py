@@ -1,0 +1,181 @@
+"""The fleet page: nodes with their GPUs drawn, tasks, jobs and logs, for the browser of who is connected.
+
+`answer` gives each of its files and documents. `skyinfra.client.dashboard` serves them, and admits nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Protocol
+
+from skyinfra.errors import NodeError, SkyinfraError
+from skyinfra.protocol import questions
+from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.manifest import Manifest
+
+PATH = "/fleet"
+# A node that does not answer within it is shown as one that does not answer.
+_WAIT_S = 5.0
+_LINES = 500
+_FILES = {
+    PATH: ("fleet.html", "text/html"),
+    f"{PATH}/fleet.js": ("fleet.js", "text/javascript"),
+    f"{PATH}/fleet.css": ("fleet.css", "text/css"),
+}
+# Nothing of another host, nothing inline: what a task prints cannot become part of the page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+
+
+class Look(Protocol):
+    """The fleet at one moment; see `skyinfra.client.snapshot.Snapshot`."""
+
+    @property
+    def slots(self) -> tuple[InstanceInfo, ...]: ...
+    @property
+    def draining(self) -> tuple[InstanceInfo, ...]: ...
+    @property
+    def state(self) -> FleetState | None: ...
+
+
+class Running(Protocol):
+    """A task that runs; see `skyinfra.client.fleet.RunningTask`."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class Asked(Protocol):
+    """The fleet that is asked; see `skyinfra.client.questions.Questions`."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    def look(self) -> Look: ...
+    def node_names(self) -> list[str]: ...
+    def running(self) -> Mapping[str, Sequence[Running]]: ...
+    def jobs(self) -> list[JobInfo]: ...
+    def ask(self, node: str, question: str, *, wait_s: float = ..., **arguments: Any) -> Any: ...
+    def ask_all(
+        self, nodes: Sequence[str], question: str, *, wait_s: float = ..., **arguments: Any
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request: HTTP status, media type and body."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+def answer(asked: Asked, path: str, query: Mapping[str, Sequence[str]], price: str = "") -> Answer:
+    """Returns the file or document at *path*; status 404 where there is none. Blocks while the fleet is asked.
+
+    query: values by name; of ``/fleet/log`` the ``node``, and the ``task`` (its key) where not the runner's log is
+    wanted. price: what the fleet costs, in words.
+    """
+    if path in _FILES:
+        name, kind = _FILES[path]
+        return Answer(200, f"{kind}; charset=utf-8", resources.files(__name__).joinpath(name).read_bytes())
+    try:
+        if path == f"{PATH}/state":
+            return _document(state(asked, price))
+        if path == f"{PATH}/log":
+            return _document(log(asked, *(query.get(name, [""])[-1] for name in ("node", "task"))))
+    except SkyinfraError as error:
+        return _document({"problem": str(error)}, 503)
+    return Answer(404, "text/plain; charset=utf-8", b"There is no such page.\n")
+
+
+def _document(value: Mapping[str, object], status: int = 200) -> Answer:
+    return Answer(status, "application/json", json.dumps(value).encode())
+
+
+def state(asked: Asked, price: str = "") -> dict[str, object]:
+    """Returns the fleet as JSON values: its nodes with their GPUs and slots, jobs, and what is missing."""
+    look, tasks, names = asked.look(), asked.running(), asked.node_names()
+    readings = asked.ask_all(names, questions.METRICS, wait_s=_WAIT_S)
+    manifest, told = asked.manifest, look.state
+    machines = {node.name: node for node in manifest.nodes}
+    nodes: list[dict[str, object]] = []
+    for name in names:
+        found = readings[name]
+        used = {} if isinstance(found, NodeError) else {each["slot"]["slot"]: each for each in found}
+        slots = [_slot(slot, tasks, used, going=False) for slot in look.slots if slot.node == name]
+        slots += [_slot(slot, tasks, used, going=True) for slot in look.draining if slot.node == name]
+        there = {slot["slot"] for slot in slots}
+        machine = machines.get(name)
+        nodes.append(
+            {
+                "name": name,
+                "head": bool(machine and machine.head),
+                "machine": machine and machine.machine_type,
+                "zone": machine and machine.zone,
+                "problem": _problem(name, told, found),
+                "missing": [slot for slot in (told.slots.get(name, ()) if told else ()) if slot not in there],
+                "gpus": _gpus(slots),
+            }
+        )
+    changes = told.follow.changes if told and told.follow else ()
+    return {
+        "fleet": manifest.fleet,
+        "provider": manifest.provider,
+        "simulated": manifest.simulated,
+        "price": price,
+        "nodes": nodes,
+        "jobs": [{**job.to_json(), "key": job.key} for job in asked.jobs()],
+        "changes": [
+            {"at": each.at, "node": each.node, "gpu": each.gpu, "layout": each.layout, "why": each.why}
+            for each in changes
+        ],
+    }
+
+
+def _problem(name: str, told: FleetState | None, found: object) -> str | None:
+    if told and name in told.failed:
+        return f"step {told.failed[name].step} failed: {told.failed[name].error}"
+    if told and name in told.leaving:
+        return f"leaves: {told.leaving[name]}"
+    return found.message if isinstance(found, NodeError) else None
+
+
+def _slot(
+    slot: InstanceInfo, tasks: Mapping[str, Sequence[Running]], used: Mapping[str, Any], *, going: bool
+) -> dict[str, Any]:
+    reading = {key: value for key, value in used.get(slot.slot, {}).items() if key != "slot"}
+    running = [{"key": each.key, "name": each.name, "seconds": each.seconds} for each in tasks.get(slot.slot, ())]
+    return {**slot.to_json(), "going": going, "tasks": running, "reading": reading}
+
+
+def _gpus(slots: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
+    """Returns the slots by the accelerator that they stand on, in the order of their places; CPU slots together."""
+    by_gpu: dict[int | None, list[dict[str, Any]]] = {}
+    for slot in slots:
+        by_gpu.setdefault(slot.get("gpu"), []).append(slot)
+    return [
+        {
+            "gpu": gpu,
+            "accelerator": here[0].get("accelerator"),
+            "units": max((slot.get("units") or 0 for slot in here), default=0) or None,
+            "slots": sorted(here, key=lambda slot: (slot.get("start") or 0, slot["worker"])),
+        }
+        for gpu, here in sorted(by_gpu.items(), key=lambda each: (each[0] is None, each[0] or 0))
+    ]
+
+
+def log(asked: Asked, node: str, task: str) -> dict[str, object]:
+    """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
+    source = "task" if task else "runner"
+    found = asked.ask(node, questions.LOG, wait_s=_WAIT_S, source=source, task=task, lines=_LINES)
+    return {"node": node, "task": task, "text": str(found["text"]) if found is not None else ""}

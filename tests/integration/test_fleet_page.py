@@ -1,0 +1,147 @@
+"""The fleet page in a real browser: Debian's Chromium, driven by Playwright, with a running fleet behind it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import copy_quickstart, skyinfra, until
+from support import ROOT, missing
+
+import skyinfra as sky
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
+
+TOOLS = ROOT / "build" / "browser"
+AXE = ROOT / "tests" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+PATIENCE_MS = 60_000
+
+
+@sky.compute
+def speak() -> None:
+    import time
+
+    for number in range(600):
+        print("line", number, "<b>bold</b>", flush=True)
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium")
+    if program is None or not TOOLS.is_dir():
+        missing("Chromium with Playwright (`make browser`)")
+    sys.path.insert(0, os.fspath(TOOLS))
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+    sys.path.remove(os.fspath(TOOLS))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = copy_quickstart(tmp_path_factory.mktemp("page"))
+    skyinfra(folder, "deploy", "--auto-approve")
+    yield folder
+    skyinfra(folder, "destroy", "--auto-approve")
+
+
+def serious(page: Any) -> list[str]:
+    """Returns the serious findings of axe on the page."""
+    if not AXE.is_file():
+        missing("axe-core, of tests/npm,")
+    page.add_script_tag(path=os.fspath(AXE))
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{each['id']}: {each['help']}" for each in found if each["impact"] in ("serious", "critical")]
+
+
+def test_open_drill_into_a_slot_follow_a_log_see_a_layout_change(
+    chromium: Any, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    with sky.connect("quickstart", "mig") as pool:
+        future = pool.submit(speak)
+        url = pool.dashboard()
+        context = chromium.new_context(bypass_csp=True, viewport={"width": 1440, "height": 1000})
+        page = context.new_page()
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector("[data-slot]", timeout=PATIENCE_MS)
+        assert page.locator("[data-slot]").count() == 4
+        assert "(simulated)" in page.locator("#fleet").inner_text()
+        busy = page.locator("[data-slot]", has_text="speak")
+        busy.wait_for(timeout=PATIENCE_MS)
+
+        busy.click()
+        assert page.locator("#slot-title").inner_text().startswith("Slot mig-")
+        page.locator("#slot-facts button", has_text="log of").click()
+        page.wait_for_function(
+            "document.getElementById('log-text').textContent.includes('line 0')", timeout=PATIENCE_MS
+        )
+        grown = "n => document.getElementById('log-text').textContent.split('\\n').length > n"
+        page.wait_for_function(grown, arg=page.locator("#log-text").inner_text().count("\n") + 2, timeout=PATIENCE_MS)
+        # What a task prints stays text.
+        assert page.locator("#log-text b").count() == 0
+        assert "<b>bold</b>" in page.locator("#log-text").inner_text()
+
+        for width in (390, 1440):
+            for scheme in ("light", "dark"):
+                page.set_viewport_size({"width": width, "height": 1000})
+                page.emulate_media(color_scheme=scheme)
+                assert serious(page) == []
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                folder = Path(os.environ.get("SKYINFRA_SCREENSHOTS", tmp_path))
+                page.screenshot(path=os.fspath(folder / f"fleet-{width}-{scheme}.png"), full_page=True)
+
+        future.cancel()
+        main = project / "main.py"
+        main.write_text(main.read_text().replace('mig="3g.40gb"', 'mig="2g.20gb*3"'))
+        skyinfra(project, "deploy", "--auto-approve")
+        page.wait_for_function("document.querySelectorAll('[data-slot]').length === 6", timeout=PATIENCE_MS)
+        assert set(page.locator("[data-slot] b").all_inner_texts()) == {"2g.20gb"}
+        assert wrong == []
+        context.close()
+
+
+def test_a_wrong_token_is_refused(chromium: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    with sky.connect("quickstart", "mig") as pool:
+        url = pool.dashboard()
+        context = chromium.new_context()
+        page = context.new_page()
+        assert page.goto(url[:-1]).status == 403
+        assert page.locator("[data-slot]").count() == 0
+        context.close()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url.partition("?")[0].replace("/fleet", "/fleet/state"), timeout=30)
+
+
+def test_a_job_and_its_log(chromium: Any, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    with sky.connect("quickstart", "mig") as pool:
+        job = pool.submit(speak, detach="talk")
+        context = chromium.new_context(bypass_csp=True)
+        page = context.new_page()
+        page.goto(pool.dashboard())
+        button = page.locator("[data-job=talk]")
+        button.wait_for(timeout=PATIENCE_MS)
+        button.click()
+        page.wait_for_function(
+            "document.getElementById('log-text').textContent.includes('line 1')", timeout=PATIENCE_MS
+        )
+        job.cancel()
+        page.wait_for_function("document.getElementById('jobs').textContent.includes('cancelled')", timeout=PATIENCE_MS)
+        context.close()
+        until(job.done)
+        job.forget()
