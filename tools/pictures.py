@@ -45,7 +45,7 @@ SECTIONS = {
     "node": "The life of a node",
 }
 WIDTH = 760
-_LETTER = 6.6
+_LETTER = 7.2
 
 
 class Sheet:
@@ -188,7 +188,7 @@ LAYOUTS = ("3g.40gb*2", "3g.40gb+2g.20gb+1g.10gb*2", "1g.10gb*7")
 def overview() -> str:
     """Returns the picture of the README."""
     sheet = Sheet("A declaration becomes Terraform, nodes, partitions, and a place for each task")
-    code = ["sky.ComputePool(", "  nodes=3,", "  provider=sky.AWS(),", '  accelerator="H100:8/…",', ")"]
+    code = ["sky.ComputePool(", "  nodes=3,", "  provider=sky.AWS(),", '  accelerator="H100/…",', ")"]
     sheet.text(16, 26, "Declare, in Python", more='font-weight="bold"')
     sheet.box(16, 38, 196, 112)
     for number, line in enumerate(code):
@@ -200,7 +200,7 @@ def overview() -> str:
     sheet.text(262, 26, "Apply, with Terraform", more='font-weight="bold"')
     places = (
         "AWS, Google Cloud, Azure, OCI",
-        "Lambda, Nebius, Crusoe, Vultr …",
+        "Lambda, Nebius, Crusoe …",
         "RunPod, Vast.ai",
         "hosts over SSH, containers",
         "Slurm, Kubernetes",
@@ -210,7 +210,7 @@ def overview() -> str:
         sheet.text(272, 60 + 19 * number, place, more='font-size="12"')
     sheet.arrow(216, 94, 258, 94)
     sheet.arrow(472, 94, 514, 94)
-    sheet.text(518, 26, "Run, one worker for each partition", more='font-weight="bold"')
+    sheet.text(518, 26, "Run, on every partition", more='font-weight="bold"')
     for number, layout in enumerate(LAYOUTS):
         _gpu(sheet, 518, 38 + 41 * number, 226, layout)
     sheet.text(518, 174, "train(0) >> pool", more='font-family="ui-monospace, monospace" font-size="12"')

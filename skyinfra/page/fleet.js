@@ -88,7 +88,7 @@ function nodeCard(node, shades) {
 }
 
 function jobsTable() {
-  if (!state.jobs.length) return made("p", { class: "pale" }, "No jobs: `skyinfra run --detach` and pool.submit(..., detach=NAME) make them.");
+  if (!state.jobs.length) return made("p", { class: "pale" }, "No jobs. skyinfra run --detach and pool.submit(..., detach=NAME) make them.");
   const head = made("tr", {}, ...["Job", "Task", "State", "Slot", "Submitted", "Took", "Log"].map((name) => made("th", { scope: "col" }, name)));
   const rows = state.jobs.map((job) => {
     const took = job.started ? span((job.ended || Date.now() / 1000) - job.started) : "";
