@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"accelerators", "mig", "protocol"},
     "pool": {"providers", "accelerators", "mig", "plugins", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
+    "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},

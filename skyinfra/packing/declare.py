@@ -107,6 +107,13 @@ def _accelerator(text: str) -> list[str]:
     return ["        accelerator=(", *(f'            "{piece}"' for piece in pieces), "        ),"]
 
 
+def region_of(offer: Offer, price: Price) -> str | None:
+    """Returns the region for the declaration: that of the price, if the machine is offered there."""
+    if price.region != offers.EVERYWHERE and offer.in_region(price.region):
+        return price.region
+    return offer.regions[0] if offer.regions else None
+
+
 def sellers() -> tuple[str, ...]:
     """The providers that have offers and that this version deploys to, by name."""
     return tuple(sorted(set(providers.deployable()) & set(offers.providers())))
