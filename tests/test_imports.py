@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugins": {"accelerators", "mig", "protocol"},
     "pool": {"providers", "accelerators", "mig", "plugins", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
-    "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "providers"},
+    "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},
@@ -62,7 +62,18 @@ ALLOWED: dict[str, set[str]] = {
     # the client
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "reach": {"protocol"},
-    "client": {"blobs", "engine", "first_boot", "protocol", "reach", "sync", "tasks", "terraform", "worker"},
+    "client": {
+        "blobs",
+        "engine",
+        "first_boot",
+        "protocol",
+        "reach",
+        "recommendation",
+        "sync",
+        "tasks",
+        "terraform",
+        "worker",
+    },
     "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {
         "accelerators",

@@ -101,7 +101,7 @@ class Job(Generic[T]):
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":
             raise JobCancelled(f"job {self.name} was cancelled; there is no result")
-        return pickling.read_outcome(await self._line.outcome(self.id))
+        return self._fleet.dispatcher.advised(pickling.read_outcome(await self._line.outcome(self.id)))
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""
