@@ -35,9 +35,10 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; returns its exit code, -N for signal N.
 
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
-    ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM` where it failed and said that the memory
-    of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of
-    the folder of the script there: what is in it stands beside the script, read-only.
+    ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM`, where it failed and had said that the
+    memory of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to
+    the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of the folder of
+    the script there: what is in it stands beside the script, read-only.
     """
     key = str(get_worker().get_current_task())
     env = dict(env)
