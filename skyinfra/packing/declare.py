@@ -129,8 +129,9 @@ def _lacking(cls: type[Provider], values: dict[str, Any]) -> list[str]:
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, Any]:
-    """Returns the region and the machine type of the price and the number of GPUs."""
-    values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
+    """Returns the region of the price and the machine type; no region of a marketplace, which has none to declare."""
+    anywhere = "region" in cls.model_fields and cls.model_fields["region"].default == offers.EVERYWHERE
+    values = {"region": None if anywhere else machines.region, "instance_types": [machines.offer.machine_type]}
     return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}
 
 

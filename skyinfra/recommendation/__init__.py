@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from skyinfra import providers
 from skyinfra.errors import InvalidField, NotOffered, did_you_mean
 from skyinfra.offers import Offer, Query, ask, load
 from skyinfra.packing.declare import sellers
@@ -172,6 +173,7 @@ def _supply(found: Iterable[Offer], work: Workload, *, spot: bool, anybody: bool
         "neither an NVIDIA nor an AMD GPU": lambda offer: offer.vendor not in ("nvidia", "amd"),
         "price not known": lambda offer: offer.price(spot=spot) is None,
         f"does not compute in {work.dtype}": lambda offer: not able(offer, work),
+        "not deployed without an image of one's own": lambda offer: providers.refuses(offer) is not None,
     }
     kept, counts = [], dict.fromkeys(reasons, 0)
     for offer in found:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
-from skyinfra import mig
+from skyinfra import mig, providers
 from skyinfra.accelerators import catalog
 from skyinfra.errors import SkyinfraError
 from skyinfra.offers import Query, load, told
@@ -74,5 +74,5 @@ def _offer(least: int) -> str | None:
     """The cheapest machine of a provider that can be deployed to, with a GPU of that memory."""
     found = Query(memory_gb=least, providers=sellers()).run(load())
     gpus = (offer for offer in found if offer.vendor in ("nvidia", "amd") and offer.price() is not None)
-    best = next(gpus, None)
+    best = next((offer for offer in gpus if providers.refuses(offer) is None), None)
     return told(best, spot=False) if best is not None else None
