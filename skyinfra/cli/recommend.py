@@ -90,7 +90,7 @@ def document(found: Recommendation) -> dict[str, Any]:
 
 def notes(found: Recommendation) -> list[str]:
     """Returns remarks on the overhead, the prices, and what was not looked at."""
-    from skyinfra.recommendation import OVERHEAD
+    from skyinfra.recommendation import OVERHEAD, left_out_text
 
     lines = [
         f"{OVERHEAD}.",
@@ -100,7 +100,7 @@ def notes(found: Recommendation) -> list[str]:
     if any(each.machines.price.basis == "estimated" for each in found.choices):
         lines.append("~ is an estimate, not a quote.")
     if found.left_out:
-        lines.append(f"Left out: {', '.join(f'{count} ({reason})' for reason, count in found.left_out.items())}.")
+        lines.append(f"Left out: {left_out_text(found.left_out)}.")
     lines.append("The quotas of your account are not known here.")
     return lines
 

@@ -34,6 +34,7 @@ __all__ = [
     "custom",
     "find",
     "kv_bytes",
+    "left_out_text",
     "models",
     "need",
     "recommend",
@@ -122,8 +123,13 @@ def recommend(
     parts = need(chosen, work)
     carried = choices(chosen, work, wanted, spot=spot, region=region)
     if not carried:
-        raise _nothing(chosen, work, parts, names, region, spot)
+        raise _nothing(chosen, work, parts, left_out, names, region, spot)
     return Recommendation(chosen, work, parts, tuple(carried), left_out)
+
+
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Returns how many offers were not looked at, by reason, in words."""
+    return ", ".join(f"{count} ({reason})" for reason, count in left_out.items())
 
 
 def _model(
@@ -186,7 +192,13 @@ def _supply(found: Iterable[Offer], work: Workload, *, spot: bool, anybody: bool
 
 
 def _nothing(
-    model: Model, work: Workload, parts: tuple[Part, ...], names: tuple[str, ...], region: str | None, spot: bool
+    model: Model,
+    work: Workload,
+    parts: tuple[Part, ...],
+    left_out: Mapping[str, int],
+    names: tuple[str, ...],
+    region: str | None,
+    spot: bool,
 ) -> NotOffered:
     whose = f"of {' or '.join(names)} " if names else ""
     place = f"in {region} " if region else ""
@@ -203,4 +215,6 @@ def _nothing(
         hints.append("--task lora needs less.")
     if names or region or spot:
         hints.append("Other providers, regions or prices are not looked at.")
+    if left_out:
+        hints.append(f"Left out: {left_out_text(left_out)}.")
     return NotOffered(message, field="model", hint=" ".join(hints))
