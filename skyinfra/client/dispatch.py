@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.client.connection import Connection
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.engine.executor import Executor, may_pass, overdue
-from skyinfra.errors import NodeError, SlotLost, TaskInputsLost
+from skyinfra.errors import SlotLost, TaskInputsLost
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.shortage import Shortage
 from skyinfra.sync import sync
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.worker import cancellation
@@ -165,33 +163,15 @@ class Dispatcher:
         await self.connection.again(lambda head: sync.bring(head, shipment, files=files))
         shipment.brought = True
 
-    def advised(self, outcome: Outcome) -> Outcome:
-        """Returns *outcome* with what would carry the task, where the memory of its device ran out."""
-        failure = outcome.failure
-        if failure is None or failure.shortage is None:
-            return outcome
-        with contextlib.suppress(NodeError):  # a later version says more
-            said = self._advice(Shortage.read(failure.shortage))
-            return replace(outcome, failure=replace(failure, advice=said))
-        return outcome
-
-    def explained(self, shortage: str) -> list[str]:
-        """Returns the same for the *shortage* of a script, which is JSON, and what its slot had."""
-        with contextlib.suppress(NodeError, ValueError):
-            found = Shortage.read(json.loads(shortage))
-            return [str(found), self._advice(found)]
-        return []
-
-    def _advice(self, shortage: Shortage) -> str:
-        # It brings offers and pools with it.
-        from skyinfra.recommendation.shortage import advice
-
-        return advice(shortage, self._snapshot.slots)
+    @property
+    def snapshot(self) -> Snapshot:
+        """The fleet as it was seen last."""
+        return self._snapshot
 
     async def fetched(self, outcome: Outcome | None) -> Outcome | None:
         """Returns *outcome* with its result, where that stayed at the head; None where the head does not answer."""
         try:
-            return outcome and self.advised(await sync.fetched(self.connection.head, outcome))
+            return outcome and self._snapshot.advised(await sync.fetched(self.connection.head, outcome))
         except OSError:
             await asyncio.sleep(_PAUSE_S)
             return None

@@ -195,7 +195,7 @@ def explain(
 ) -> tuple[BaseException, bool]:
     """Returns the exception for the *rank* of *name* that failed first, and whether another start may not meet it.
 
-    *end*: None where the rank was lost. *advised*: see `Dispatcher`. The exception of a program is the cause of a
+    *end*: None where the rank was lost. *advised*: see `Snapshot`. The exception of a program is the cause of a
     `GangFailed`.
     """
     where = f"rank {rank} of {name}, on slot {slot.slot} of node {slot.node}"

@@ -68,7 +68,7 @@ def run_script(
             while (lines := received.get()) is not None:
                 for stream, text in lines:
                     if stream == STREAM:
-                        for said in pool._fleet.dispatcher.explained(text):
+                        for said in pool._fleet.dispatcher.snapshot.explained(text):
                             on_line("stderr", said)
                         continue
                     on_line(stream, text)
