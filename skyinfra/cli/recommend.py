@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Any, Optional, cast
 
 import typer
 
@@ -166,7 +166,7 @@ def _table(choices: Iterable[Choice], *, spot: bool) -> Table:
     from skyinfra.offers import usd
     from skyinfra.terminal import tables
 
-    other: Literal["ON DEMAND", "SPOT"] = "ON DEMAND" if spot else "SPOT"
+    other = "ON DEMAND" if spot else "SPOT"
     made = tables.table("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW")
     for each in choices:
         machines = each.machines

@@ -7,7 +7,7 @@ recommend(params=13e9, task="lora")
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -174,7 +174,7 @@ def _one_of(field: str, given: Any, known: Sequence[str]) -> None:
 def _supply(found: Iterable[Offer], work: Workload, *, spot: bool, anybody: bool) -> tuple[list[Offer], dict[str, int]]:
     """The offers to look at, and the number of others by reason."""
     open_to = sellers()
-    reasons = {
+    reasons: dict[str, Callable[[Offer], bool]] = {
         "a provider that cannot be deployed to": lambda offer: not anybody and offer.provider not in open_to,
         "neither an NVIDIA nor an AMD GPU": lambda offer: offer.vendor not in ("nvidia", "amd"),
         "price not known": lambda offer: offer.price(spot=spot) is None,

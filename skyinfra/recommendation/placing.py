@@ -174,7 +174,9 @@ def _divided(model: Model, work: Workload, offer: Offer) -> tuple[Split, int] | 
 
 def _divides(model: Model, width: int) -> bool:
     """Whether *width* devices can share a layer: each gets as many heads, and KV heads, or copies of them."""
-    heads, kv = model.heads or width, model.kv_heads or width
+    if model.heads is None or model.kv_heads is None:
+        return width == 1
+    heads, kv = model.heads, model.kv_heads
     return heads % width == 0 and (kv % width == 0 or width % kv == 0)
 
 

@@ -254,6 +254,14 @@ def test_heads_that_do_not_divide_are_not_divided() -> None:
     assert found.split.tensor in (2, 4)
 
 
+def test_a_model_of_unknown_shape_is_not_divided() -> None:
+    with pytest.raises(NotOffered):
+        recommend("flux.1-dev", offers=[machine("A10G", 8)])
+    found = recommend("flux.1-dev", offers=[machine("L40S", 2)])
+    assert (found.best.how, found.best.copies) == ("undivided", 2)
+    assert "not counted" in found.need[-1].how
+
+
 def test_types_that_hardware_does_not_compute_are_left_out() -> None:
     for dtype, gpu in (("int4", "V100"), ("mxfp4", "T4"), ("int4", "MI300X")):
         with pytest.raises(NotOffered):
