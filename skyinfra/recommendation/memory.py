@@ -87,6 +87,7 @@ WHOLE = Split()
 
 def need(model: Model, work: Workload, split: Split = WHOLE) -> tuple[Part, ...]:
     """The parts of the memory that each device needs; the undivided model on one, by default."""
+    parts: tuple[Part, ...]
     if work.task == "inference":
         parts = (_weights(model, work, split), _kv_cache(model, work, split), _step(model, work))
     elif work.task == "lora":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
@@ -112,8 +113,8 @@ def _bytes(found: re.Match[str] | None) -> int | None:
     if found is None:
         return None
     unit = found[2].upper()
-    base = 1024 if "I" in unit and unit != "B" else 1000
-    return round(float(found[1].replace(",", "")) * base ** _UNITS.get(unit[0], 0))
+    base = 1024.0 if "I" in unit else 1000.0
+    return round(float(found[1].replace(",", "")) * math.pow(base, _UNITS.get(unit[0], 0)))
 
 
 def _read(slot: InstanceInfo) -> int | None:
