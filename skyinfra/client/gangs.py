@@ -61,8 +61,8 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
             first = await start.run()
             if first is None:
                 return cast(list[RankEnd], start.ends)
-            advised = fleet.dispatcher.snapshot.advised
-            error, again = ranks.explain(launch.work.name, first, start.ends[first], start.slots[first], advised)
+            now = fleet.dispatcher.snapshot
+            error, again = ranks.explain(launch.work.name, first, start.ends[first], start.slots[first], now)
         except _ForgottenError:
             continue
         except SlotLost as lost:

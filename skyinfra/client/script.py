@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,7 @@ def run_script(
             while (lines := received.get()) is not None:
                 for stream, text in lines:
                     if stream == STREAM:
-                        for said in pool._fleet.dispatcher.snapshot.explained(text):
+                        for said in pool._fleet.dispatcher.snapshot.explained(json.loads(text)):
                             on_line("stderr", said)
                         continue
                     on_line(stream, text)

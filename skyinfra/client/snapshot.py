@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -173,10 +172,10 @@ class Snapshot:
             return replace(outcome, failure=replace(failure, advice=advice))
         return outcome
 
-    def explained(self, shortage: str) -> list[str]:
-        """Returns what the slot of a script had, and what would carry it; *shortage* is JSON."""
-        with contextlib.suppress(NodeError, ValueError):
-            found = Shortage.read(json.loads(shortage))
+    def explained(self, shortage: object) -> list[str]:
+        """Returns what the slot of a program had, and what would carry it; *shortage*: as JSON values."""
+        with contextlib.suppress(NodeError):
+            found = Shortage.read(shortage)
             return [str(found), self._advice(found)]
         return []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skyinfra import GangFailed
 from skyinfra.client import Pool, open_pool
 from skyinfra.client.script import run_script
 from skyinfra.client.snapshot import Target
@@ -52,6 +53,11 @@ def test_tasks_gangs_and_scripts_say_it(uneven: Pool, tmp_path: Path, wait_until
     assert ranks.value.__notes__[0].startswith("Slot n0/") and "larger slots" in ranks.value.__notes__[1]
 
     script = tmp_path / "train.py"
+    script.write_text(f"raise RuntimeError('{TEXT}')")
+    with pytest.raises(GangFailed) as gang:
+        uneven.launch(script, framework="none", nodes=1, per_node=1)
+    assert gang.value.hint is not None and gang.value.hint.startswith("Slot n0/")
+
     script.write_text(f"import sys; print('epoch'); sys.exit('torch.OutOfMemoryError: {TEXT}')")
     lines: list[tuple[str, str]] = []
     assert run_script(uneven, script, on_line=lambda *line: lines.append(line)) == 1
