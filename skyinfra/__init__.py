@@ -29,6 +29,7 @@ _NAMES = {
     "skyinfra.protocol.manifest": "Manifest",
     "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container Crusoe DigitalOcean GCP GCPTPU "
     "Host Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
+    "skyinfra.recommendation": "recommend",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
     "skyinfra.terraform.backends": "HCPTerraform LocalState S3",

@@ -90,6 +90,7 @@ from skyinfra.errors import TerraformError as TerraformError
 from skyinfra.errors import TerraformFailed as TerraformFailed
 from skyinfra.errors import TerraformNotFound as TerraformNotFound
 from skyinfra.errors import UnknownAccelerator as UnknownAccelerator
+from skyinfra.errors import UnknownModel as UnknownModel
 from skyinfra.errors import UnknownProfile as UnknownProfile
 from skyinfra.errors import UnsafeAnswer as UnsafeAnswer
 from skyinfra.errors import UpgradeFailed as UpgradeFailed
@@ -126,6 +127,7 @@ from skyinfra.providers import Scaleway as Scaleway
 from skyinfra.providers import VastAI as VastAI
 from skyinfra.providers import Verda as Verda
 from skyinfra.providers import Vultr as Vultr
+from skyinfra.recommendation import recommend as recommend
 from skyinfra.stack import FleetStack as FleetStack
 from skyinfra.tasks import Gather as Gather
 from skyinfra.tasks import Task as Task

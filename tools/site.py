@@ -28,7 +28,7 @@ SITE = ROOT / "build" / "site"
 # The pages of docs/ in their order; the reference comes after them.
 PAGES: dict[str, tuple[str, ...]] = {
     "Start": ("installing", "tutorials/sweep", "tutorials/plain-hcl"),
-    "Declare": ("declaration", "mig", "places", "providers", "offers"),
+    "Declare": ("declaration", "mig", "places", "providers", "offers", "recommend"),
     "Run": ("deploying", "tasks", "jobs", "slurm-and-kubernetes", "hcp-terraform", "upgrading"),
     "Understand": ("architecture", "nodes", "security", "what-works", "versus", "gpu-run"),
 }

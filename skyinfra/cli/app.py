@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli import execute, nodes
+from skyinfra.cli import execute, nodes, recommend
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
 from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, ScriptCommand, StackName, errors_name_options
@@ -25,6 +25,7 @@ app.add_typer(mig_app, name="mig")
 app.add_typer(jobs_app, name="jobs")
 nodes.add_commands(app)
 execute.add_commands(app)
+recommend.add_commands(app)
 
 Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
 

@@ -21,17 +21,26 @@ InRegion = Annotated[Optional[str], typer.Option(help="Only what is offered ther
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 OPTIONS = {
+    "batch": "--batch",
+    "context": "--context",
     "count": "--count",
+    "dtype": "--dtype",
     "fraction": "--fraction",
+    "hidden": "--hidden",
+    "kv_heads": "--kv-heads",
+    "layers": "--layers",
     "max_nodes": "--max-nodes",
     "max_price": "--max-price",
     "max_restarts": "--max-restarts",
     "memory_gb": "--memory",
+    "model": "MODEL",
     "nodes": "--nodes",
+    "params": "--params",
     "per_node": "--per-node",
     "provider": "--provider",
     "ram_gib": "--ram",
     "region": "--region",
+    "task": "--task",
     "vcpus": "--vcpus",
 }
 _COMMAND = "skyinfra.command"

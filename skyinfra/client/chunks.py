@@ -100,7 +100,7 @@ class Chunk:
             if outcome is None or outcome.missing:
                 self._send_alone(key)
             else:
-                self._settle(key, outcome)
+                self._settle(key, self._dispatcher.snapshot.advised(outcome))
         return None if self._waiting else True
 
     def _send_alone(self, key: str) -> None:

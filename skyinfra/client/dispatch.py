@@ -163,10 +163,15 @@ class Dispatcher:
         await self.connection.again(lambda head: sync.bring(head, shipment, files=files))
         shipment.brought = True
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The fleet as it was seen last."""
+        return self._snapshot
+
     async def fetched(self, outcome: Outcome | None) -> Outcome | None:
         """Returns *outcome* with its result, where that stayed at the head; None where the head does not answer."""
         try:
-            return outcome and await sync.fetched(self.connection.head, outcome)
+            return outcome and self._snapshot.advised(await sync.fetched(self.connection.head, outcome))
         except OSError:
             await asyncio.sleep(_PAUSE_S)
             return None

@@ -61,7 +61,8 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
             first = await start.run()
             if first is None:
                 return cast(list[RankEnd], start.ends)
-            error, again = ranks.explain(launch.work.name, first, start.ends[first], start.slots[first])
+            now = fleet.dispatcher.snapshot
+            error, again = ranks.explain(launch.work.name, first, start.ends[first], start.slots[first], now)
         except _ForgottenError:
             continue
         except SlotLost as lost:
@@ -94,6 +95,7 @@ async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
             continue
         attempts += 1
         outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
+        outcome = fleet.dispatcher.snapshot.advised(outcome)
         if attempts > retries or not may_pass(outcome):
             return outcome
     raise AssertionError  # it counts for ever

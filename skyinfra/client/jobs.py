@@ -101,7 +101,11 @@ class Job(Generic[T]):
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":
             raise JobCancelled(f"job {self.name} was cancelled; there is no result")
-        return pickling.read_outcome(await self._line.outcome(self.id))
+        outcome = pickling.read_outcome(await self._line.outcome(self.id))
+        if outcome.failure is not None and outcome.failure.shortage is not None:
+            with contextlib.suppress(OSError):
+                return (await self._fleet.connection.look()).advised(outcome)
+        return outcome
 
     def cancel(self) -> bool:
         """Takes the job back; False where it has ended already. A task that runs is ended as `Future.cancel` does."""

@@ -190,10 +190,10 @@ def _first_cores(slots: Sequence[InstanceInfo]) -> dict[str, str]:
     return {NEURON_CORES: ",".join(firsts)}
 
 
-def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tuple[BaseException, bool]:
+def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: Snapshot) -> tuple[BaseException, bool]:
     """Returns the exception for the *rank* of *name* that failed first, and whether another start may not meet it.
 
-    *end*: None where the rank was lost. The exception of a program is the cause of a `GangFailed`.
+    *end*: None where the rank was lost. *now*: the fleet. The exception of a program is the cause of a `GangFailed`.
     """
     where = f"rank {rank} of {name}, on slot {slot.slot} of node {slot.node}"
     if end is None or (end.outcome is None and end.code is None):
@@ -204,11 +204,12 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo) -> tu
         hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
         return _failed(f"{where}, {_how(code)}", rank, code, hint), True
     outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
-    error = cast(BaseException, pickling.exception(outcome, name))
+    error = cast(BaseException, pickling.exception(now.advised(outcome), name))
     error.add_note(f"Raised by {where}.")
     if end.code is None:
         return error, may_pass(outcome)
-    failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, None)
+    short = outcome.failure.shortage if outcome.failure is not None else None
+    failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, "\n".join(now.explained(short)) if short else None)
     failed.__cause__ = error
     return failed, True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from skyinfra.client import files, jobs
 from skyinfra.client.pool import Pool
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import SlotLost, did_you_mean
+from skyinfra.protocol.shortage import STREAM
 from skyinfra.sync import project
 from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Synced
@@ -52,7 +54,8 @@ def run_script(
 
     The file's text travels; it runs in a new, empty folder with the slot's environment and *env*. node: on a slot of
     that node. on_line: called in this thread, while the program runs, with ``stdout`` or ``stderr`` and the text of
-    each line, and with every line before this returns. Ctrl-C, or an exception of *on_line*, ends the program. Like
+    each line, and with every line before this returns; where the memory of its device ran out, also with what the slot
+    had and what would carry it. Ctrl-C, or an exception of *on_line*, ends the program. Like
     any task it starts again when its slot dies. Raises OSError where the file cannot be read.
     """
     path = Path(path)
@@ -65,6 +68,10 @@ def run_script(
         try:
             while (lines := received.get()) is not None:
                 for stream, text in lines:
+                    if stream == STREAM:
+                        for said in pool._fleet.dispatcher.snapshot.explained(json.loads(text)):
+                            on_line("stderr", said)
+                        continue
                     on_line(stream, text)
             return future.result()
         finally:

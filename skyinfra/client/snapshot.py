@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, NodeError
+from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.shortage import Shortage
 
 # There: a slot has the target, or had it when it began to go. Coming: a layout is being changed. Missing: the slot is
 # to be there and is not. Gone: there will be none.
@@ -158,6 +161,29 @@ class Snapshot:
     def profiles(self) -> str:
         """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""
         return _counted(slot.profile or slot.kind for slot in self.slots) or "none"
+
+    def advised(self, outcome: Outcome) -> Outcome:
+        """Returns *outcome* with what would carry the task, where the memory of its device ran out."""
+        failure = outcome.failure
+        if failure is None or failure.shortage is None:
+            return outcome
+        with contextlib.suppress(NodeError):  # a later version says more
+            advice = self._advice(Shortage.read(failure.shortage))
+            return replace(outcome, failure=replace(failure, advice=advice))
+        return outcome
+
+    def explained(self, shortage: object) -> list[str]:
+        """Returns what the slot of a program had, and what would carry it; *shortage*: as JSON values."""
+        with contextlib.suppress(NodeError):
+            found = Shortage.read(shortage)
+            return [str(found), self._advice(found)]
+        return []
+
+    def _advice(self, shortage: Shortage) -> str:
+        # It brings offers and pools with it.
+        from skyinfra.recommendation.shortage import advice
+
+        return advice(shortage, self.slots)
 
     def _complete(self) -> bool:
         """Whether every slot that there is to be is there, so that nothing else will come."""

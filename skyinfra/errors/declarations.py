@@ -23,6 +23,10 @@ class InvalidAccelerator(DeclarationError):
     """The accelerator exists, but not with that memory, form factor, count or spelling."""
 
 
+class UnknownModel(DeclarationError):
+    """No model of that name is known here, so that nothing says how much memory it needs."""
+
+
 class LayoutError(DeclarationError):
     """Something is wrong with a MIG layout."""
 

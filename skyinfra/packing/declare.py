@@ -107,6 +107,13 @@ def _accelerator(text: str) -> list[str]:
     return ["        accelerator=(", *(f'            "{piece}"' for piece in pieces), "        ),"]
 
 
+def region_of(offer: Offer, price: Price) -> str | None:
+    """Returns the region for the declaration: that of the price, if the machine is offered there."""
+    if price.region != offers.EVERYWHERE and offer.in_region(price.region):
+        return price.region
+    return offer.regions[0] if offer.regions else None
+
+
 def sellers() -> tuple[str, ...]:
     """The providers that have offers and that this version deploys to, by name."""
     return tuple(sorted(set(providers.deployable()) & set(offers.providers())))
@@ -122,8 +129,9 @@ def _lacking(cls: type[Provider], values: dict[str, Any]) -> list[str]:
 
 
 def _arguments(cls: type[Provider], machines: Machines) -> dict[str, Any]:
-    """Returns the region and the machine type of the price and the number of GPUs."""
-    values = {"region": machines.region, "instance_types": [machines.offer.machine_type]}
+    """Returns the region of the price and the machine type; no region of a marketplace, which has none to declare."""
+    anywhere = "region" in cls.model_fields and cls.model_fields["region"].default == offers.EVERYWHERE
+    values = {"region": None if anywhere else machines.region, "instance_types": [machines.offer.machine_type]}
     return {name: value for name, value in values.items() if value is not None and name in cls.model_fields}
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from skyinfra import mig
-from skyinfra.offers import EVERYWHERE, Offer, Price
+from skyinfra.offers import Offer
 from skyinfra.packing import declare
 from skyinfra.packing.declare import Machines
 from skyinfra.packing.demand import Demand
@@ -141,18 +141,11 @@ def _machines(
     alike: Counter[tuple[tuple[str, ...], ...]] = Counter()
     for _ in range(count):
         alike[tuple(islice(left, offer.count))] += 1
-    where = region or _region(offer, price)
+    where = region or declare.region_of(offer, price)
     return [
         Machines(offer, nodes, price, where, tuple(mig.text(names) if names else None for names in layouts))
         for layouts, nodes in alike.items()
     ]
-
-
-def _region(offer: Offer, price: Price) -> str | None:
-    """Returns the region for the declaration: that of the price, if the machine is offered there."""
-    if price.region != EVERYWHERE and offer.in_region(price.region):
-        return price.region
-    return offer.regions[0] if offer.regions else None
 
 
 def _given(problem: Problem, arrangement: Arrangement) -> tuple[Given, ...]:

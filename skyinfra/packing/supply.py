@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from skyinfra import mig
+from skyinfra import mig, providers
 from skyinfra.accelerators import catalog
 from skyinfra.mig import Geometry, Profile
 from skyinfra.offers import Offer, Price
@@ -106,6 +106,7 @@ class Gpu:
         """The GPU of a machine."""
         row = catalog.choose(offer.accelerator, offer.memory_gb, offer.form_factor)
         divisible = offer.mig_model is not None and _placeable(mig.geometry(offer.mig_model))
+        divisible = divisible and providers.who_partitions(offer) != "nobody"
         return cls(row.mig_model, offer.memory_gb, divisible, offer.carries.rpartition(":")[0])
 
     def kinds(self, attributes: frozenset[str] = frozenset()) -> tuple[PartitionKind, ...]:

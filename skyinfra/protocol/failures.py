@@ -11,7 +11,7 @@ import traceback
 import types
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import cloudpickle
 
@@ -29,7 +29,8 @@ class Failure:
 
     traceback: the pickled traceback, from the first frame of the task. cause, context: the exceptions before it.
     summary: class (with its module unless that is ``builtins``) and message in one line, for who does not unpickle
-    what a task raised.
+    what a task raised. shortage: a `Shortage` as JSON, where the memory of the device ran out; advice: what the client
+    says about it.
     """
 
     error: bytes | None
@@ -39,6 +40,8 @@ class Failure:
     context: Failure | None = None
     suppress_context: bool = False
     summary: str = ""
+    shortage: dict[str, Any] | None = None
+    advice: str = ""
 
 
 def late(name: str, seconds: float) -> TaskTimeout:
@@ -49,7 +52,9 @@ def late(name: str, seconds: float) -> TaskTimeout:
     )
 
 
-def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Failure:
+def of(
+    error: BaseException, *, below: str, seen: set[int] | None = None, shortage: dict[str, Any] | None = None
+) -> Failure:
     """*error* with the chain of exceptions before it. *below*: the file whose frames stand in front of the task's."""
     seen = seen if seen is not None else set()
     seen.add(id(error))
@@ -65,6 +70,7 @@ def of(error: BaseException, *, below: str, seen: set[int] | None = None) -> Fai
         context=None if context is None or id(context) in seen else of(context, below=below, seen=seen),
         suppress_context=error.__suppress_context__,
         summary=_summary(error),
+        shortage=shortage,
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from skyinfra.accelerators import parse
+from skyinfra.errors import NotSupported
 from skyinfra.offers import Offer
 from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
 from skyinfra.providers.azure import Azure
@@ -65,6 +68,7 @@ __all__ = [
     "machines_of",
     "provider_of",
     "read",
+    "refuses",
     "strings",
     "undeployable",
     "who_partitions",
@@ -89,6 +93,23 @@ def undeployable(kind: str) -> str | None:
     if kind not in known:
         return "this version of skyinfra has no module"
     return f"{known[kind]['why']}; {known[kind]['instead']}"
+
+
+def refuses(offer: Offer) -> str | None:
+    """Why a declaration without an image of one's own cannot have that machine; None where it can.
+
+    None as well for a provider that this version does not deploy to: `undeployable` says why.
+    """
+    if offer.provider not in deployable():
+        return None
+    data = read(offer.provider)
+    if not re.match(data.machines.get("deployed", ""), offer.machine_type):
+        return f"{data.about.called} sells it otherwise than as an instance"
+    try:
+        data.image((offer.machine_type,), parse(offer.carries), field="provider.image")
+    except NotSupported as error:
+        return error.message
+    return None
 
 
 def who_partitions(offer: Offer) -> str | None:

@@ -134,10 +134,11 @@ class Data(Declaration):
     and architecture. errors: of its API. terraform: name, source and version of the provider, config, the arguments of
     its block, and machines: by resource, the attributes that say the type, region and purchase of a machine.
 
-    machines: `general` (name, vCPUs, GiB; smallest first), `head`, and `arm`, a pattern of types. prices: of machines
-    without accelerators, in `regions`, a pattern. quotas: see `skyinfra.providers.quotas`. preflight: what can be asked
-    before anything is made, and where from; see `skyinfra.providers.asked`. apart: by vendor of accelerators, the kind
-    of the provider that has those of this place; its class is made of this one's.
+    machines: `general` (name, vCPUs, GiB; smallest first), `head`, and patterns of types: `arm`, and `deployed`, where
+    the offers have others too. prices: of machines without accelerators, in `regions`, a pattern. quotas: see
+    `skyinfra.providers.quotas`. preflight: what can be asked before anything is made, and where from; see
+    `skyinfra.providers.asked`. apart: by vendor of accelerators, the kind of the provider that has those of this place;
+    its class is made of this one's.
     """
 
     kind: str

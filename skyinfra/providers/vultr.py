@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from pydantic import Field
@@ -28,7 +29,7 @@ class Vultr(MachineCloud):
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` for what is sold otherwise than as an instance, or by a plan that is not known."""
         for offer in chosen.offers:
-            if not offer.machine_type.startswith("vcg-"):
+            if not re.match(self.data.machines["deployed"], offer.machine_type):
                 raise NotSupported(
                     f"{offer.machine_type} is no Cloud GPU plan that this version knows",
                     field="accelerator",

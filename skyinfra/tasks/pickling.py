@@ -289,6 +289,8 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
     if outcome.failure is None:
         return None
     error = _error(outcome.failure, name)
+    if outcome.failure.advice:
+        error.add_note(outcome.failure.advice)
     if isinstance(error, SystemExit):
         # As itself it would end the client's program, without a word.
         failed = TaskFailed(f"{name} called sys.exit({error.code!r})", hint="Let it return, or raise an exception.")

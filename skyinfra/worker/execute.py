@@ -30,7 +30,7 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
-from skyinfra.worker import attempts, cancellation, inputs, interruption, output, streaming
+from skyinfra.worker import attempts, cancellation, inputs, interruption, output, shortage, streaming
 
 F = TypeVar("F")
 
@@ -129,7 +129,7 @@ def _failed(error: BaseException) -> Outcome:
     """The outcome of a task that raised *error*."""
     if isinstance(error, BlobsMissing):
         return Outcome(missing=error.digests)
-    return Outcome(failure=failures.of(error, below=__file__))
+    return Outcome(failure=failures.of(error, below=__file__, shortage=shortage.of(error)))
 
 
 def dump_chunk(rows: Sequence[Row]) -> bytes:

@@ -108,9 +108,11 @@ def _explain(error: BaseException, pipe: Connection) -> None:
     from tblib import pickling_support
 
     from skyinfra.protocol import calls, failures
+    from skyinfra.worker import shortage
 
     pickling_support.install()
-    pipe.send((OUTCOME, pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__)))))
+    failure = failures.of(error, below=__file__, shortage=shortage.of(error))
+    pipe.send((OUTCOME, pickle.dumps(calls.Outcome(failure=failure))))
     _wait(pipe)
 
 

@@ -18,7 +18,8 @@ from distributed import get_worker
 
 from skyinfra.errors import ScriptFailed
 from skyinfra.protocol.instance import NODE_DIRECTORY
-from skyinfra.worker import cancellation, views
+from skyinfra.protocol.shortage import STREAM
+from skyinfra.worker import cancellation, shortage, views
 from skyinfra.worker.streaming import Lines
 
 # In the variables of a script: the path of its folder in the tree that was synced.
@@ -34,9 +35,10 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     """Runs the program *source* as ``python -u NAME ARGS`` in a new folder; returns its exit code, -N for signal N.
 
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
-    ``stdout`` or ``stderr``, without line ends. Carriage returns end lines too, as in progress bars. Without a topic,
-    the lines go to the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of
-    the folder of the script there: what is in it stands beside the script, read-only.
+    ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM`, where it failed and had said that the
+    memory of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to
+    the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of the folder of
+    the script there: what is in it stands beside the script, read-only.
     """
     key = str(get_worker().get_current_task())
     env = dict(env)
@@ -50,8 +52,11 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
         path.write_bytes(source)
         command = [sys.executable, "-u", str(path), *args]
         with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):
-            stream(process, topic, run_id)
-            return process.wait()
+            short = stream(process, topic, run_id)
+            code = process.wait()
+            if code and short and (told := shortage.of_line(short)):
+                get_worker().log_event(topic, ["lines", run_id, [[STREAM, told]]])
+            return code
 
 
 def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
@@ -112,10 +117,14 @@ def program(
         yield process, group
 
 
-def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> None:
-    """Sends the lines of both streams to the *topic* in the order of reading, until both have ended; see `script`."""
+def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | None:
+    """Sends the lines of both streams to the *topic* in the order of reading, until both have ended; see `script`.
+
+    Returns the last line that says that the memory of a device ran out.
+    """
+    short: str | None = None
     if not topic:
-        return
+        return short
     pending: list[list[str]] = []
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -134,5 +143,7 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> None:
             now = time.monotonic()
             due = not ready or now - flushed >= _FLUSH_S or len(pending) >= _FLUSH_LINES or not selector.get_map()
             if pending and due:
+                short = shortage.in_lines(pending) or short
                 get_worker().log_event(topic, ["lines", run_id, pending])
                 pending, flushed = [], now
+    return short

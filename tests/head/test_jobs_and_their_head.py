@@ -10,11 +10,11 @@ from typing import Any
 
 import inside
 import pytest
-from job_tasks import BIG, add, manifest_of, starts, wait_for
+from job_tasks import BIG, add, manifest_of, run_out, starts, wait_for
 from running_node import RunningNode, h100, until
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import open_pool, open_questions
 
 MakeNode = Callable[..., RunningNode]
 
@@ -45,6 +45,21 @@ def test_jobs_outlive_a_head_that_is_killed(make_node: MakeNode, tmp_path: Path)
             ("waits", "done", 1),
         ]
         assert pool.job("before").result() == 3
+
+
+@pytest.mark.slow
+def test_a_job_that_ran_out_of_memory_says_what_would_carry_it(make_node: MakeNode) -> None:
+    head = make_node("n1", accelerator=h100(BIG))
+    head.boot()
+    with head.pool() as pool:
+        pool.submit(run_out, detach="short").exception(timeout=60)
+    # Also to a client that only asks.
+    with open_questions(manifest_of(head)) as asked:
+        error = asked.job("short").exception(timeout=60)
+        assert error is not None
+        had, advice = error.__notes__
+        assert had.startswith("Slot n1/") and "(3g.40gb of H100) has 40 GB; the task asked for 53.7 GB more" in had
+        assert "No slot of this fleet has 54 GB. A larger profile of its GPU: 7g.80gb" in advice
 
 
 @pytest.mark.slow

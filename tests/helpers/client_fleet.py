@@ -49,8 +49,8 @@ class OtherScheduler(FleetScheduler):
         return found
 
 
-def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool) -> Nanny:
-    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0."""
+def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool, memory: list) -> Nanny:
+    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0. *memory*: GB of each slot, if known."""
     name = f"GPU-{node}-{index}" if whole else f"MIG-{node}-{index}"
     slot = InstanceInfo(
         node=node,
@@ -64,6 +64,7 @@ def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *,
         uuid=name,
         visible=("CUDA_VISIBLE_DEVICES", name),
         simulated=True,
+        memory_gb=memory[index] if memory else None,
     )
     directory = root / node
     directory.mkdir(exist_ok=True)
@@ -101,7 +102,15 @@ async def serve(config: dict) -> None:
     )
     scheduler.handlers["test_kept"] = scheduler.kept
     nannies = [
-        start_nanny(scheduler.address, node, index, secret, root, whole=config.get("whole", False))
+        start_nanny(
+            scheduler.address,
+            node,
+            index,
+            secret,
+            root,
+            whole=config.get("whole", False),
+            memory=config.get("memory", []),
+        )
         for node in config["nodes"]
         for index in range(config["slots"])
     ]

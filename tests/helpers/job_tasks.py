@@ -29,6 +29,11 @@ def wait_for(path: str, value: object = None) -> object:
     return value
 
 
+def run_out() -> None:
+    """Raises what PyTorch raises where a device has no more memory."""
+    raise RuntimeError("CUDA out of memory. Tried to allocate 50.00 GiB.")
+
+
 def fail_until(path: str, starts: int) -> int:
     with open(path, "a") as file:  # noqa: PTH123
         file.write(".")

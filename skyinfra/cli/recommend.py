@@ -1,0 +1,186 @@
+"""``skyinfra recommend``: the memory that a model needs, and what carries it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Optional, cast
+
+import typer
+
+from skyinfra.cli.options import InRegion, Json, OfProviders, errors_name_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from skyinfra.recommendation import Choice, Recommendation
+
+# Rows of each table, without --all.
+_ROWS = 8
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the command to *app*."""
+    app.command()(recommend)
+
+
+def recommend(
+    model: Annotated[Optional[str], typer.Argument(metavar="MODEL", help='Such as "llama-3-70b".')] = None,  # noqa: UP045
+    task: Annotated[str, typer.Option(help="inference, lora, finetune or pretrain.")] = "inference",
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4 or mxfp4; if not given, as published."),
+    ] = None,
+    context: Annotated[Optional[int], typer.Option(metavar="TOKENS", help="Of a sequence.")] = None,  # noqa: UP045
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Sequences served at once; in training, of a step on one device.")
+    ] = 1,
+    params: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="N", help="Parameters of a model that is not known here, such as 13e9."),
+    ] = None,
+    layers: Annotated[Optional[int], typer.Option(metavar="N", help="Of that model.")] = None,  # noqa: UP045
+    hidden: Annotated[Optional[int], typer.Option(metavar="N", help="Its hidden size.")] = None,  # noqa: UP045
+    kv_heads: Annotated[Optional[int], typer.Option(metavar="N", help="Its heads of keys and values.")] = None,  # noqa: UP045
+    provider: OfProviders = None,
+    region: InRegion = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Sort by the spot price.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show every GPU model.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say how much memory a model needs, and which GPUs or MIG partitions carry it, cheapest first."""
+    from skyinfra.recommendation import Dtype, Task
+    from skyinfra.recommendation import recommend as ask
+    from skyinfra.terminal import tables
+
+    with errors_name_options():
+        found = ask(
+            model,
+            task=cast(Task, task),
+            dtype=cast(Dtype | None, dtype),
+            context=context,
+            batch=batch,
+            params=params,
+            layers=layers,
+            hidden=hidden,
+            kv_heads=kv_heads,
+            provider=provider,
+            region=region,
+            spot=spot,
+        )
+    if as_json:
+        tables.print_json(document(found))
+        return
+    _show(found, _ROWS if not everything else len(found.choices), spot=spot)
+
+
+def document(found: Recommendation) -> dict[str, Any]:
+    """Returns the recommendation as JSON."""
+    return {
+        "model": {name: value for name, value in asdict(found.model).items() if value not in (None, ())},
+        "workload": asdict(found.workload),
+        "need": [asdict(part) for part in found.need],
+        "bytes": found.bytes,
+        "choices": [_choice(each) for each in found.choices],
+        "left_out": dict(found.left_out),
+        "notes": notes(found),
+    }
+
+
+def notes(found: Recommendation) -> list[str]:
+    """Returns remarks on the overhead, the prices, and what was not looked at."""
+    from skyinfra.recommendation import OVERHEAD, left_out_text
+
+    lines = [
+        f"{OVERHEAD}.",
+        "Memory decides alone: how fast a machine is, and how its GPUs are connected, is not looked at.",
+    ]
+    lines += sorted({f"{each.gpu}: {each.note}." for each in found.choices if each.note})
+    if any(each.machines.price.basis == "estimated" for each in found.choices):
+        lines.append("~ is an estimate, not a quote.")
+    if found.left_out:
+        lines.append(f"Left out: {left_out_text(found.left_out)}.")
+    lines.append("The quotas of your account are not known here.")
+    return lines
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    machines = choice.machines
+    return {
+        "nodes": machines.nodes,
+        "provider": machines.offer.provider,
+        "machine_type": machines.offer.machine_type,
+        "region": machines.region,
+        "accelerator": machines.accelerator,
+        "slot": choice.slot,
+        "memory_gb": choice.memory_gb,
+        "needs": choice.needs,
+        "split": asdict(choice.split),
+        "how": choice.how,
+        "copies": choice.copies,
+        "price": asdict(machines.price),
+        "spot": choice.spot_price and asdict(choice.spot_price),
+        "cost_per_hour": choice.cost_per_hour,
+        "cost_per_copy": choice.cost_per_copy,
+        "note": choice.note,
+        "source": choice.source(),
+    }
+
+
+def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
+    from rich.markup import escape
+
+    from skyinfra.terminal import tables
+
+    out = tables.console()
+    work = found.workload
+    out.print(escape(found.model.said), soft_wrap=True)
+    out.print(escape(f"source: {found.model.source}"), soft_wrap=True)
+    about = f", {work.context:,} tokens x {work.batch}" if found.model.hidden else f", batch {work.batch}"
+    out.print(f"{work.task}, weights in {work.dtype}{about}\n", soft_wrap=True)
+    arithmetic = tables.table("MEMORY", "GB", "")
+    for part in found.need:
+        arithmetic.add_row(part.name, f"{part.bytes / 1e9:.2f}", escape(part.how))
+    arithmetic.add_row("sum", f"{found.bytes / 1e9:.2f}", "on one device; divided among several, each has its part")
+    out.print(arithmetic)
+    whole = [each for each in found.choices if each.slot is None]
+    parts = sorted((each for each in found.choices if each.slot), key=lambda each: each.cost_per_copy)
+    for title, choices in (("whole GPUs", whole), ("MIG partitions, a copy on each", parts)):
+        if choices:
+            out.print(f"\n{title}, cheapest first:")
+            out.print(_table(choices[:rows], spot=spot))
+            if len(choices) > rows:
+                out.print(f"and {len(choices) - rows} more; --all shows them.")
+    out.print()
+    for line in notes(found):
+        out.print(escape(line), soft_wrap=True)
+    for each in (found.best, found.partition):
+        if each is not None and (each is found.best or each.slot):
+            sys.stdout.write(f"\n{each.source()}")
+
+
+def _table(choices: Iterable[Choice], *, spot: bool) -> Table:
+    from rich.markup import escape
+
+    from skyinfra.offers import usd
+    from skyinfra.terminal import tables
+
+    other = "ON DEMAND" if spot else "SPOT"
+    made = tables.table("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW")
+    for each in choices:
+        machines = each.machines
+        price = machines.offer.price(spot=not spot)
+        times = f"{machines.nodes} x " if machines.nodes > 1 else ""
+        made.add_row(
+            machines.price.marked() if machines.nodes == 1 else usd(each.cost_per_hour),
+            usd(round(each.cost_per_copy, 2)),
+            "" if price is None else usd(machines.nodes * price.usd_per_hour),
+            machines.offer.provider,
+            escape(f"{times}{machines.offer.machine_type}"),
+            escape(machines.accelerator),
+            str(each.copies),
+            f"{each.needs / 1e9:.1f} of {each.memory_gb:g}",
+            each.how,
+        )
+    return made
