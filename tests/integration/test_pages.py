@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from support import ROOT, missing
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from tools import pictures, site
+from tools import pictures, recording, site
 
 DOCS = ROOT / "docs"
 
@@ -33,6 +34,15 @@ def test_a_picture_is_made_of_the_text(tmp_path: Path) -> None:
         drawn = re.findall(r">(\d+)\. ", pictures.life(name, text))
         assert drawn == [str(number + 1) for number in range(len(pictures.steps(section, text)))]
     assert pictures.stale(tmp_path) == list(pictures.pictures())
+
+
+def test_the_picture_of_the_terminal_is_that_of_the_recording() -> None:
+    cast = recording.CAST.read_text(encoding="utf-8")
+    assert recording.CAST.with_suffix(".svg").read_text(encoding="utf-8") == recording.svg(cast)
+    shown = "\n".join(recording.screen(cast))
+    assert [line[2:] for line in shown.splitlines() if line.startswith("$ ")] == list(recording.COMMANDS)
+    assert "quickstart: destroyed" in shown and "quickstart/mig" in shown
+    assert os.fspath(ROOT) not in cast and "/home/" not in cast and "/tmp/" not in cast
 
 
 def test_every_public_name_has_its_place() -> None:
