@@ -27,9 +27,9 @@ TOOLS = ROOT / "build" / "docs-tools"
 SITE = ROOT / "build" / "site"
 # The pages of docs/ in their order; the reference comes after them.
 PAGES: dict[str, tuple[str, ...]] = {
-    "Start": ("installing", "tutorials/sweep", "tutorials/plain-hcl"),
+    "Start": ("installing", "tutorials/sweep", "tutorials/fine-tune", "tutorials/ci", "tutorials/plain-hcl"),
     "Declare": ("declaration", "mig", "places", "providers", "offers", "recommend"),
-    "Run": ("deploying", "tasks", "jobs", "slurm-and-kubernetes", "hcp-terraform", "upgrading"),
+    "Run": ("deploying", "tasks", "jobs", "slurm-and-kubernetes", "hcp-terraform", "upgrading", "troubleshooting"),
     "Understand": ("architecture", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
 # Documents beside docs/, and their pages.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import debian_torch
 import pytest
 import typer
 from fleet import environment, skyinfra
@@ -115,6 +116,35 @@ def test_the_sweep_is_as_it_is_written(tmp_path: Path) -> None:
         assert len(done.stdout.splitlines()) == 8
     finally:
         skyinfra(tmp_path, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_fine_tuning_goes_on_as_it_is_written(tmp_path: Path) -> None:
+    if not debian_torch.there():
+        missing("PyTorch, which `make torch` unpacks,")
+    (tmp_path / "torch").mkdir()
+    project = tmp_path / "project"
+    project.mkdir()
+    written(DOCS / "tutorials" / "fine-tune.md", project)
+    more = debian_torch.variables(tmp_path / "torch")
+    skyinfra(project, "deploy", "--auto-approve", **more)
+    try:
+        done = subprocess.run(
+            [sys.executable, "train.py"], cwd=project, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "4 ranks went on at step 10 of 20\n", done.stderr
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_ci_is_as_it_is_written(tmp_path: Path) -> None:
+    written(DOCS / "tutorials" / "ci.md", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "gpu_tests.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "pool-0/0: 3g.40gb is there\npool-0/1: 3g.40gb is there\n", done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["gpu_tests.py"]
 
 
 @pytest.mark.slow
