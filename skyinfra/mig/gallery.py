@@ -99,7 +99,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{column}</th>" for column in columns)
     lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     body = "\n".join(f"<tr>{line}</tr>" for line in [head, *lines])
-    return f'<div class="scroll"><table>\n{body}\n</table></div>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="profiles"><table>\n{body}\n</table></div>'
 
 
 def _card(names: Sequence[str], layout: Layout, geometry: Geometry, *, complete: bool) -> str:

@@ -16,6 +16,7 @@ from fleet import copy_quickstart, skyinfra, until
 from support import ROOT, missing
 
 import skyinfra as sky
+from tools import site
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
 
@@ -145,3 +146,21 @@ def test_a_job_and_its_log(chromium: Any, project: Path, monkeypatch: pytest.Mon
         context.close()
         until(job.done)
         job.forget()
+
+
+def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) -> None:
+    if not site.TOOLS.is_dir():
+        missing("what `make docs` builds with, in build/docs-tools,")
+    site.prepare(tmp_path / "site-source")
+    (tmp_path / "zensical.toml").write_text(site.configuration(tmp_path / "site-source"))
+    site.build(tmp_path / "zensical.toml")
+    pages = ["index", "tutorials/sweep", "reference/pool", "reference/commands", "architecture", "gallery/h100_80gb"]
+    for width in (390, 1440):
+        for scheme in ("light", "dark"):
+            context = chromium.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
+            page = context.new_page()
+            for name in pages:
+                page.goto((tmp_path / "site" / f"{name}.html").as_uri())
+                assert serious(page) == [], (name, width, scheme)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+            context.close()
