@@ -11,7 +11,10 @@ def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     from skyinfra.cli.app import app
     from skyinfra.errors import SkyinfraError
+    from skyinfra.terminal import screen
 
+    screen.print_on(sys.stdout)
+    screen.print_on(sys.stderr)
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)

@@ -10,7 +10,7 @@ import typer
 from skyinfra.cli import execute, nodes, recommend
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
-from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, ScriptCommand, StackName, errors_name_options
+from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, ScriptCommand, StackName, Wide, errors_name_options
 
 app = typer.Typer(
     help="Infrastructure as code for accelerator fleets.",
@@ -61,7 +61,7 @@ def init(
 
 
 @app.command()
-def synth(as_json: Json = False) -> None:
+def synth(as_json: Json = False, wide: Wide = False) -> None:
     """Compile the declared stacks to Terraform in cdktf.out."""
     from skyinfra.cli.stacks import show_choices
     from skyinfra.terraform.project import Project
@@ -70,7 +70,7 @@ def synth(as_json: Json = False) -> None:
 
 
 @app.command()
-def plan(stack: StackName = None, as_json: Json = False) -> None:
+def plan(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Show what a deploy would change, and what the stack costs."""
     from skyinfra.cli.stacks import show_endings, show_plan, show_transitions, synthesize
     from skyinfra.deploy.apply import planned
@@ -91,6 +91,7 @@ def deploy(
     replace: Annotated[Optional[list[str]], typer.Option(help="Address of a resource to make anew.")] = None,  # noqa: UP045
     wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
+    wide: Wide = False,
 ) -> None:
     """Create or change what is declared, and wait for the nodes."""
     from skyinfra.cli.stacks import Approval, show_fleets, synthesize, wait_for_nodes
@@ -141,7 +142,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
 
 
 @app.command()
-def status(stack: StackName = None, as_json: Json = False) -> None:
+def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Show fleets, nodes and slots as they are."""
     from skyinfra.cli.status import show_status
 
@@ -168,6 +169,7 @@ def render(
         ),
     ] = None,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """Write the nodes' user data, and the inputs of each pool's module as a tfvars file for plain Terraform."""
     from skyinfra.cli.render import show_render, show_runner
@@ -257,6 +259,7 @@ def offers(
         ),
     ] = False,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """List the machines that carry an accelerator, cheapest first, with dated prices. Asks nobody without --live."""
     from skyinfra.cli.offers import show_offers
@@ -290,7 +293,7 @@ def iam(stack: StackName = None) -> None:
 
 
 @app.command()
-def preflight(stack: StackName = None, as_json: Json = False) -> None:
+def preflight(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Ask the providers whether they have, and give this account, what a stack asks for. Creates nothing."""
     from skyinfra.cli.stacks import check, synthesize
 

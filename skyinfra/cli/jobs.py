@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, exit_code
+from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, Wide, exit_code
 from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
 from skyinfra.protocol import questions
 
@@ -33,7 +33,7 @@ JobName = Annotated[str, typer.Argument(metavar="ID", help="The job's name, its 
 
 
 @app.command("list")
-def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
+def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
     from rich.markup import escape
 
@@ -46,7 +46,9 @@ def list_jobs(fleet: Fleet, as_json: Json = False) -> None:
         tables.print_json({"jobs": [job.to_json() for job in found]})
         return
     made = tables.table(
-        "NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"
+        *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),
+        leave_out=("ID", "PRIORITY", "SUBMITTER", "USED", "TASK", "SLOT", "SUBMITTED"),
+        sentences=("TASK", "USED", "PROBLEM"),
     )
     now = time.time()
     for job in found:

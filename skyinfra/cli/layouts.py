@@ -108,7 +108,7 @@ def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_js
     else:
         out = tables.console()
         for each in shown:
-            out.print(layout_text(each.title, each.picture, each.notes), soft_wrap=True)
+            out.print(layout_text(each.title, each.picture, each.notes, out.width), soft_wrap=True)
         if svg is not None:
             out.print(f"written to {escape(str(svg))}")
     return 2 if any(each.tried.missing for each in shown) else 0
@@ -124,8 +124,9 @@ def check_layout(accelerator: str, layout: str | None, *, driver: str | None) ->
         raise InvalidLayout("there is no layout to check", hint='Write it behind the accelerator: H100 "3g.40gb*2".')
     shown = _shown(named)
     impossible = [each for each in shown if each.tried.missing]
+    out = tables.console()
     for each in impossible:
-        tables.console().print(layout_text(each.title, each.picture, each.notes), soft_wrap=True)
+        out.print(layout_text(each.title, each.picture, each.notes, out.width), soft_wrap=True)
     for each in shown if driver else ():
         mig.check_driver(each.tried.layout, named.geometry, driver or "")
     if not impossible:
@@ -170,7 +171,11 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
         ]
         tables.print_json({**fields, "profiles": named})
         return
-    made = tables.table("PROFILE", "MEMORY", "COMPUTE SLICES", "SM", "AT MOST", "SIZE", "STARTS AT")
+    made = tables.table(
+        *("PROFILE", "MEMORY", "COMPUTE SLICES", "SM", "AT MOST", "SIZE", "STARTS AT"),
+        leave_out=("SM", "SIZE"),
+        sentences=("STARTS AT",),
+    )
     for profile in geometry.profiles:
         starts = "unknown" if profile.starts is None else " ".join(map(str, profile.starts))
         made.add_row(
@@ -259,7 +264,11 @@ def _layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]]
     ways: dict[tuple[str, ...], list[mig.Layout]] = {}
     for layout in placed:
         ways.setdefault(mig.multisets([layout], geometry)[0], []).append(layout)
-    made = tables.table("LAYOUT", "PARTITIONS", "MEMORY", "COMPUTE SLICES", "PLACEMENTS", "DRIVER")
+    made = tables.table(
+        *("LAYOUT", "PARTITIONS", "MEMORY", "COMPUTE SLICES", "PLACEMENTS", "DRIVER"),
+        leave_out=("DRIVER", "PARTITIONS", "COMPUTE SLICES"),
+        sentences=("LAYOUT",),
+    )
     for names in mig.multisets(placed, geometry):
         shown = mig.picture(ways[names][0], geometry)
         made.add_row(

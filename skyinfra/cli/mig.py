@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, errors_name_options
+from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, Wide, errors_name_options
 
 app = typer.Typer(help="MIG: profiles and layouts of GPUs, without changing one.", no_args_is_help=True)
 
@@ -41,6 +41,7 @@ def show(
     layout: LayoutText = None,
     svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """Draw a layout: partitions, memory, SMs, free room. One that is impossible is drawn as far as it goes (exit 2)."""
     from skyinfra.cli.layouts import show_layout
@@ -57,7 +58,7 @@ def check(accelerator: Gpu, layout: LayoutText = None, driver: Driver = None) ->
 
 
 @app.command()
-def profiles(accelerator: Gpu, as_json: Json = False) -> None:
+def profiles(accelerator: Gpu, as_json: Json = False, wide: Wide = False) -> None:
     """List the profiles of a GPU."""
     from skyinfra.cli.layouts import show_profiles
 
@@ -70,6 +71,7 @@ def layouts(
     all_profiles: AllProfiles = False,
     driver: Driver = None,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """List the layouts of a GPU beside which nothing more fits."""
     from skyinfra.cli.layouts import show_layouts
@@ -120,6 +122,7 @@ def pack(
     max_nodes: Annotated[Optional[int], typer.Option(metavar="N", help="Machines, at most.")] = None,  # noqa: UP045
     exact: Annotated[bool, typer.Option("--exact", help="No larger profile may serve for a named one.")] = False,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """Find the cheapest machines and layouts that hold so many partitions, with the pools that declare them."""
     from skyinfra.cli.pack import show_packing

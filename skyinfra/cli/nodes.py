@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skyinfra.cli.options import Fleet, Json, Lines, NodeName
+from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
 from skyinfra.errors import InvalidField, NodeError, did_you_mean
 from skyinfra.protocol import questions
 
@@ -50,7 +50,7 @@ def chosen(pool: Questions, node: str | None) -> list[str]:
     return [node]
 
 
-def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False) -> None:
+def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
     from skyinfra.client import ask
     from skyinfra.terminal import tables
@@ -81,7 +81,9 @@ def _show_findings(found: dict[str, list[Finding]]) -> None:
     from skyinfra.terminal import tables
 
     out = tables.console()
-    made = tables.table("NODE", "WHAT", "RESULT", "FOUND", "WANTED")
+    made = tables.table(
+        "NODE", "WHAT", "RESULT", "FOUND", "WANTED", leave_out=("WANTED",), sentences=("WHAT", "FOUND", "WANTED")
+    )
     for name, lines in found.items():
         for line in lines:
             result = f"[{_COLOURS[line.result]}]{line.result}[/]"
@@ -101,6 +103,7 @@ def top(
     node: NodeName = None,
     interval: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Between two looks.")] = 2.0,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
     from rich.live import Live
@@ -156,7 +159,11 @@ def _usage_table(answers: Answers, tasks: Tasks) -> Table:
 
     from skyinfra.terminal import tables
 
-    made = tables.table("NODE", "SLOT", "DEVICE", "USE", "MEMORY", "GPU TEMP", "GPU POWER", "TASK")
+    made = tables.table(
+        *("NODE", "SLOT", "DEVICE", "USE", "MEMORY", "GPU TEMP", "GPU POWER", "TASK"),
+        leave_out=("GPU POWER", "GPU TEMP", "DEVICE"),
+        sentences=("USE", "TASK"),
+    )
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
             made.add_row(name, "", f"[red]{escape(answer.message)}[/]")

@@ -66,6 +66,8 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
         first,
         second,
         "DEPLOYABLE",
+        leave_out=("PARTITIONED BY", "RAM", "VCPUS", "DEPLOYABLE", second, "MEMORY"),
+        sentences=("ACCELERATOR",),
     )
     for offer in found:
         prices = (offer.spot, offer.on_demand) if query.spot else (offer.on_demand, offer.spot)

@@ -10,6 +10,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from skyinfra.errors import DeclarationError
+from skyinfra.terminal import screen
+
+
+def _widen(wide: bool) -> bool:
+    screen.widen(wide)
+    return wide
+
 
 # typer reads these annotations at run time.
 Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.")]
@@ -19,6 +26,9 @@ Lines = Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of th
 OfProviders = Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")]  # noqa: UP045
 InRegion = Annotated[Optional[str], typer.Option(help="Only what is offered there.")]  # noqa: UP045
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", callback=_widen, help="Show every column in full, however narrow the terminal is.")
+]
 
 OPTIONS = {
     "batch": "--batch",

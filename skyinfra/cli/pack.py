@@ -95,7 +95,11 @@ def said(given: Given) -> str:
 
 
 def _machine_table(made: Packing) -> Any:
-    table = tables.table("NODES", "PROVIDER", "MACHINE", "REGION", "GPUS", "LAYOUTS", "EACH PER HOUR", "PER HOUR")
+    table = tables.table(
+        *("NODES", "PROVIDER", "MACHINE", "REGION", "GPUS", "LAYOUTS", "EACH PER HOUR", "PER HOUR"),
+        leave_out=("REGION", "EACH PER HOUR", "PROVIDER"),
+        sentences=("LAYOUTS",),
+    )
     for each in made.machines:
         table.add_row(
             str(each.nodes),

@@ -44,7 +44,7 @@ def show_render(
     if as_json:
         tables.print_json({"files": rows})
         return
-    made = tables.table("POOL", "FILE", "BYTES", "COMPRESSED")
+    made = tables.table("POOL", "FILE", "BYTES", "COMPRESSED", leave_out=("COMPRESSED",), sentences=("FILE",))
     for row in rows:
         made.add_row(row["fleet"], row["file"], str(row["bytes"]), str(row["compressed"] or ""))
         for path, size in (row["parts"] if sizes else {}).items():

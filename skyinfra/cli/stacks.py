@@ -75,7 +75,11 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
             {"stacks": [{"name": s.name, "folder": str(s.folder), "pools": list(s.pools)} for s in stacks]}
         )
         return
-    made = tables.table("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE")
+    made = tables.table(
+        *("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE"),
+        leave_out=("SLOTS/NODE", "STACK", "PROVIDER", "NODES"),
+        sentences=("MACHINE", "PRICE"),
+    )
     for stack in stacks:
         for pool in stack.pools:
             accelerator = pool.get("accelerator") or "none (CPU)"
@@ -135,7 +139,11 @@ def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
         if cost.pools:
             out.print(f"{name} costs nothing: it runs on this machine")
         return
-    made = tables.table("POOL", "NODES", "MACHINE", "PER HOUR", "PER 30 DAYS", "PRICE")
+    made = tables.table(
+        *("POOL", "NODES", "MACHINE", "PER HOUR", "PER 30 DAYS", "PRICE"),
+        leave_out=("NODES", "PRICE"),
+        sentences=("MACHINE", "PRICE"),
+    )
     for pool in cost.pools:
         others = f" or {pool.others} more" if pool.others else ""
         made.add_row(
@@ -285,7 +293,7 @@ def check(stack: SynthesizedStack, *, as_json: bool) -> Report:
 def show_report(report: Report) -> None:
     """Prints a line for each check, then what to do about those that did not pass."""
     out = tables.console()
-    made = tables.table("POOL", "CHECK", "RESULT", "FOUND")
+    made = tables.table("POOL", "CHECK", "RESULT", "FOUND", sentences=("FOUND",))
     for line in report.lines:
         made.add_row(line.pool, line.check, f"[{_COLOURS[line.result]}]{line.result}[/]", escape(line.found))
     out.print(made)

@@ -214,9 +214,14 @@ def _print_stack(status: dict[str, Any]) -> None:
         for node in pool["nodes"]:
             if node["failed"]:
                 out.print(f"[red]{escape(_failure(node))}[/]")
-        for line in lines((node["name"], node["gpus"]) for node in pool["nodes"]):
+        for line in lines(((node["name"], node["gpus"]) for node in pool["nodes"]), out.width):
             out.print(line, soft_wrap=True)
-        made = tables.table("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE", "TASK")
+        made = tables.table(
+            *("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE", "TASK"),
+            leave_out=("KIND", "UUID", "ACCELERATOR", "PROFILE"),
+            ids=("UUID",),
+            sentences=("STATE", "TASK"),
+        )
         for node in pool["nodes"]:
             for slot in node["slots"]:
                 made.add_row(

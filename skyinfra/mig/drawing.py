@@ -96,40 +96,46 @@ def draw(layout: Sequence[Placement], geometry: Geometry) -> str:
     return f"{_ruler(geometry, _strip_cell(layout))}\n{' ' * _MARGIN}{bars}"
 
 
-def strip(layout: Sequence[Placement], units: int) -> list[Cell]:
+def strip(layout: Sequence[Placement], units: int, width: int | None = None) -> list[Cell]:
     """One line: the instance in each of a GPU's *units*. Free units are blank.
 
-    Join the texts for plain text; the index is that of the placement in *layout*, for the colour of the cell.
+    Join the texts for plain text; the index is that of the placement in *layout*, for the colour of the cell. width:
+    names are cut for a line of so many characters, down to three for each unit.
     """
-    cell = _strip_cell(layout)
+    cell = _narrowed(_strip_cell(layout), units, width, least=3)
     line: list[Cell] = [("|", None)]
     for _, size, index in _spans(layout, units):
         name = "" if index is None else layout[index].profile
-        line += [(name.ljust(size * cell - 1), index), ("|", None)]
+        line += [(_padded(name, size * cell - 1), index), ("|", None)]
     return line
 
 
-def boxes(shown: Picture) -> list[list[Cell]]:
+def boxes(shown: Picture, width: int | None = None) -> list[list[Cell]]:
     """The grid as lines of cells: units, then a box for every segment with profile, memory, slices, SMs and mark.
 
     Join the texts of a line's cells for plain text; the index is that of the segment, for the colour of the cell.
+    width: texts are cut for lines of so many characters, down to six for each unit.
     """
     columns = labels(shown)
     cell = _width((s.size, text) for s, column in zip(shown.segments, columns, strict=True) for text in column)
-    widths = [segment.size * cell - 1 for segment in shown.segments]
-    rule = "+" + "".join("-" * width + "+" for width in widths)
+    cell = _narrowed(cell, shown.geometry.placement_units or 1, width and width - _MARGIN, least=6)
+    rooms = [segment.size * cell - 1 for segment in shown.segments]
+    rule = "+" + "".join("-" * room + "+" for room in rooms)
     named = "slices" if shown.geometry.placement_units == shown.geometry.memory_slices else "units"
     lines: list[list[Cell]] = [[(_ruler(shown.geometry, cell), None)], [(f"{named:<{_MARGIN}}{rule}", None)]]
     for row in range(len(columns[0])):
         line: list[Cell] = [(" " * _MARGIN + "|", None)]
-        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
-            line += [(column[row].ljust(width), index if shown.segments[index].profile else None), ("|", None)]
+        for index, (column, room) in enumerate(zip(columns, rooms, strict=True)):
+            line += [(_padded(column[row], room), index if shown.segments[index].profile else None), ("|", None)]
         lines.append(line)
     return [*lines, [(" " * _MARGIN + rule, None)]]
 
 
-def compute_bar(shown: Picture) -> list[list[Cell]]:
-    """Two lines of cells: the compute slices of each partition, and those that are free. They have no fixed places."""
+def compute_bar(shown: Picture, width: int | None = None) -> list[list[Cell]]:
+    """Two lines of cells: the compute slices of each partition, and those that are free. They have no fixed places.
+
+    width: as for `boxes`.
+    """
     shares: list[tuple[str, int, int | None]] = [
         (segment.profile.name, segment.profile.compute_slices, index)
         for index, segment in enumerate(shown.segments)
@@ -138,10 +144,11 @@ def compute_bar(shown: Picture) -> list[list[Cell]]:
     if shown.compute_free > 0:
         shares.append(("free", shown.compute_free, None))
     cell = _width((slices, name) for name, slices, _ in shares)
+    cell = _narrowed(cell, sum(slices for _, slices, _ in shares) or 1, width and width - _MARGIN, least=3)
     lines: list[list[Cell]] = [[(f"{'compute':<{_MARGIN}}|", None)], [(f"{'slices':<{_MARGIN}}|", None)]]
     for name, slices, index in shares:
         for line, text in zip(lines, (name, str(slices)), strict=True):
-            line += [(text.ljust(slices * cell - 1), index), ("|", None)]
+            line += [(_padded(text, slices * cell - 1), index), ("|", None)]
     return lines
 
 
@@ -241,6 +248,17 @@ def _strip_cell(layout: Sequence[Placement]) -> int:
 def _width(texts: Iterable[tuple[int, str]]) -> int:
     """The width of a placement unit, so that every text has room in its units."""
     return max([4, *(-(-(len(text) + 1) // size) for size, text in texts)])
+
+
+def _narrowed(cell: int, units: int, width: int | None, *, least: int) -> int:
+    """The width of a placement unit where all of them have *width* characters together, but not less than *least*."""
+    return cell if width is None or units * cell + 1 <= width else max(least, (width - 1) // units)
+
+
+def _padded(text: str, room: int) -> str:
+    """*text* in the width *room*; one that is too long to its first dot or blank, or cut."""
+    heads = (text, text.partition(".")[0], text.partition(" ")[0])
+    return next((head for head in heads if len(head) <= room), text[:room]).ljust(room)
 
 
 def _ruler(geometry: Geometry, cell: int) -> str:

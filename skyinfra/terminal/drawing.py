@@ -109,10 +109,10 @@ def strips(
     return made
 
 
-def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
+def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]], width: int | None = None) -> list[Text]:
     """Returns the drawing: a line for the GPUs of a node that are alike, and one for their tasks, if there are any.
 
-    *nodes*: names, and their GPUs.
+    *nodes*: names, and their GPUs. width: of the terminal; names of profiles are cut where it is short.
     """
     grouped = [(node, list(alike)) for node, found in nodes for alike in _alike(found)]
     heads = [(node, f"GPU {ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
@@ -123,7 +123,7 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]]) -> list[Text]:
     for head, (_, alike) in zip(heads, grouped, strict=True):
         line = Text("  ".join(part.ljust(width) for part, width in zip(head, widths, strict=True)) + "  ")
         margin, layout = len(line), alike[0].layout
-        cells = strip(layout, alike[0].units)
+        cells = strip(layout, alike[0].units, width and width - margin)
         for text, index in cells:
             line.append(text, style="" if index is None else STYLES[tones[layout[index].profile] % len(STYLES)])
         if alike[0].missing:
@@ -158,10 +158,13 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]]) -> Text:
-    """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines."""
+def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]], width: int | None = None) -> Text:
+    """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines.
+
+    width: of the terminal; what stands in the boxes is cut where it is short.
+    """
     made = Text(f"{title}\n", style="bold")
-    for line in [*boxes(picture), *compute_bar(picture)]:
+    for line in [*boxes(picture, width), *compute_bar(picture, width)]:
         for piece, index in line:
             profile = None if index is None else picture.segments[index].profile
             style = "not bold"
@@ -181,7 +184,7 @@ def show_transition(found: Transition, *, to_stderr: bool = False) -> None:
     """Prints each kind of change once, with the GPUs that it is about, and a line that counts."""
     out = tables.console(to_stderr=to_stderr)
     for alike in _same_changes(found.changes):
-        out.print(_change_text(alike), soft_wrap=True)
+        out.print(_change_text(alike, out.width), soft_wrap=True)
     out.print(f"{found.fleet}: {_summary(found)}", markup=False, soft_wrap=True)
 
 
@@ -203,7 +206,7 @@ def write_svg(file: Path, found: Transition) -> None:
         raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None
 
 
-def _change_text(alike: Sequence[GpuChange]) -> Text:
+def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
     first = alike[0]
     made = Text(f"{_changed(alike)}\n", style="bold")
     sizes = sorted({(place.size, place.profile) for place in (*first.before, *first.after)})
@@ -212,7 +215,8 @@ def _change_text(alike: Sequence[GpuChange]) -> Text:
         if not layout:
             made.append("a whole GPU", style="not bold")
         units = mig.geometry(first.model).placement_units if first.model else None
-        for piece, index in strip(layout, units or sum(place.size for place in layout)) if layout else ():
+        units = units or sum(place.size for place in layout)
+        for piece, index in strip(layout, units, width - _WORD) if layout else ():
             tone = None if index is None else sizes.index((layout[index].size, layout[index].profile))
             made.append(piece, style="not bold" if tone is None else f"not bold {STYLES[tone % len(STYLES)]}")
         made.append("\n")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from skyinfra.terminal import screen
 
 if TYPE_CHECKING:
     from skyinfra.mig import Placement
@@ -19,18 +24,82 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+# As wide as anything that is printed, where no terminal sets a limit.
+_UNLIMITED = 10_000
+# Between two columns.
+_GAP = 2
+# The width that is asked for a column of sentences, which are folded, and that of a long id after it was cut.
+_SENTENCE = 24
+_ID = 17
+
+
 def console(*, to_stderr: bool = False) -> Console:
-    """Returns a console, 200 columns wide where the output is no terminal."""
+    """Returns a console. It is as wide as its terminal; without one, or with ``--wide``, nothing is folded."""
     made = Console(stderr=to_stderr, highlight=False)
-    return made if made.is_terminal else Console(stderr=to_stderr, highlight=False, width=200)
+    if made.is_terminal and not screen.is_wide():
+        return made
+    return Console(stderr=to_stderr, highlight=False, width=_UNLIMITED)
 
 
-def table(*columns: str) -> Table:
-    """Returns an empty table in the look of all tables."""
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    return made
+class FittingTable(Table):
+    """A table that fits its terminal: it cuts long ids in their middle, then leaves columns out, in a fixed order.
+
+    leave_out: columns in the order in which they go; empty ones go first. ids: columns of long ids. sentences: columns
+    that are folded rather than that others go for them.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], leave_out: Sequence[str], ids: Collection[str], sentences: Collection[str]
+    ) -> None:
+        super().__init__(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+        self.leave_out = leave_out
+        self.ids = ids
+        self.sentences = sentences
+        for column in columns:
+            self.add_column(column, overflow="fold")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the table, and a line that names what was left out or cut."""
+        cells = {str(column.header): list(column.cells) for column in self.columns}
+        widths = {name: self._width(console, name, found) for name, found in cells.items()}
+        kept, hidden = list(cells), []
+        if _sum(widths, kept) > options.max_width:
+            for name in self.ids:
+                texts = [str(cell) for cell in cells[name]]
+                cells[name] = [screen.cut(text, _ID) for text in texts]
+                if cells[name] != texts:
+                    hidden.append(name)
+                    widths[name] = min(widths[name], max(_ID, len(name)))
+        empty = [name for name in self.leave_out if not any(map(str, cells[name]))]
+        for name in [*empty, *(each for each in self.leave_out if each not in empty)]:
+            if _sum(widths, kept) <= options.max_width:
+                break
+            kept.remove(name)
+            hidden = [each for each in hidden if each != name] + ([] if name in empty else [name])
+        shown = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+        for name in kept:
+            shown.add_column(name, overflow="fold")
+        for row in range(self.row_count):
+            shown.add_row(*(cells[name][row] for name in kept))
+        yield shown
+        if hidden:
+            yield Text(f"Left out or cut to fit: {', '.join(hidden)}. --wide shows all.", style="dim")
+
+    def _width(self, console: Console, name: str, cells: Sequence[object]) -> int:
+        free = console.options.update(width=_UNLIMITED)
+        widest = max((Measurement.get(console, free, cell).maximum for cell in cells), default=0)  # type: ignore[arg-type]
+        return max(len(name), min(widest, _SENTENCE) if name in self.sentences else widest)
+
+
+def _sum(widths: dict[str, int], kept: Sequence[str]) -> int:
+    return sum(widths[name] + _GAP for name in kept) - _GAP
+
+
+def table(
+    *columns: str, leave_out: Sequence[str] = (), ids: Collection[str] = (), sentences: Collection[str] = ()
+) -> Table:
+    """Returns an empty table in the look of all tables; see `FittingTable`."""
+    return FittingTable(columns, leave_out, ids, sentences)
 
 
 def place(placement: Placement) -> dict[str, object]:
