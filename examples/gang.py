@@ -1,7 +1,6 @@
 """A gang: one function as ranks on several slots, which start and end together.
 
-cd stacks/quickstart && skyinfra deploy
-python ../../examples/gang.py
+In a project of `skyinfra init`: skyinfra deploy && python gang.py
 
 `sky.plugins.torch()` and `skyinfra run --torchrun` start ranks of torch.distributed in the same way.
 """

@@ -1,7 +1,6 @@
 """A job: the head of the fleet keeps the task and its result, also when this program ends.
 
-cd stacks/quickstart && skyinfra deploy
-python ../../examples/job.py
+In a project of `skyinfra init`: skyinfra deploy && python job.py
 """
 
 import time

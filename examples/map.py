@@ -1,7 +1,6 @@
 """Many tasks over all slots of a fleet; results come in order, or as they are ready.
 
-cd stacks/quickstart && skyinfra deploy
-python ../../examples/map.py
+In a project of `skyinfra init`: skyinfra deploy && python map.py
 """
 
 import random

@@ -1,7 +1,6 @@
 """A function on one slot of a fleet, and on every slot.
 
-cd stacks/quickstart && skyinfra deploy
-python ../../examples/one_task.py
+In a project of `skyinfra init`: skyinfra deploy && python one_task.py
 """
 
 import os

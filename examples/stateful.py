@@ -1,7 +1,6 @@
 """An object that stays on a slot between tasks: a model that is loaded once.
 
-cd stacks/quickstart && skyinfra deploy
-python ../../examples/stateful.py
+In a project of `skyinfra init`: skyinfra deploy && python stateful.py
 """
 
 import skyinfra as sky

@@ -1,7 +1,7 @@
 """What a fleet can do with tasks, one thing after the other, against the deployed quickstart.
 
-(cd stacks/quickstart && skyinfra deploy)
-python examples/tour.py                  # or another fleet: python examples/tour.py STACK/POOL, or FLEET.json
+In a project of `skyinfra init --example tour`: skyinfra deploy && python tour.py
+Another fleet: python tour.py STACK/POOL, or FLEET.json
 """
 
 import asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -10,14 +11,30 @@ import typer
 from skyinfra.cli import execute, nodes, recommend
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
-from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, ScriptCommand, StackName, Wide, errors_name_options
+from skyinfra.cli.options import (
+    Commands,
+    Fleet,
+    InRegion,
+    Json,
+    OfProviders,
+    ScriptCommand,
+    Shell,
+    StackName,
+    Wide,
+    complete_accelerators,
+    complete_fleets,
+    errors_name_options,
+    of_fleet,
+)
+from skyinfra.errors import SkyinfraError
 
 app = typer.Typer(
+    cls=Commands,
     help="Infrastructure as code for accelerator fleets.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -30,6 +47,15 @@ recommend.add_commands(app)
 Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
 
 
+def _work_in(folder: Path | None) -> Path | None:
+    if folder is not None:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise typer.BadParameter(f"{folder}: {error.strerror}") from None
+    return folder
+
+
 def _version(value: bool) -> None:
     if value:
         import skyinfra
@@ -40,24 +66,50 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-C", metavar="DIR", callback=_work_in, help="Work as if it were started in this folder."),
+    ] = None,
 ) -> None:
-    """Infrastructure as code for accelerator fleets."""
+    """Infrastructure as code for accelerator fleets.
+
+    Without a command: where the project of this folder stands, and what to do next.
+    """
+    if context.invoked_subcommand is None:
+        from skyinfra.terminal.standing import show_standing
+
+        show_standing()
 
 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the new project.")] = Path(),
     stack: Annotated[str, typer.Option(help="Name of its stack.")] = "quickstart",
-    library: Annotated[str, typer.Option(help="cdktf or cdktn.")] = "cdktf",
+    library: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="cdktf or cdktn; the one that is installed, and cdktn where both are."),
+    ] = None,
+    example: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="tour, jobs, gang, notebook, or hcl: without Python, in Terraform's own language."),
+    ] = None,
 ) -> None:
-    """Make a project: cdktf.json, and a main.py with one pool."""
-    from skyinfra.cli.init import make_project
+    """Make a project. It declares a pool of simulated nodes, and has a script and a notebook that use them."""
+    from skyinfra.cli.init import begin
 
-    for file in make_project(folder, stack=stack, library=library):
-        typer.echo(f"made {file}")
+    begin(folder, stack=stack, library=library, example=example)
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion of a shell. --install-completion installs it; it knows stacks, pools, nodes and jobs."""
+    from typer.completion import get_completion_script
+
+    typer.echo(get_completion_script(prog_name="skyinfra", complete_var="_SKYINFRA_COMPLETE", shell=shell.value))
 
 
 @app.command()
@@ -70,18 +122,25 @@ def synth(as_json: Json = False, wide: Wide = False) -> None:
 
 
 @app.command()
-def plan(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
+def plan(
+    stack: StackName = None,
+    as_json: Json = False,
+    wide: Wide = False,
+    detailed: Annotated[
+        bool, typer.Option("--detailed-exitcode", help="As Terraform has it. 0: no changes; 2: changes; 1: an error.")
+    ] = False,
+) -> None:
     """Show what a deploy would change, and what the stack costs."""
-    from skyinfra.cli.stacks import show_endings, show_plan, show_transitions, synthesize
-    from skyinfra.deploy.apply import planned
-    from skyinfra.deploy.cost import cost_of
+    from skyinfra.cli.stacks import plan_stack
 
-    chosen = synthesize(stack)
-    cost = cost_of(chosen.pools)
-    with planned(chosen) as (_, made):
-        show_plan(chosen.name, made, as_json=as_json, cost=cost)
-        show_transitions(chosen, made)
-        show_endings(chosen, made, to_stderr=True)
+    try:
+        made = plan_stack(stack, as_json=as_json)
+    except SkyinfraError as error:
+        if detailed:
+            error.exit_code = 1
+        raise
+    if detailed and not made.empty:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -126,7 +185,7 @@ def upgrade(
 
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
-    """Remove everything a stack created, also one that is not declared any more."""
+    """Remove everything a stack created. It need not be declared any more."""
     from skyinfra.cli.stacks import Approval
     from skyinfra.deploy.apply import carry_out
     from skyinfra.deploy.orphans import forget, stack_to_destroy
@@ -151,6 +210,23 @@ def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -
 
 
 @app.command()
+def manifest(
+    fleet: Fleet,
+    show_secret: Annotated[
+        bool, typer.Option("--show-secret", help="Print it also on a terminal, with the fleet secret.")
+    ] = False,
+) -> None:
+    """Print the manifest of a fleet. Others connect with it: `skyinfra run fleet.json SCRIPT`.
+
+    It holds the fleet secret, which gives code execution on the nodes. A file that it is written to is made readable
+    by you alone.
+    """
+    from skyinfra.cli.status import print_manifest
+
+    print_manifest(fleet, show_secret=show_secret)
+
+
+@app.command()
 def render(
     project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
     stack: Annotated[Optional[str], typer.Option(help="Only of this stack.")] = None,  # noqa: UP045
@@ -171,7 +247,7 @@ def render(
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """Write the nodes' user data, and the inputs of each pool's module as a tfvars file for plain Terraform."""
+    """Write what plain Terraform needs: user data and module inputs. Or a pool as a job of Slurm, or as pods."""
     from skyinfra.cli.render import show_render, show_runner
 
     if runner is not None:
@@ -185,7 +261,7 @@ def render(
     context_settings={"allow_interspersed_args": False},
 )
 def run(
-    fleet: Annotated[str, typer.Argument(metavar="STACK/POOL", help="Where to run.")],
+    fleet: Annotated[str, typer.Argument(metavar="STACK/POOL", help="Where to run.", autocompletion=complete_fleets)],
     script: Annotated[Path, typer.Argument(help="A Python script.")],
     arguments: Annotated[Optional[list[str]], typer.Argument(help="Its arguments.")] = None,  # noqa: UP045
     torchrun: Annotated[bool, typer.Option("--torchrun", help="As ranks of torch.distributed, on many slots.")] = False,
@@ -202,10 +278,16 @@ def run(
     alone: Annotated[bool, typer.Option("--alone", help="Leave the other files of its folder here.")] = False,
     env: Annotated[Optional[list[str]], typer.Option(metavar="NAME[=VALUE]", help="A variable for it.")] = None,  # noqa: UP045
     env_file: Annotated[Optional[Path], typer.Option(help="A file of such lines.")] = None,  # noqa: UP045
-    node: Annotated[Optional[str], typer.Option(metavar="NODE", help="On a slot of this node.")] = None,  # noqa: UP045
-    profile: Annotated[Optional[str], typer.Option(metavar="PROFILE", help="On a slot with this profile.")] = None,  # noqa: UP045
+    node: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NODE", help="On a slot of this node.", autocompletion=of_fleet("nodes")),
+    ] = None,
+    profile: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="PROFILE", help="On a slot with this profile.", autocompletion=of_fleet("profiles")),
+    ] = None,
 ) -> None:
-    """Run a Python script on one slot, or with --torchrun as ranks on many, all or none.
+    """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
 
     The files of its folder go with it, or of the folder above its package, without what Git ignores and what
     .skyinfraignore lists. Its output is streamed and its exit code is ours. What stands behind the script is handed to
@@ -236,7 +318,9 @@ def offers(
     accelerator: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="ACCELERATOR", help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.'
+            metavar="ACCELERATOR",
+            help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.',
+            autocompletion=complete_accelerators,
         ),
     ] = None,
     provider: OfProviders = None,
@@ -261,7 +345,7 @@ def offers(
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """List the machines that carry an accelerator, cheapest first, with dated prices. Asks nobody without --live."""
+    """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
     from skyinfra.cli.offers import show_offers
     from skyinfra.offers import ask
 
@@ -284,7 +368,7 @@ def offers(
 
 @app.command()
 def iam(stack: StackName = None) -> None:
-    """Print the IAM policy that planning, deploying and destroying a stack on AWS needs, as JSON. Asks nobody."""
+    """Print the IAM policy that deploying a stack on AWS needs. As JSON; planning and destroying need no more."""
     from skyinfra.cli.stacks import synthesize
     from skyinfra.preflight.permissions import policy
     from skyinfra.terminal.tables import print_json
@@ -294,7 +378,7 @@ def iam(stack: StackName = None) -> None:
 
 @app.command()
 def preflight(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
-    """Ask the providers whether they have, and give this account, what a stack asks for. Creates nothing."""
+    """Ask the providers whether this account gets what a stack needs. Creates nothing."""
     from skyinfra.cli.stacks import check, synthesize
 
     if check(synthesize(stack), as_json=as_json).failed:

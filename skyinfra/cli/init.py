@@ -2,39 +2,111 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import sys
 import uuid
 from pathlib import Path
 
+import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from skyinfra.bootstrap import bundled
-from skyinfra.errors import InvalidField, ProjectError
+from skyinfra.errors import InvalidField, ProjectError, did_you_mean
 from skyinfra.stack import LIBRARIES, check_name
 
+# The living one first.
+_PREFERRED = ("cdktn", "cdktf")
+_ABOUT = {"cdktn": "CDK Terrain", "cdktf": "which HashiCorp archived in December 2025; cdktn is its continuation"}
 
-def make_project(folder: Path, *, stack: str, library: str) -> list[Path]:
+# Files of a project, and the templates that they are made of.
+_PROJECT = {"cdktf.json": "cdktf.json.j2", "main.py": "main.py.j2", ".gitignore": "gitignore.j2"}
+_SCRIPT = {"train.py": "train.py.j2"}
+_NOTEBOOK = {"notebook.ipynb": "notebook.ipynb.j2"}
+_HCL = {"main.tf": "main.tf.j2", ".gitignore": "gitignore.j2"}
+# A program of examples/, for the stack of this name.
+_PROGRAMS = {"tour": "tour.py", "jobs": "job.py", "gang": "gang.py"}
+_STACK = "quickstart"
+EXAMPLES = (*_PROGRAMS, "notebook", "hcl")
+
+
+def begin(folder: Path, *, stack: str, library: str | None, example: str | None) -> None:
+    """Makes a project, and prints its files, the library that it takes, and the next commands.
+
+    Raises what `make_project` raises.
+    """
+    chosen = library or installed_library() or _PREFERRED[0]
+    for file in make_project(folder, stack=stack, library=chosen, example=example):
+        typer.echo(f"made {file}")
+    if example != "hcl":
+        typer.echo(f"It declares with {chosen}, {_ABOUT.get(chosen, '')}.")
+    steps = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    if example == "hcl":
+        # The output is the manifest, which holds the fleet secret.
+        steps += ["terraform init && terraform apply", "(umask 077; terraform output -json fleet_mig > fleet.json)"]
+        steps.append("skyinfra top fleet.json")
+    else:
+        if importlib.util.find_spec(chosen) is None:
+            steps.append(f'{Path(sys.executable).name} -m pip install "skyinfra[{chosen}]"')
+        steps += ["skyinfra deploy", _use(example, stack), "skyinfra destroy"]
+    typer.echo("\n".join(["", "Next:", *(f"  {step}" for step in steps)]))
+
+
+def installed_library() -> str | None:
+    """Returns the library that is installed, cdktn where both are; None without one."""
+    return next((name for name in _PREFERRED if importlib.util.find_spec(name) is not None), None)
+
+
+def make_project(folder: Path, *, stack: str, library: str, example: str | None = None) -> list[Path]:
     """Writes the project's files and returns them.
 
-    Raises `InvalidField`, and `ProjectError` rather than overwrite one.
+    example: one of `EXAMPLES`; without it, a script and a notebook. Raises `InvalidField`, and `ProjectError` rather
+    than overwrite a file.
     """
     if library not in LIBRARIES:
         raise InvalidField("no such library", field="--library", given=library, hint=f"{' or '.join(LIBRARIES)}.")
     check_name(stack, field="--stack")
-    loader = FileSystemLoader(bundled.folder("templates", "project"))
-    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701 - not HTML
-    files = {
-        folder / "cdktf.json": "cdktf.json.j2",
-        folder / "main.py": "main.py.j2",
-        folder / ".gitignore": "gitignore.j2",
-    }
-    for file in files:
+    contents = {folder / name: text for name, text in _contents(stack, library, example).items()}
+    for file in contents:
         if file.exists():
             raise ProjectError("exists already and is not overwritten", field=str(file), hint="Choose an empty folder.")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, template in files.items():
-            values = {"stack": stack, "library": library, "project_id": str(uuid.uuid4())}
-            file.write_text(environment.get_template(template).render(values), encoding="utf-8")
+        for file, text in contents.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ProjectError(f"cannot be written: {error.strerror}", field=str(folder)) from None
-    return list(files)
+    return list(contents)
+
+
+def _contents(stack: str, library: str, example: str | None) -> dict[str, str]:
+    """Returns the texts of the files, by their names."""
+    if example is not None and example not in EXAMPLES:
+        hint = f"{did_you_mean(example, EXAMPLES)} One of {', '.join(EXAMPLES)}.".strip()
+        raise InvalidField("no such example", field="--example", given=example, hint=hint)
+    if example in _PROGRAMS and stack != _STACK:
+        raise InvalidField(f"the stack of this example is {_STACK}", field="--stack", given=stack)
+    loader = FileSystemLoader(bundled.folder("templates", "project"))
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701 - not HTML
+    values = {"stack": stack, "library": library, "project_id": str(uuid.uuid4())}
+    templates = {None: _PROJECT | _SCRIPT | _NOTEBOOK, "notebook": _PROJECT | _NOTEBOOK, "hcl": _HCL}
+    made = {
+        name: environment.get_template(template).render(values)
+        for name, template in templates.get(example, _PROJECT).items()
+    }
+    if example in _PROGRAMS:
+        program = _PROGRAMS[example or ""]
+        made[program] = (bundled.folder("examples") / program).read_text(encoding="utf-8")
+    if example == "hcl":
+        module = bundled.folder("modules", "local")
+        made |= {f"modules/local/{file.name}": file.read_text(encoding="utf-8") for file in sorted(module.iterdir())}
+    return made
+
+
+def _use(example: str | None, stack: str) -> str:
+    """Returns the command that uses the deployed fleet."""
+    if example in _PROGRAMS:
+        return f"python {_PROGRAMS[example or '']}"
+    if example == "notebook":
+        return "jupyter lab notebook.ipynb"
+    return f"skyinfra run {stack}/mig train.py --epochs 3"

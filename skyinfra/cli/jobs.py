@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, Wide, exit_code
+from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, Wide, exit_code, of_fleet
 from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
 from skyinfra.protocol import questions
 
@@ -24,12 +24,15 @@ _STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
 app = typer.Typer(
     cls=ListByDefault,
-    help="Tasks and scripts that run without their client: `skyinfra run --detach`, `pool.submit(..., detach=NAME)`.",
+    help="Tasks and scripts that run without their client. From `skyinfra run --detach`, `pool.submit(..., detach=)`.",
     no_args_is_help=True,
 )
 
 # typer reads these annotations at run time.
-JobName = Annotated[str, typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.")]
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=of_fleet("jobs")),
+]
 
 
 @app.command("list")
@@ -38,10 +41,11 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     from rich.markup import escape
 
     from skyinfra.client import ask
-    from skyinfra.terminal import tables
+    from skyinfra.terminal import names, tables
 
     with ask(fleet) as pool:
         found = pool.jobs()
+    names.remember_jobs(fleet, (job.name for job in found))
     if as_json:
         tables.print_json({"jobs": [job.to_json() for job in found]})
         return
@@ -195,12 +199,14 @@ def submit_script(
     if not script.is_file():
         raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
     from skyinfra.client import connect, detach_script
+    from skyinfra.terminal import names
 
     with connect(fleet) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
             slots, script, list(arguments), env=variables, name=name, priority=priority, replace=replace
         )
+    names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")
     sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
 

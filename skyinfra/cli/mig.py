@@ -8,15 +8,36 @@ from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli.options import Fleet, InRegion, Json, OfProviders, Wide, errors_name_options
+from skyinfra.cli.options import (
+    Commands,
+    Fleet,
+    InRegion,
+    Json,
+    OfProviders,
+    Wide,
+    complete_accelerators,
+    complete_layout,
+    errors_name_options,
+)
 
-app = typer.Typer(help="MIG: profiles and layouts of GPUs, without changing one.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="MIG: profiles and layouts of GPUs, without changing one.", no_args_is_help=True)
 
 # typer reads these annotations at run time.
-Gpu = Annotated[str, typer.Argument(metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".')]
+Gpu = Annotated[
+    str,
+    typer.Argument(
+        metavar="ACCELERATOR",
+        help='Such as "H100", "A100-40GB" or "h100_80gb".',
+        autocompletion=complete_accelerators,
+    ),
+]
 LayoutText = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Argument(metavar="LAYOUT", help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills a GPU.'),
+    typer.Argument(
+        metavar="LAYOUT",
+        help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills a GPU.',
+        autocompletion=complete_layout,
+    ),
 ]
 Driver = Annotated[
     Optional[str],  # noqa: UP045
@@ -51,7 +72,7 @@ def show(
 
 @app.command()
 def check(accelerator: Gpu, layout: LayoutText = None, driver: Driver = None) -> None:
-    """Print the placements of a layout as JSON (exit 0), or why it has none (exit 1)."""
+    """Print the placements of a layout, or why it has none. As JSON with exit code 0, or drawn with 1."""
     from skyinfra.cli.layouts import check_layout
 
     raise typer.Exit(check_layout(accelerator, layout, driver=driver))
@@ -89,7 +110,7 @@ def plan(
     svg: Annotated[Optional[Path], typer.Option(help="Write the picture to this file.")] = None,  # noqa: UP045
     as_json: Json = False,
 ) -> None:
-    """Show what another layout does to a running fleet: what stays, goes and comes, and which tasks end."""
+    """Show what another layout does to a running fleet. It says what stays, goes and comes, and which tasks end."""
     from skyinfra.cli.layouts import plan_layout
 
     plan_layout(fleet, layout, svg=svg, as_json=as_json)
@@ -107,7 +128,7 @@ def gallery(
         bool, typer.Option("--expected", help="Also GPUs whose placements follow from the driver's source alone.")
     ] = False,
 ) -> None:
-    """Write a page for each GPU model, with every layout drawn beside which nothing more fits."""
+    """Write a page for each GPU model. It has a drawing of every layout beside which nothing more fits."""
     from skyinfra.cli.layouts import write_gallery
 
     write_gallery(out, accelerators, every_profile=all_profiles, expected=expected)
@@ -124,7 +145,7 @@ def pack(
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
-    """Find the cheapest machines and layouts that hold so many partitions, with the pools that declare them."""
+    """Find the cheapest machines that hold so many partitions. With their layouts, and the pools that declare them."""
     from skyinfra.cli.pack import show_packing
 
     with errors_name_options():
@@ -139,7 +160,7 @@ def export(
     label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
     form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
 ) -> None:
-    """Print a layout for NVIDIA mig-parted, Slurm's gres.conf, or NVIDIA's device plugin for Kubernetes."""
+    """Print a layout for mig-parted, Slurm or Kubernetes. The last is for the device plugin of NVIDIA."""
     from skyinfra.cli import parted
 
     if form == ExportFormat.parted:
@@ -163,7 +184,7 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a configuration of NVIDIA mig-parted, or the listing of `nvidia-smi mig -lgi`, as an accelerator string."""
+    """Print a layout of others as an accelerator string. From mig-parted's file, or `nvidia-smi mig -lgi`."""
     from skyinfra.cli import parted
 
     if config is None:

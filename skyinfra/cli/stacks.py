@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.deploy.cost import HOURS, Cost, PoolCost, standing_cost
+from skyinfra.deploy.apply import planned
+from skyinfra.deploy.cost import HOURS, Cost, PoolCost, cost_of, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
@@ -104,6 +105,16 @@ def _price(pool: dict[str, Any]) -> str:
     amount = pool["hourly_cost"] * pool["nodes"] + (head["usd_per_hour"] if head else 0.0)
     about = f"; with{'' if head else 'out'} its head" if pool.get("head") else ""
     return f"${amount:.2f}/h ({pool['price_note']}{about})"
+
+
+def plan_stack(name: str | None, *, as_json: bool) -> Plan:
+    """Plans the deploy of a stack, prints what it changes and costs, and returns it."""
+    chosen = synthesize(name)
+    with planned(chosen) as (_, made):
+        show_plan(chosen.name, made, as_json=as_json, cost=cost_of(chosen.pools))
+        show_transitions(chosen, made)
+        show_endings(chosen, made, to_stderr=True)
+    return made
 
 
 def show_plan(

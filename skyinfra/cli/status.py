@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
+import stat
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 
@@ -14,7 +18,7 @@ from skyinfra.deploy.cost import standing_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.upgrade import Running, running, wanted
-from skyinfra.errors import FleetError
+from skyinfra.errors import FleetError, InvalidField, ProjectError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines, strips
@@ -44,6 +48,47 @@ def show_status(stack: str | None, *, as_json: bool) -> bool:
             _print_stack(each)
         show_orphans(orphans)
     return not any(each["incomplete"] for each in found)
+
+
+def print_manifest(fleet: str, *, show_secret: bool) -> None:
+    """Prints the manifest of *fleet*, ``STACK/POOL``, as JSON; into a file that nobody else may read.
+
+    Raises `InvalidField` on a terminal without *show_secret*, `ProjectError` for a file of another account, and the
+    errors of `find_manifest`.
+    """
+    from skyinfra.client.lookup import find_manifest
+
+    found = find_manifest(fleet)
+    if sys.stdout.isatty() and not show_secret:
+        raise InvalidField(
+            "the manifest holds the fleet secret, which gives code execution on its nodes, and this is a terminal",
+            field="skyinfra manifest",
+            hint=f"Write it to a file: skyinfra manifest {fleet} > fleet.json. --show-secret prints it here.",
+        )
+    if _made_private(sys.stdout):
+        sys.stderr.write("It holds the fleet secret: only you may read the file now. Hand it on as you would a key.\n")
+    if found.head.address.startswith(("127.", "::1", "localhost")) and found.via is None:
+        sys.stderr.write("The head of this fleet is reached from this machine alone.\n")
+    tables.print_json(found.to_json())
+
+
+def _made_private(stream: TextIO) -> bool:
+    """Takes the file behind *stream* from everybody else, before anything is written to it. Returns whether it did."""
+    try:
+        number = stream.fileno()
+        mode = os.fstat(number).st_mode
+        if not stat.S_ISREG(mode) or not mode & 0o077:
+            return False
+        os.fchmod(number, 0o600)
+    except io.UnsupportedOperation:
+        return False
+    except OSError as error:
+        raise ProjectError(
+            f"others may read the file, and its mode cannot be changed: {error.strerror}",
+            field="skyinfra manifest",
+            hint="The manifest holds the fleet secret. Write it to a file of your own.",
+        ) from None
+    return True
 
 
 def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:

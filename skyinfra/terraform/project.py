@@ -22,6 +22,7 @@ from typing import Any
 from skyinfra.errors import (
     AppFailed,
     FleetNotDeployed,
+    InvalidManifest,
     MissingDependency,
     PoolNotFound,
     ProjectError,
@@ -34,7 +35,14 @@ from skyinfra.errors import (
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform.expressions import unfolded
 from skyinfra.terraform.program import PROGRAM_VARIABLE, Terraform, find_program
-from skyinfra.terraform.state import Resource, keep_private, read_state, read_state_file, refuse_shared
+from skyinfra.terraform.state import (
+    Resource,
+    keep_private,
+    read_outputs_file,
+    read_state,
+    read_state_file,
+    refuse_shared,
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,15 @@ class SynthesizedStack:
         }
         order = [pool["name"] for pool in self.pools]
         return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
+
+    def known_fleets(self) -> dict[str, Manifest]:
+        """The manifests in the file of the state, by pool, without asking Terraform; empty where there is none."""
+        found = {}
+        for name, value in read_outputs_file(self.state_file).items() if self.state_file is not None else ():
+            if name.startswith(OUTPUT_PREFIX):
+                with suppress(InvalidManifest):
+                    found[name.removeprefix(OUTPUT_PREFIX)] = Manifest.read(value, source=f"{self.name}.{name}")
+        return found
 
     @property
     def only_pool(self) -> str:

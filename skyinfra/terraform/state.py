@@ -77,6 +77,16 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> Iterable[Resource]:
             )
 
 
+def read_outputs_file(file: Path) -> dict[str, Any]:
+    """Returns the outputs in a state file, sensitive ones too; none where it cannot be read. Asks no Terraform."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found = document.get("outputs") if isinstance(document, dict) else None
+    return {name: each.get("value") for name, each in (found or {}).items() if isinstance(each, dict)}
+
+
 def keep_private(file: Path, *, create: bool = False) -> None:
     """Lets nobody but its owner read *file*, if it is there or is to be made. Raises `ProjectError`."""
     try:

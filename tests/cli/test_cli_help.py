@@ -1,0 +1,169 @@
+"""The help: groups, and two examples of each command that parse; and the completion of shells."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthesized
+import typer
+from support import missing, python_path
+
+import skyinfra as sky
+from skyinfra.cli.app import app
+from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
+from skyinfra.terminal import help as helping
+from skyinfra.terminal import names
+
+ROOT: Any = typer.main.get_command(app)
+START = "import sys; sys.argv[0] = 'skyinfra'; from skyinfra.cli import main; main()"
+
+
+def commands(group: Any = ROOT, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def parse(line: str) -> str:
+    """Parses a command line as the program does; returns the path of the command."""
+    words = shlex.split(line.partition(" | ")[0].partition(" >")[0])
+    assert words.pop(0) == "skyinfra"
+    command, context, path = ROOT, None, []
+    while True:
+        context = command.make_context(command.name or "skyinfra", words, parent=context)
+        if not hasattr(command, "commands"):
+            return " ".join(path)
+        rest = [*getattr(context, "_protected_args", ()), *context.args]
+        name, command, words = command.resolve_command(context, rest)
+        path.append(name)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in commands()])
+def test_every_command_has_two_examples_that_parse(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    first, second = helping.EXAMPLES[path]
+    assert first != second
+    for line in (first, second):
+        monkeypatch.chdir(tmp_path)
+        assert parse(line) == path
+
+
+def test_no_example_or_group_names_a_command_that_does_not_exist() -> None:
+    known = {path for path, _ in commands()}
+    assert set(helping.EXAMPLES) == known
+    grouped = [name for group in helping.GROUPS.values() for name in group]
+    assert sorted(grouped) == sorted(ROOT.commands)
+
+
+def shown(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", START, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_help_has_groups_and_examples() -> None:
+    text = shown("--help")
+    places = [text.index(f"\n{title}:\n") for title in helping.GROUPS]
+    assert places == sorted(places)
+    assert text.index("\n  deploy ") < text.index("\nRun:") < text.index("\n  run ")
+    text = shown("mig", "show", "--help")
+    assert text.rstrip().splitlines()[-3:] == ["  Examples:", *(f"    {line}" for line in helping.EXAMPLES["mig show"])]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose fleet is deployed, as far as cdktf.out and the state's file say."""
+    pool = sky.ComputePool(
+        name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator="H100:1/3g.40gb+2g.20gb+1g.10gb*2"
+    )
+    stack = synthesized.synthesized(tmp_path, pool, name="lab")
+    manifest = Manifest(
+        version=1,
+        stack="lab",
+        pool="mig",
+        provider="local",
+        head=Endpoint("127.0.0.1", 1),
+        nodes=(ManifestNode("mig-0", "mig-0", "127.0.0.1", head=True), ManifestNode("mig-1", "mig-1", "127.0.0.1")),
+        slots=(ManifestSlot(0, "partition", "H100", "3g.40gb", 0), ManifestSlot(1, "partition", "H100", "1g.10gb", 0)),
+        secret="0123456789abcdef" * 4,
+        simulated=True,
+    )
+    assert stack.state_file is not None
+    resource = {"mode": "managed", "module": "module.mig", "type": "terraform_data", "name": "node", "instances": [{}]}
+    state = {"version": 4, "outputs": {"fleet_mig": {"value": manifest.to_json()}}, "resources": [resource]}
+    stack.state_file.write_text(json.dumps(state))
+    return tmp_path
+
+
+def completed(folder: Path, line: str) -> list[str]:
+    """What bash is offered behind *line*. No program can be started meanwhile."""
+    words = line.split(" ")
+    variables = {"_SKYINFRA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    guard = "import subprocess, socket\nsubprocess.Popen = socket.socket.connect = None\n"
+    environment = {**os.environ, **variables, "PYTHONPATH": python_path()}
+    done = subprocess.run(
+        [sys.executable, "-c", guard + START], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_shell_completes_names(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    names.remember_jobs("lab/mig", ["train-20"])
+    names.remember_jobs("lab/mig", ["eval-1"], more=True)
+    assert completed(project, "skyinfra sta") == ["status"]
+    assert completed(project, "skyinfra status ") == ["lab"]
+    assert completed(project, "skyinfra top l") == ["lab/mig"]
+    assert completed(project, "skyinfra top lab/mig ") == ["mig-0", "mig-1"]
+    assert completed(project, "skyinfra run lab/mig --node mig-") == ["mig-0", "mig-1"]
+    assert completed(project, "skyinfra run lab/mig --profile ") == ["1g.10gb", "3g.40gb"]
+    assert completed(project, "skyinfra jobs logs lab/mig ") == ["eval-1", "train-20"]
+    assert "H100" in completed(project, "skyinfra mig show H")
+    assert completed(project, "skyinfra mig show A30 1g") == ["1g.6gb", "1g.6gb+me"]
+    assert completed(project.parent, f"skyinfra -C {project} status ") == ["lab"]
+
+
+def test_a_folder_without_a_project_completes_nothing(tmp_path: Path) -> None:
+    assert completed(tmp_path, "skyinfra status ") == []
+    assert completed(tmp_path, "skyinfra jobs logs lab/mig ") == []
+    (tmp_path / "cdktf.json").write_text("{")
+    assert completed(tmp_path, "skyinfra status ") == []
+
+
+def test_the_completion_of_bash_works_in_bash(project: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        missing("bash")
+    folder = project / "bin"
+    folder.mkdir()
+    program = folder / "skyinfra"
+    program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(START)} \"$@\"\n")
+    program.chmod(0o755)
+    script = (
+        'eval "$(skyinfra completion bash)"\n'
+        'COMP_WORDS=(skyinfra top lab/mig ""); COMP_CWORD=3; COMP_LINE="skyinfra top lab/mig "\n'
+        '_skyinfra_completion skyinfra "" lab/mig; echo "${COMPREPLY[@]}"\n'
+    )
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": python_path()}
+    done = subprocess.run(
+        [str(bash), "--norc", "-c", script], cwd=project, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["mig-0", "mig-1"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_completion(shell: str) -> None:
+    text = shown("completion", shell)
+    assert "_SKYINFRA_COMPLETE=complete_" + shell in text.replace("'", "")

@@ -1,0 +1,207 @@
+"""``skyinfra init``, ``skyinfra`` alone, ``-C``, and the manifest for others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from on_terminal import on_terminal, plain
+from support import ROOT, python_path
+from test_cli_help import project as deployed_project
+from typer.testing import CliRunner
+
+from skyinfra.cli import init
+from skyinfra.cli.app import app
+from skyinfra.terraform.project import Project
+
+project = deployed_project
+
+
+def skyinfra(folder: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "skyinfra.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        text=True,
+        **({"capture_output": True} | options),
+    )
+
+
+def invoked(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_init_writes_a_project_a_script_and_a_notebook(tmp_path: Path) -> None:
+    done = invoked("init", str(tmp_path / "my lab"), "--stack", "lab")
+    assert done.exit_code == 0
+    folder = tmp_path / "my lab"
+    files = {"cdktf.json", "main.py", ".gitignore", "train.py", "notebook.ipynb"}
+    assert {path.name for path in folder.iterdir()} == files
+    commands = done.stdout.partition("Next:\n")[2].splitlines()
+    assert [line.strip() for line in commands] == [
+        f"cd '{folder}'",
+        "skyinfra deploy",
+        "skyinfra run lab/mig train.py --epochs 3",
+        "skyinfra destroy",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "train.py", "--epochs", "2"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.count("loss") == 2
+    notebook = json.loads((folder / "notebook.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for cell in cells:
+        compile("".join(cell["source"]), "cell", "exec")
+    assert 'sky.connect("lab", "mig")' in "".join(cells[0]["source"])
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"), [({"cdktf", "cdktn"}, "cdktn"), ({"cdktf"}, "cdktf"), ({"cdktn"}, "cdktn"), (set(), "cdktn")]
+)
+def test_init_takes_the_library_that_is_installed(
+    there: set[str], taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        init.importlib.util,
+        "find_spec",
+        lambda name, *rest: (name in there or None) if name in ("cdktf", "cdktn") else known(name, *rest),
+    )
+    out = invoked("init", str(tmp_path)).stdout
+    assert f"from {taken} import App" in (tmp_path / "main.py").read_text()
+    assert f"It declares with {taken}, " in out
+    assert (f'-m pip install "skyinfra[{taken}]"' in out) == (not there)
+    # What is asked for is taken, and said.
+    other = tmp_path / "other"
+    out = invoked("init", str(other), "--library", "cdktf").stdout
+    assert "from cdktf import App" in (other / "main.py").read_text() and "archived" in out
+
+
+@pytest.mark.parametrize(("example", "file"), [("tour", "tour.py"), ("jobs", "job.py"), ("gang", "gang.py")])
+def test_examples_are_those_of_the_repository(example: str, file: str, tmp_path: Path) -> None:
+    out = invoked("init", str(tmp_path), "--example", example).stdout
+    assert (tmp_path / file).read_text() == (ROOT / "examples" / file).read_text()
+    assert f"  python {file}\n" in out
+    assert {path.name for path in tmp_path.iterdir()} == {"cdktf.json", "main.py", ".gitignore", file}
+    refused = invoked("init", str(tmp_path / "x"), "--example", example, "--stack", "other")
+    assert "quickstart" in str(refused.exception) and not (tmp_path / "x").exists()
+
+
+def test_the_example_without_python_has_its_module(tmp_path: Path) -> None:
+    out = invoked("init", str(tmp_path), "--example", "hcl", "--stack", "lab").stdout
+    module = {path.name: path.read_bytes() for path in (tmp_path / "modules" / "local").iterdir()}
+    assert module == {path.name: path.read_bytes() for path in (ROOT / "modules" / "local").iterdir()}
+    assert 'stack = "lab"' in (tmp_path / "main.tf").read_text()
+    assert "terraform init && terraform apply" in out and "umask 077" in out
+
+
+def test_an_example_that_does_not_exist(tmp_path: Path) -> None:
+    refused = invoked("init", str(tmp_path), "--example", "hlc")
+    assert "Did you mean hcl?" in str(refused.exception) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_example_without_python_is_a_fleet(tmp_path: Path, terraform_program: str) -> None:
+    invoked("init", str(tmp_path), "--example", "hcl")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": python_path()}
+
+    def terraform(*arguments: str) -> str:
+        done = subprocess.run(
+            [terraform_program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    terraform("init", "-no-color")
+    try:
+        terraform("apply", "-auto-approve", "-no-color")
+        (tmp_path / "fleet.json").write_text(terraform("output", "-json", "fleet_mig"))
+        (tmp_path / "hello.py").write_text("print('hello')\n")
+        assert skyinfra(tmp_path, "run", "fleet.json", "hello.py").stdout == "hello\n"
+    finally:
+        terraform("destroy", "-auto-approve", "-no-color")
+
+
+def test_skyinfra_alone_says_where_one_stands(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    nowhere = skyinfra(tmp_path_factory.mktemp("nowhere"))
+    assert nowhere.returncode == 0 and "skyinfra init" in nowhere.stdout
+    found = skyinfra(project)
+    assert found.returncode == 0, found.stderr
+    assert "lab: deployed, no machine of it is bought." in found.stdout
+    # Nothing listens at port 1, and nobody waits for it.
+    assert "lab/mig: 2 nodes, 4 slots (simulated), its head does not answer" in found.stdout
+    assert "skyinfra run lab/mig SCRIPT" in found.stdout
+    (project / "terraform.lab.tfstate").unlink()
+    assert "lab: not deployed." in skyinfra(project).stdout
+    (project / "cdktf.out" / "manifest.json").unlink()
+    assert "nothing is synthesized yet" in skyinfra(project).stdout
+    (project / "cdktf.json").write_text("{")
+    broken = skyinfra(project)
+    assert broken.returncode == 2 and "cdktf.json" in broken.stderr
+
+
+def test_it_says_what_a_cloud_costs_and_that_a_state_lies_elsewhere(tmp_path: Path) -> None:
+    import synthesized
+
+    import skyinfra as sky
+
+    pool = sky.ComputePool(name="h100", provider=sky.AWS(region="us-east-1"), accelerator="H100:8")
+    stack = synthesized.synthesized(tmp_path / "declared", pool, name="lab")
+    assert "It would cost $55." in skyinfra(tmp_path / "declared").stdout
+    assert stack.state_file is not None
+    machine = {
+        "mode": "managed",
+        "type": "aws_instance",
+        "name": "head",
+        "module": "module.h100",
+        "provider": 'module.h100.provider["registry.terraform.io/hashicorp/aws"]',
+        "instances": [
+            {"attributes": {"instance_type": "p5.48xlarge", "availability_zone": "us-east-1a", "arn": "arn:aws:ec2:x"}}
+        ],
+    }
+    stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
+    assert "lab: partly deployed, at $55." in skyinfra(tmp_path / "declared").stdout
+    document = synthesized.document_of("lab", [pool])
+    document["terraform"]["backend"] = {"s3": {}}
+    synthesized.write(tmp_path / "declared", "lab", document)
+    assert "Terraform keeps its state elsewhere (s3)" in skyinfra(tmp_path / "declared").stdout
+
+
+def test_another_folder(project: Path) -> None:
+    found = skyinfra(project.parent, "-C", str(project))
+    assert found.returncode == 0 and "lab: deployed" in found.stdout
+    missing = skyinfra(project, "-C", "nowhere", "status")
+    assert missing.returncode == 2 and "nowhere: No such file or directory" in missing.stderr
+
+
+def test_a_manifest_goes_to_a_file_that_nobody_else_reads(project: Path) -> None:
+    source = project / "source.json"
+    fleet = Project.find(project).stack("lab").known_fleets()["mig"]
+    source.write_text(json.dumps(fleet.to_json()))
+    with (project / "fleet.json").open("w") as file:
+        done = skyinfra(project, "manifest", "source.json", capture_output=False, stdout=file, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    assert (project / "fleet.json").stat().st_mode & 0o777 == 0o600
+    assert json.loads((project / "fleet.json").read_text()) == fleet.to_json()
+    assert "secret" in done.stderr and fleet.secret not in done.stderr
+    # A pipe, as to ssh.
+    assert json.loads(skyinfra(project, "manifest", "source.json").stdout) == fleet.to_json()
+
+
+def test_a_manifest_is_not_shown_on_a_terminal(project: Path) -> None:
+    source = project / "source.json"
+    fleet = Project.find(project).stack("lab").known_fleets()["mig"]
+    source.write_text(json.dumps(fleet.to_json()))
+    code, text = on_terminal("manifest", "source.json", folder=project)
+    assert code == 2 and "--show-secret" in plain(text) and fleet.secret not in text
+    code, text = on_terminal("manifest", "source.json", "--show-secret", folder=project)
+    assert code == 0 and fleet.secret in text
