@@ -149,7 +149,7 @@ def test_the_completion_of_bash_works_in_bash(project: Path) -> None:
     folder = project / "bin"
     folder.mkdir()
     program = folder / "skyinfra"
-    program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(START)} \"$@\"\n")
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(START)} "$@"\n')
     program.chmod(0o755)
     script = (
         'eval "$(skyinfra completion bash)"\n'
