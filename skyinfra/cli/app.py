@@ -116,9 +116,10 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 def synth(as_json: Json = False, wide: Wide = False) -> None:
     """Compile the declared stacks to Terraform in cdktf.out."""
     from skyinfra.cli.stacks import show_choices
+    from skyinfra.terminal.progress import synthesized
     from skyinfra.terraform.project import Project
 
-    show_choices(Project.find().synth(), as_json=as_json)
+    show_choices(synthesized(Project.find()), as_json=as_json)
 
 
 @app.command()
@@ -150,24 +151,15 @@ def deploy(
     replace: Annotated[Optional[list[str]], typer.Option(help="Address of a resource to make anew.")] = None,  # noqa: UP045
     wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON.")] = False,
     wide: Wide = False,
 ) -> None:
     """Create or change what is declared, and wait for the nodes."""
-    from skyinfra.cli.stacks import Approval, show_fleets, synthesize, wait_for_nodes
-    from skyinfra.deploy.apply import carry_out
-    from skyinfra.deploy.cost import cost_of
+    from skyinfra.cli.stacks import deploy_stack
 
-    chosen = synthesize(stack)
-    approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools))
-    done = carry_out(chosen, approve=approve, replace=replace or ())
-    if done is None:
+    waits = patience if wait else None
+    if not deploy_stack(stack, auto_approve=auto_approve, replace=replace or (), patience=waits, as_json=as_json):
         raise typer.Exit(1)
-    if done.empty:
-        typer.echo(f"{chosen.name}: no changes, everything is as declared")
-        return
-    show_fleets(chosen)
-    if wait:
-        wait_for_nodes(chosen, patience)
 
 
 @app.command()
@@ -189,11 +181,13 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     from skyinfra.cli.stacks import Approval
     from skyinfra.deploy.apply import carry_out
     from skyinfra.deploy.orphans import forget, stack_to_destroy
+    from skyinfra.terminal.progress import working
     from skyinfra.terraform.project import Project
 
     project = Project.find()
     chosen = stack_to_destroy(project, stack)
-    done = carry_out(chosen, approve=Approval(chosen, "destroy", auto_approve), destroy=True)
+    approve, planning = Approval(chosen, "destroy", auto_approve), working(f"plan {chosen.name}: terraform")
+    done = carry_out(chosen, approve=approve, destroy=True, planning=planning)
     if done is None:
         raise typer.Exit(1)
     forget(project, chosen)

@@ -47,7 +47,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
         found = pool.jobs()
     names.remember_jobs(fleet, (job.name for job in found))
     if as_json:
-        tables.print_json({"jobs": [job.to_json() for job in found]})
+        tables.print_document({"jobs": [job.to_json() for job in found]})
         return
     made = tables.table(
         *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),

@@ -20,6 +20,7 @@ from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
+from skyinfra.terminal.progress import synthesized
 from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")
@@ -104,7 +105,7 @@ def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_js
     if svg is not None:
         _write(svg, mig.svg([(each.title, each.picture, each.notes) for each in shown]))
     if as_json:
-        tables.print_json(_document(named, shown))
+        tables.print_document(_document(named, shown))
     else:
         out = tables.console()
         for each in shown:
@@ -130,7 +131,7 @@ def check_layout(accelerator: str, layout: str | None, *, driver: str | None) ->
     for each in shown if driver else ():
         mig.check_driver(each.tried.layout, named.geometry, driver or "")
     if not impossible:
-        tables.print_json(_document(named, shown))
+        tables.print_document(_document(named, shown))
     return 1 if impossible else 0
 
 
@@ -141,7 +142,7 @@ def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bo
     """
     name, _, pool_name = fleet.partition("/")
     project = Project.find()
-    stack = project.stack(name, stacks=project.synth())
+    stack = project.stack(name, stacks=synthesized(project))
     manifest = stack.fleet(pool_name or stack.only_pool)
     pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
     if not pool.get("accelerator"):
@@ -153,7 +154,7 @@ def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bo
     if svg is not None:
         write_svg(svg, found)
     if as_json:
-        tables.print_json(found.to_json())
+        tables.print_document(found.to_json())
         return
     show_transition(found)
     if svg is not None:
@@ -169,7 +170,7 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
             {**row, "attributes": profile.attributes, "sources": dict(zip(_SOURCES, profile.sources, strict=True))}
             for row, profile in zip(fields.pop("profiles"), geometry.profiles, strict=True)
         ]
-        tables.print_json({**fields, "profiles": named})
+        tables.print_document({**fields, "profiles": named})
         return
     made = tables.table(
         *("PROFILE", "MEMORY", "COMPUTE SLICES", "SM", "AT MOST", "SIZE", "STARTS AT"),
@@ -209,7 +210,7 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
             out.print(EXPECTED)
         return
     every = mig.multisets(mig.layouts(geometry, profiles, driver=driver), geometry)
-    tables.print_json(
+    tables.print_document(
         {
             "accelerator": named.name,
             "model": geometry.model,

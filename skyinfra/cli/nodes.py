@@ -59,7 +59,7 @@ def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wid
         answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
-        tables.print_json({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
+        tables.print_document({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
     else:
         _show_findings(found)
     if any(finding.result == "wrong" for lines in found.values() for finding in lines):
@@ -115,7 +115,7 @@ def top(
     with ask(fleet) as pool:
         names = chosen(pool, node)
         if as_json:
-            tables.print_json(_usage_document(*_usage(pool, names)))
+            tables.print_document(_usage_document(*_usage(pool, names)))
         elif not out.is_terminal:
             out.print(_usage_table(*_usage(pool, names)))
         else:
@@ -260,7 +260,7 @@ def logs(
             answers = _of_task(answers, task)
         alone = len(names) == 1 or source == "task"
         if as_json:
-            tables.print_json({"nodes": [{"name": name, **_log_document(each)} for name, each in answers.items()]})
+            tables.print_document({"nodes": [{"name": name, **_log_document(each)} for name, each in answers.items()]})
         else:
             _print_logs(answers, alone=alone)
         while follow:

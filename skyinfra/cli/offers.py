@@ -34,7 +34,7 @@ def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
     chosen = next((offer for offer in found if providers.undeployable(offer.provider) is None), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
-        tables.print_json({"offers": listed, "notes": notes})
+        tables.print_document({"offers": listed, "notes": notes})
         return
     out = tables.console()
     out.print(offer_table(query, found, chosen))

@@ -37,7 +37,7 @@ def show_packing(
     demand = _PLUS.sub(", ", demand)
     made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
     if as_json:
-        tables.print_json(document(made))
+        tables.print_document(document(made))
         return
     out = tables.console()
     out.print(escape(headline(made)))

@@ -82,7 +82,7 @@ def _show(
     """Prints the accelerator *string*; where there is none, the layout of each GPU."""
     _warn(warnings)
     if as_json:
-        tables.print_json({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
+        tables.print_document({"accelerator": string, "layouts": written, "warnings": [str(each) for each in warnings]})
     elif string is not None:
         sys.stdout.write(f"{string}\n")
     else:
@@ -120,7 +120,7 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
 def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> None:
     """Prints the entries as they are: their GPU is not known, so that nothing is checked."""
     if as_json:
-        tables.print_json({"entries": mig.parted_document({"": entries})["mig-configs"][""]})
+        tables.print_document({"entries": mig.parted_document({"": entries})["mig-configs"][""]})
         return
     for entry in entries:
         gpus = "every GPU" if entry.devices is None else f"GPU {', '.join(map(str, entry.devices))}"

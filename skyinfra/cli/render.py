@@ -12,6 +12,7 @@ from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, s
 from skyinfra.errors import InvalidField, NotSupported, ProjectError
 from skyinfra.providers import read
 from skyinfra.terminal import tables
+from skyinfra.terminal.progress import synthesized
 from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
 
@@ -35,14 +36,14 @@ def show_render(
             "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
         )
     project = Project.find(folder)
-    found = project.synth()
+    found = synthesized(project)
     chosen = (project.stack(stack, stacks=found),) if stack else found
     if cluster is not None:
         rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
     else:
         rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
     if as_json:
-        tables.print_json({"files": rows})
+        tables.print_document({"files": rows})
         return
     made = tables.table("POOL", "FILE", "BYTES", "COMPRESSED", leave_out=("COMPRESSED",), sentences=("FILE",))
     for row in rows:
@@ -65,7 +66,7 @@ def show_runner(folder: Path, *, as_json: bool) -> None:
     file = folder / wheel.name
     _write(file, wheel.content)
     if as_json:
-        tables.print_json({"file": str(file), "sha256": wheel.sha256})
+        tables.print_document({"file": str(file), "sha256": wheel.sha256})
         return
     out = tables.console()
     out.print(f"{file}: put it where the nodes reach it, and declare", soft_wrap=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +13,22 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.deploy.apply import planned
+from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, cost_of, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.deploy.transitions import transitions
+from skyinfra.errors import SkyinfraError
 from skyinfra.offers import usd
+from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
+from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project, SynthesizedStack
 from skyinfra.terraform.state import Resource
+from skyinfra.terraform.text import Event
 
 if TYPE_CHECKING:
     from skyinfra.preflight import Report, Result
@@ -34,7 +40,7 @@ _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
 def synthesize(name: str | None) -> SynthesizedStack:
     """Synthesizes the project and returns the stack, after a table of its pools on stderr."""
     project = Project.find()
-    stacks = project.synth()
+    stacks = synthesized(project)
     stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
     show_orphans(find_orphans(project, stacks), to_stderr=True)
@@ -72,7 +78,7 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
     """Prints the chosen machine and price of every pool."""
     stacks = list(stacks)
     if as_json:
-        tables.print_json(
+        tables.print_document(
             {"stacks": [{"name": s.name, "folder": str(s.folder), "pools": list(s.pools)} for s in stacks]}
         )
         return
@@ -110,11 +116,73 @@ def _price(pool: dict[str, Any]) -> str:
 def plan_stack(name: str | None, *, as_json: bool) -> Plan:
     """Plans the deploy of a stack, prints what it changes and costs, and returns it."""
     chosen = synthesize(name)
-    with planned(chosen) as (_, made):
+    with ExitStack() as inside:
+        with working(f"plan {chosen.name}: terraform"):
+            _, made = inside.enter_context(planned(chosen))
         show_plan(chosen.name, made, as_json=as_json, cost=cost_of(chosen.pools))
         show_transitions(chosen, made)
         show_endings(chosen, made, to_stderr=True)
     return made
+
+
+def deploy_stack(
+    name: str | None, *, auto_approve: bool, replace: Sequence[str], patience: float | None, as_json: bool
+) -> bool:
+    """Deploys a stack, and waits for its nodes. Returns False where it was not approved.
+
+    patience: seconds to wait; None: not at all. as_json: prints the events on stdout, a line of JSON for each, beside
+    what a person reads on stderr.
+    """
+    say = print_event if as_json else None
+    try:
+        chosen = synthesize(name)
+        approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools), say)
+        done = carry_out(
+            chosen,
+            approve=approve,
+            replace=replace,
+            planning=working(f"plan {chosen.name}: terraform"),
+            on_event=print_step if as_json else None,
+        )
+        if done is None:
+            return False
+        if done.empty and not as_json:
+            typer.echo(f"{chosen.name}: no changes, everything is as declared")
+        elif not as_json:
+            show_fleets(chosen)
+        if patience is not None and not done.empty:
+            wait_for_nodes(chosen, patience, say)
+        if say is not None:
+            say("deployed", stack=chosen.name, changed=not done.empty, fleets=[*map(_fleet, chosen.fleets().values())])
+    except SkyinfraError as error:
+        if say is not None:
+            say("error", error=type(error).__name__, message=str(error))
+        raise
+    return True
+
+
+def print_event(kind: str, **fields: object) -> None:
+    """Prints an event of a deploy: a line of JSON on stdout."""
+    sys.stdout.write(json.dumps({"schema_version": tables.SCHEMA_VERSION, "event": kind, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def print_step(event: Event) -> None:
+    """Prints a step of Terraform as an event: the begin and the end of a change. What programs print is left out."""
+    if event.kind in ("start", "done", "failed"):
+        print_event(event.kind, address=event.address, action=event.action, seconds=round(event.seconds, 3))
+
+
+def _fleet(manifest: Manifest) -> dict[str, object]:
+    """Describes a fleet without its secret."""
+    return {
+        "fleet": manifest.fleet,
+        "provider": manifest.provider,
+        "simulated": manifest.simulated,
+        "nodes": manifest.node_count,
+        "slots": len(manifest.slots) * manifest.node_count,
+        "head": str(manifest.head),
+    }
 
 
 def show_plan(
@@ -122,10 +190,7 @@ def show_plan(
 ) -> None:
     """Prints the changes of *plan*, then the *cost*; as JSON, both in one document."""
     if as_json:
-        document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
-        if plan.run is not None:
-            document["run"] = plan.run
-        tables.print_json(document if cost is None else {**document, "cost": cost.to_json()})
+        tables.print_document(plan_document(name, plan, cost))
         return
     out = tables.console(to_stderr=to_stderr)
     if plan.empty:
@@ -141,6 +206,14 @@ def show_plan(
             out.print(f"{name}: planned by HCP Terraform: {plan.run}", soft_wrap=True)
     if cost is not None:
         show_cost(name, cost, to_stderr=to_stderr)
+
+
+def plan_document(name: str, plan: Plan, cost: Cost | None) -> dict[str, Any]:
+    """Returns a plan and its cost as JSON values."""
+    document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
+    if plan.run is not None:
+        document["run"] = plan.run
+    return document if cost is None else {**document, "cost": cost.to_json()}
 
 
 def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
@@ -217,16 +290,19 @@ def _cost_remarks(cost: Cost) -> list[str]:
 class Approval:
     """Shows a plan, its cost and what ends with it, and asks whether to apply it.
 
-    A deploy that replaces, destroys or stops nodes is asked for by the name of the stack.
+    A deploy that replaces, destroys or stops nodes is asked for by the name of the stack. on_event: see `print_event`.
     """
 
     stack: SynthesizedStack
     verb: str
     auto_approve: bool
     cost: Cost | None = None
+    on_event: Callable[..., None] | None = None
 
     def __call__(self, plan: Plan) -> bool:
         name = self.stack.name
+        if self.on_event is not None:
+            self.on_event("planned", **plan_document(name, plan, self.cost))
         show_plan(name, plan, to_stderr=True, cost=self.cost)
         show_transitions(self.stack, plan)
         ending = show_endings(self.stack, plan, to_stderr=True)
@@ -270,8 +346,8 @@ def show_fleets(stack: SynthesizedStack) -> None:
         out.print(f"{manifest.fleet}: {nodes}, {slots}{mark}, head {manifest.head}")
 
 
-def wait_for_nodes(stack: SynthesizedStack, patience: float) -> None:
-    """Waits until the fleets of cloud nodes are ready, and prints their progress on stderr.
+def wait_for_nodes(stack: SynthesizedStack, patience: float, on_event: Callable[..., None] | None = None) -> None:
+    """Waits until the fleets of cloud nodes are ready, and prints their progress on stderr. on_event: `print_event`.
 
     Local nodes are ready when Terraform is. Raises the errors of `wait_until_ready`.
     """
@@ -284,6 +360,8 @@ def wait_for_nodes(stack: SynthesizedStack, patience: float) -> None:
         def say(text: str, name: str = name) -> None:
             sys.stderr.write(f"{name}: {text}\n")
             sys.stderr.flush()
+            if on_event is not None:
+                on_event("waiting", pool=name, text=text)
 
         wait_until_ready(manifest, patience=patience, on_change=say)
 
@@ -295,7 +373,7 @@ def check(stack: SynthesizedStack, *, as_json: bool) -> Report:
     with tables.console(to_stderr=True).status(f"preflight {stack.name}: asking the providers ..."):
         report = preflight(stack)
     if as_json:
-        tables.print_json(report.to_json())
+        tables.print_document(report.to_json())
     else:
         show_report(report)
     return report

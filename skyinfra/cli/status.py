@@ -22,6 +22,7 @@ from skyinfra.errors import FleetError, InvalidField, ProjectError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines, strips
+from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.project import Project, SynthesizedStack
 from skyinfra.terraform.state import Resource
 
@@ -37,12 +38,13 @@ Tasks = dict[str, list["RunningTask"]]
 def show_status(stack: str | None, *, as_json: bool) -> bool:
     """Prints the status of one stack, or of all. Returns False where the last deploy of one has not ended well."""
     project = Project.find()
-    declared = project.stacks() or project.synth()
+    declared = project.stacks() or synthesized(project)
     stacks = (project.stack(stack, stacks=declared),) if stack else declared
-    found = [_stack_status(each) for each in stacks]
+    with working("status: Terraform's outputs, and the heads"):
+        found = [_stack_status(each) for each in stacks]
     orphans = find_orphans(project, declared)
     if as_json:
-        tables.print_json({"stacks": _plain(found), "orphans": [_orphan(each) for each in orphans]})
+        tables.print_document({"stacks": _plain(found), "orphans": [_orphan(each) for each in orphans]})
     else:
         for each in found:
             _print_stack(each)

@@ -23,6 +23,7 @@ from skyinfra.errors import (
 )
 from skyinfra.terraform.program import Plan, Terraform
 from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"
 _CONFIGURATION = re.compile(r'module\.[^.]+\.terraform_data\.(?:head|worker\["[^"]+"\])')
@@ -103,20 +104,26 @@ def carry_out(
     destroy: bool = False,
     replace: Sequence[str] = (),
     target: Sequence[str] = (),
+    planning: contextlib.AbstractContextManager[object] | None = None,
+    on_event: Callable[[Event], object] | None = None,
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
-    An empty plan is returned without asking. Takes and raises what `planned` does.
+    An empty plan is returned without asking. planning: is entered while Terraform plans. on_event: gets the events of
+    the apply. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
-    with planned(stack, destroy=destroy, replace=replace, target=target) as (terraform, plan):
+    with contextlib.ExitStack() as inside:
+        with planning or contextlib.nullcontext():
+            terraform, plan = inside.enter_context(planned(stack, destroy=destroy, replace=replace, target=target))
         if plan.empty:
             return plan
         if not approve(plan):
             return None
         in_place = {address for action, address in plan.changes if action == "update"}
         title = f"{verb} {stack.name}"
-        with recorded(stack, verb), Reporter(title, total=len(plan.changes), in_place=in_place) as reporter:
+        reporting = Reporter(title, total=len(plan.changes), in_place=in_place, on_event=on_event)
+        with recorded(stack, verb), reporting as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
             except (StateLocked, StateNotSaved):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from rich.console import Console
@@ -22,7 +22,8 @@ class Reporter:
     """Shows the events of one plan or apply on stderr. Use it as a ``with`` block; call it with each `Event`.
 
     title: what is done to what, such as ``deploy quickstart``. total: number of changes, where known. in_place:
-    addresses of resources that change in place, also where Terraform makes them anew.
+    addresses of resources that change in place, also where Terraform makes them anew. on_event: gets each event, too,
+    as it is shown, with the seconds since its start.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Reporter:
         total: int | None = None,
         in_place: Collection[str] = (),
         console: Console | None = None,
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
         self.console = console or Console(stderr=True)
         self.title = title
         self.total = total
         self.in_place = in_place
+        self.on_event = on_event
         self._started: dict[str, float] = {}
         self._bar: Progress | None = None
 
@@ -67,6 +70,9 @@ class Reporter:
             if event.action == "delete":
                 return
             event = dataclasses.replace(event, action="update")
+        if self.on_event is not None:
+            began = self._started.get(event.address, time.monotonic())
+            self.on_event(dataclasses.replace(event, seconds=time.monotonic() - began))
         if event.kind == "start":
             self._started[event.address] = time.monotonic()
             if self._bar is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from skyinfra.protocol.readings import Figures
 
 
+# Of every document that ``--json`` prints. It changes where a field goes, or means something else.
+SCHEMA_VERSION = 1
+
+
 def print_json(value: object) -> None:
     """Prints *value* on stdout, indented by two spaces."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
@@ -31,6 +35,11 @@ _GAP = 2
 # The width that is asked for a column of sentences, which are folded, and that of a long id after it was cut.
 _SENTENCE = 24
 _ID = 17
+
+
+def print_document(document: Mapping[str, object]) -> None:
+    """Prints a document of ``--json`` on stdout, with its version; docs/schemas has a schema for each."""
+    print_json({"schema_version": SCHEMA_VERSION, **document})
 
 
 def console(*, to_stderr: bool = False) -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import textwrap
@@ -89,7 +90,7 @@ def test_a_declaration_that_cannot_be(name: str, tmp_path: Path) -> None:
     project = project_with(tmp_path, stack_of(pools))
     result = skyinfra(project, "deploy", "--auto-approve", check=False)
     assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("error: ")
+    assert re.search("^error: ", result.stderr, re.MULTILINE)
     for word in words:
         assert word in result.stderr
     assert len(result.stderr) < 3000  # what is too long is not shown
