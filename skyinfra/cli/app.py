@@ -238,6 +238,10 @@ def render(
             "kubernetes: the pools as jobs of Slurm, or as pods.",
         ),
     ] = None,
+    module: Annotated[
+        bool,
+        typer.Option("--module", help="Write a folder for each pool, with its module, for `terraform apply`."),
+    ] = False,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
@@ -247,7 +251,7 @@ def render(
     if runner is not None:
         show_runner(runner, as_json=as_json)
         return
-    show_render(project, stack=stack, out=out, sizes=sizes, form=form, as_json=as_json)
+    show_render(project, stack=stack, out=out, sizes=sizes, form=form, module=module, as_json=as_json)
 
 
 @app.command(

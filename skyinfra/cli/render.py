@@ -17,17 +17,18 @@ from skyinfra.terraform.expressions import file_of, plain
 from skyinfra.terraform.project import Project, SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
+_UP = "../../../"
 # Arguments of the call of a module that are no inputs.
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 
 def show_render(
-    folder: Path, *, stack: str | None, out: Path | None, sizes: bool, form: str | None, as_json: bool
+    folder: Path, *, stack: str | None, out: Path | None, sizes: bool, form: str | None, module: bool, as_json: bool
 ) -> None:
     """Writes, or lists, the user data and variables of every pool of the project in *folder*.
 
     form: of the user data, one of `FORMS`; None is what the provider takes. Or one of `clusters.CLUSTERS`: each pool as
-    a job or as pods.
+    a job or as pods. module: a folder for each pool that Terraform applies as it is.
     """
     cluster = next((each for each in clusters.CLUSTERS if each == form), None)
     wanted = None if cluster else _form(form)
@@ -35,11 +36,15 @@ def show_render(
         raise InvalidField(
             "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
         )
+    if module and (out is None or cluster is not None):
+        raise InvalidField("goes with --out DIR, and with no job or pods", field="--module")
     project = Project.find(folder)
     found = synthesized(project)
     chosen = (project.stack(stack, stacks=found),) if stack else found
     if cluster is not None:
         rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
+    elif module:
+        rows = [row for each in chosen for pool in each.modules for row in _module(each, pool, out, wanted)]
     else:
         rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
     if as_json:
@@ -85,20 +90,49 @@ def _form(name: str | None) -> Form | None:
     return found
 
 
-def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
+def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, Any]:
+    """The inputs of the pool's module, with user data of that *form*."""
     inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
     if inputs.get("runner_file"):
         # It is written beside the variables.
         inputs["runner_file"] = Path(inputs["runner_file"]).name
+    for key in _USER_DATA if form is not None else ():
+        if inputs.get(key):
+            inputs[key] = _converted(str(inputs[key]), form, f"{stack.name}/{pool}")
+    return inputs
+
+
+def _module(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
+    """Writes a folder that Terraform applies as it is: the module, its variables, and the provider's configuration."""
+    source, name = stack.folder / str(stack.modules[pool]["source"]), f"{stack.name}-{pool}"
+    # Paths were relative to the synthesized stack, three folders below the project.
+    inputs = {
+        key: value.removeprefix(_UP) if isinstance(value, str) else value
+        for key, value in _inputs(stack, pool, form).items()
+    }
+    files = {path.relative_to(source): path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()}
+    files[Path("terraform.tfvars.json")] = _json(inputs)
+    if configuration := stack.configuration(pool):
+        provider = next(iter(stack.modules[pool]["providers"]))
+        given = {key: value for key, value in configuration.items() if key != "alias"}
+        files[Path("provider.tf.json")] = _json({"provider": {provider: given}})
+    rows = [_row(stack, pool, out, str(Path(name) / path), content) for path, content in files.items()]
+    return [*rows, *_runner(stack, pool, out / name if out else None)]
+
+
+def _json(document: object) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
+    inputs = _inputs(stack, pool, form)
     texts = {}
     for key, role in _USER_DATA.items():
         text = str(inputs.get(key) or "")
-        if text and form is not None:
-            inputs[key] = text = _converted(text, form, f"{stack.name}/{pool}")
         kind = "yaml" if text.startswith("#cloud-config") else "sh" if text.startswith("#!") else "json"
         if text:
             texts[f"{stack.name}-{pool}.{role}.{kind}"] = text
-    texts[f"{stack.name}-{pool}.tfvars.json"] = json.dumps(inputs, indent=2) + "\n"
+    texts[f"{stack.name}-{pool}.tfvars.json"] = _json(inputs).decode()
     rows = _runner(stack, pool, out)
     for name, text in texts.items():
         parts = {} if name.endswith(".json") else sizes(text)

@@ -129,3 +129,26 @@ def test_the_runner_alone_for_nodes_that_fetch_it(tmp_path: Path) -> None:
     assert declared and declared[1] == f"https://HOST/{wheel.name}#sha256={wheel.sha256}"
     again = CliRunner().invoke(app, ["render", "--runner", str(tmp_path), "--json"])
     assert json.loads(again.output)["sha256"] == wheel.sha256
+
+
+def test_a_module_is_a_folder_for_terraform(project: Path, tmp_path: Path, terraform_program: str) -> None:
+    render(project, "--out", str(tmp_path), "--module")
+    assert {path.name for path in tmp_path.iterdir()} == {"s-gpu", "s-here"}
+    gpu, here = tmp_path / "s-gpu", tmp_path / "s-here"
+    source = ROOT / "modules" / "aws"
+    module = {path.name for path in source.iterdir() if path.is_file()}
+    wheel = runner_wheel.wheel().name
+    assert {path.name for path in gpu.iterdir()} == {*module, "terraform.tfvars.json", "provider.tf.json", wheel}
+    assert (gpu / "main.tf").read_bytes() == (source / "main.tf").read_bytes()
+    assert json.loads((gpu / "provider.tf.json").read_text())["provider"]["aws"]["region"] == "us-east-1"
+    inputs = json.loads((here / "terraform.tfvars.json").read_text())
+    assert inputs["root"] == ".skyinfra"
+    for command in (["init", "-no-color"], ["plan", "-no-color", "-input=false"]):
+        done = subprocess.run([terraform_program, *command], cwd=here, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + done.stdout
+    assert re.search(r"Plan: \d+ to add, 0 to change, 0 to destroy", done.stdout)
+
+
+def test_a_module_needs_a_folder(project: Path) -> None:
+    assert "--module" in render(project, "--sizes", "--module", code=2)
+    assert "--module" in render(project, "--out", "x", "--module", "--format", "sbatch", code=2)
