@@ -90,7 +90,7 @@ ALLOWED: dict[str, set[str]] = {
         "stack",
         "terraform",
     },
-    "terminal": {"client", "deploy", "mig", "protocol"},
+    "terminal": {"accelerators", "client", "deploy", "mig", "protocol", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

@@ -18,8 +18,9 @@ def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
-    for kind in ("modules", "templates"):
-        wanted = {path.relative_to(ROOT / kind) for path in (ROOT / kind).rglob("*") if path.is_file()}
+    for kind in ("modules", "templates", "examples"):
+        found = (path.relative_to(ROOT / kind) for path in (ROOT / kind).rglob("*") if path.is_file())
+        wanted = {path for path in found if "__pycache__" not in path.parts}
         there = installed / "skyinfra" / "_bundled" / kind
         assert {path.relative_to(there) for path in there.rglob("*") if path.is_file()} == wanted
     assert not {path.parts[0] for path in (p.relative_to(installed) for p in installed.iterdir())} & {"tests", "stacks"}

@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 from fleet import copy_quickstart, environment, processes, skyinfra, status, until
+from on_terminal import on_terminal, plain
+from schemas import valid
 from support import ROOT, cdk_command
 
 import skyinfra as sky
@@ -77,6 +79,77 @@ def test_status_draws_the_partitions_of_each_gpu(shown: tuple[dict[str, Any], st
     ] == [[("3g.40gb", 0, 4), ("3g.40gb", 4, 4)]] * 2
     for node in ("mig-0", "mig-1"):
         assert f"{node}  GPU 0  H100  |3g.40gb        |3g.40gb        |" in table
+
+
+def test_status_fits_its_schema_and_terminals(deployed: Path, shown: tuple[dict[str, Any], str]) -> None:
+    found, table = shown
+    valid("status", json.dumps({"schema_version": 1, "stacks": [found], "orphans": []}))
+    assert "Left out" not in table
+    code, text = on_terminal("status", columns=60, folder=deployed)
+    lines = [line for line in plain(text).splitlines() if line.startswith(("mig-", "NODE"))]
+    assert code == 0 and len(lines) == 7 and max(map(len, lines)) <= 60
+    assert "UUID" not in lines[2] and "--wide shows all" in plain(text)
+
+
+@pytest.mark.slow
+def test_every_document_of_a_fleet_fits_its_schema(deployed: Path) -> None:
+    fleet = "quickstart/mig"
+    (deployed / "nothing.py").write_text("print('nothing')\n")
+    skyinfra(deployed, "run", fleet, "--detach", "--name", "documented", "nothing.py")
+    skyinfra(deployed, "jobs", "result", fleet, "documented")
+    commands = {
+        "synth": ["synth"],
+        "plan": ["plan"],
+        "status": ["status"],
+        "jobs": ["jobs", fleet],
+        "top": ["top", fleet],
+        "doctor": ["doctor", fleet],
+        "logs": ["logs", fleet],
+        "render": ["render", "--out", "rendered"],
+        "runner": ["render", "--runner", "runner"],
+        "mig-plan": ["mig", "plan", fleet, "1g.10gb*7"],
+    }
+    for name, arguments in commands.items():
+        # doctor may find something wrong on the machine of the tests.
+        valid(name, skyinfra(deployed, *arguments, "--json", check=name != "doctor").stdout)
+    valid("manifest", skyinfra(deployed, "manifest", fleet).stdout)
+    events = skyinfra(deployed, "deploy", "--auto-approve", "--json").stdout.splitlines()
+    assert [valid("deploy-event", event)["event"] for event in events] == ["deployed"]
+    assert skyinfra(deployed, "plan", "--detailed-exitcode").returncode == 0
+    alone = skyinfra(deployed).stdout
+    assert "quickstart/mig: 2 nodes, 4 slots (simulated), no job runs" in alone
+
+
+@pytest.mark.slow
+def test_what_init_writes_runs(tmp_path: Path) -> None:
+    project = tmp_path / "lab"
+    skyinfra(tmp_path, "init", "lab", "--stack", "lab")
+    changes = skyinfra(project, "plan", "--detailed-exitcode", check=False)
+    assert changes.returncode == 2 and "to create" in changes.stdout
+    (project / "main.py").rename(project / "other.py")
+    assert skyinfra(project, "plan", "--detailed-exitcode", check=False).returncode == 1
+    (project / "other.py").rename(project / "main.py")
+    events = [valid("deploy-event", line) for line in _events(project)]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "planned" and kinds[-1] == "deployed" and kinds.count("start") == kinds.count("done") > 4
+    assert events[-1]["fleets"][0]["slots"] == 4 and events[-1]["changed"]
+    try:
+        out = skyinfra(project, "run", "lab/mig", "train.py", "--epochs", "2").stdout
+        assert out.startswith("device: MIG-") and out.count("loss") == 2
+        notebook = json.loads((project / "notebook.ipynb").read_text())
+        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        # The last expression of a cell is what a notebook shows.
+        (project / "cells.py").write_text("\n".join(cells))
+        done = subprocess.run(
+            [sys.executable, "cells.py"], cwd=project, env=environment(), capture_output=True, text=True, check=True
+        )
+        assert done.stdout.count("on mig-") == 1 + 4 + 10
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+
+
+def _events(project: Path) -> list[str]:
+    return skyinfra(project, "deploy", "--auto-approve", "--json").stdout.splitlines()
 
 
 def test_tasks_run_on_every_slot(deployed: Path) -> None:
