@@ -87,7 +87,8 @@ def project(tmp_path: Path) -> Path:
     pool = sky.ComputePool(
         name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator="H100:1/3g.40gb+2g.20gb+1g.10gb*2"
     )
-    stack = synthesized.synthesized(tmp_path, pool, name="lab")
+    backend = {"local": {"path": "../../../terraform.lab.tfstate"}}
+    stack = synthesized.synthesized(tmp_path, pool, name="lab", backend=backend)
     manifest = Manifest(
         version=1,
         stack="lab",

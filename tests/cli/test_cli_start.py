@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import synthesized
 from on_terminal import on_terminal, plain
 from support import ROOT, python_path
 from test_cli_help import project as deployed_project
 from typer.testing import CliRunner
 
+import skyinfra as sky
 from skyinfra.cli import init
 from skyinfra.cli.app import app
 from skyinfra.terraform.project import Project
@@ -150,12 +152,9 @@ def test_skyinfra_alone_says_where_one_stands(project: Path, tmp_path_factory: p
 
 
 def test_it_says_what_a_cloud_costs_and_that_a_state_lies_elsewhere(tmp_path: Path) -> None:
-    import synthesized
-
-    import skyinfra as sky
-
     pool = sky.ComputePool(name="h100", provider=sky.AWS(region="us-east-1"), accelerator="H100:8")
-    stack = synthesized.synthesized(tmp_path / "declared", pool, name="lab")
+    backend = {"local": {"path": "../../../terraform.lab.tfstate"}}
+    stack = synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend=backend)
     assert "It would cost $55." in skyinfra(tmp_path / "declared").stdout
     assert stack.state_file is not None
     machine = {
@@ -170,9 +169,7 @@ def test_it_says_what_a_cloud_costs_and_that_a_state_lies_elsewhere(tmp_path: Pa
     }
     stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
     assert "lab: partly deployed, at $55." in skyinfra(tmp_path / "declared").stdout
-    document = synthesized.document_of("lab", [pool])
-    document["terraform"]["backend"] = {"s3": {}}
-    synthesized.write(tmp_path / "declared", "lab", document)
+    synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend={"s3": {}})
     assert "Terraform keeps its state elsewhere (s3)" in skyinfra(tmp_path / "declared").stdout
 
 

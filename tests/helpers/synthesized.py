@@ -50,11 +50,16 @@ def write(folder: Path, name: str, document: dict[str, Any]) -> None:
     (folder / "cdktf.out" / "manifest.json").write_text(json.dumps({"stacks": {name: entry}}))
 
 
-def synthesized(folder: Path, *pools: sky.ComputePool, name: str = "s") -> SynthesizedStack:
-    """The stack *name* of *pools*, written to *folder* and read back as a project does."""
+def synthesized(
+    folder: Path, *pools: sky.ComputePool, name: str = "s", backend: dict[str, Any] | None = None
+) -> SynthesizedStack:
+    """The stack *name* of *pools*, written to *folder* and read back as a project does; *backend*: of Terraform."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cdktf.json").write_text(json.dumps({"app": "true"}))
-    write(folder, name, document_of(name, pools))
+    document = document_of(name, pools)
+    if backend is not None:
+        document.setdefault("terraform", {})["backend"] = backend
+    write(folder, name, document)
     return Project.find(folder).stack(name)
 
 
