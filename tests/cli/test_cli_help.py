@@ -6,9 +6,10 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +108,32 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def completed(folder: Path, line: str) -> list[str]:
-    """What bash is offered behind *line*. No program can be started meanwhile."""
-    words = line.split(" ")
-    variables = {"_SKYINFRA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    guard = "import subprocess, socket\nsubprocess.Popen = socket.socket.connect = None\n"
-    environment = {**os.environ, **variables, "PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, "-c", guard + START], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
+@pytest.fixture
+def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], list[str]]:
+    """What bash is offered in a folder behind a line. No program is started and no connection made meanwhile."""
+
+    def complete(folder: Path, line: str) -> list[str]:
+        monkeypatch.chdir(folder)
+        for name, value in (
+            ("_SKYINFRA_COMPLETE", "complete_bash"),
+            ("COMP_WORDS", line),
+            ("COMP_CWORD", str(line.count(" "))),
+        ):
+            monkeypatch.setenv(name, value)
+        with monkeypatch.context() as forbidden, pytest.raises(SystemExit):
+            forbidden.setattr(subprocess, "Popen", None)
+            forbidden.setattr(socket, "create_connection", None)
+            ROOT(prog_name="skyinfra")
+        found = capsys.readouterr()
+        assert found.err == ""
+        return found.out.split()
+
+    return complete
 
 
-def test_a_shell_completes_names(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_completes_names(
+    project: Path, completed: Callable[[Path, str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
     names.remember_jobs("lab/mig", ["train-20"])
     names.remember_jobs("lab/mig", ["eval-1"], more=True)
@@ -136,7 +149,9 @@ def test_a_shell_completes_names(project: Path, monkeypatch: pytest.MonkeyPatch)
     assert completed(project.parent, f"skyinfra -C {project} status ") == ["lab"]
 
 
-def test_a_folder_without_a_project_completes_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_a_project_completes_nothing(
+    tmp_path: Path, completed: Callable[[Path, str], list[str]]
+) -> None:
     assert completed(tmp_path, "skyinfra status ") == []
     assert completed(tmp_path, "skyinfra jobs logs lab/mig ") == []
     (tmp_path / "cdktf.json").write_text("{")

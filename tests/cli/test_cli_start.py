@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ def skyinfra(folder: Path, *arguments: str, **options: Any) -> subprocess.Comple
         text=True,
         **({"capture_output": True} | options),
     )
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
+    """What ``skyinfra`` without a command says in a folder."""
+
+    def run(folder: Path) -> str:
+        monkeypatch.chdir(folder)
+        result = CliRunner().invoke(app, [])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0
+        return str(result.stdout)
+
+    return run
 
 
 def invoked(*arguments: str) -> Any:
@@ -133,29 +149,29 @@ def test_the_example_without_python_is_a_fleet(tmp_path: Path, terraform_program
         terraform("destroy", "-auto-approve", "-no-color")
 
 
-def test_skyinfra_alone_says_where_one_stands(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    nowhere = skyinfra(tmp_path_factory.mktemp("nowhere"))
-    assert nowhere.returncode == 0 and "skyinfra init" in nowhere.stdout
-    found = skyinfra(project)
-    assert found.returncode == 0, found.stderr
-    assert "lab: deployed, no machine of it is bought." in found.stdout
+def test_skyinfra_alone_says_where_one_stands(
+    project: Path, alone: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert "skyinfra init" in alone(tmp_path_factory.mktemp("nowhere"))
+    found = alone(project)
+    assert "lab: deployed, no machine of it is bought." in found
     # Nothing listens at port 1, and nobody waits for it.
-    assert "lab/mig: 2 nodes, 4 slots (simulated), its head does not answer" in found.stdout
-    assert "skyinfra run lab/mig SCRIPT" in found.stdout
+    assert "lab/mig: 2 nodes, 4 slots (simulated), its head does not answer" in found
+    assert "skyinfra run lab/mig SCRIPT" in found
     (project / "terraform.lab.tfstate").unlink()
-    assert "lab: not deployed." in skyinfra(project).stdout
+    assert "lab: not deployed." in alone(project)
     (project / "cdktf.out" / "manifest.json").unlink()
-    assert "nothing is synthesized yet" in skyinfra(project).stdout
+    assert "nothing is synthesized yet" in alone(project)
     (project / "cdktf.json").write_text("{")
-    broken = skyinfra(project)
-    assert broken.returncode == 2 and "cdktf.json" in broken.stderr
+    with pytest.raises(sky.ProjectNotFound, match=r"cdktf\.json"):
+        alone(project)
 
 
-def test_it_says_what_a_cloud_costs_and_that_a_state_lies_elsewhere(tmp_path: Path) -> None:
+def test_it_says_what_a_cloud_costs_and_where_a_state_is(tmp_path: Path, alone: Callable[[Path], str]) -> None:
     pool = sky.ComputePool(name="h100", provider=sky.AWS(region="us-east-1"), accelerator="H100:8")
     backend = {"local": {"path": "../../../terraform.lab.tfstate"}}
     stack = synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend=backend)
-    assert "It would cost $55." in skyinfra(tmp_path / "declared").stdout
+    assert "It would cost $55." in alone(tmp_path / "declared")
     assert stack.state_file is not None
     machine = {
         "mode": "managed",
@@ -168,9 +184,9 @@ def test_it_says_what_a_cloud_costs_and_that_a_state_lies_elsewhere(tmp_path: Pa
         ],
     }
     stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
-    assert "lab: partly deployed, at $55." in skyinfra(tmp_path / "declared").stdout
+    assert "lab: partly deployed, at $55." in alone(tmp_path / "declared")
     synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend={"s3": {}})
-    assert "Terraform keeps its state elsewhere (s3)" in skyinfra(tmp_path / "declared").stdout
+    assert "Terraform keeps its state elsewhere (s3)" in alone(tmp_path / "declared")
 
 
 def test_another_folder(project: Path) -> None:
