@@ -52,7 +52,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     made = tables.table(
         *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),
         leave_out=("ID", "PRIORITY", "SUBMITTER", "USED", "TASK", "SLOT", "SUBMITTED"),
-        sentences=("TASK", "USED", "PROBLEM"),
+        sentences=("NAME", "TASK", "USED", "PROBLEM"),
     )
     now = time.time()
     for job in found:

@@ -13,6 +13,7 @@ from skyinfra import offers, providers
 from skyinfra.cli.options import OPTIONS
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.terminal import tables
+from skyinfra.terminal.progress import working
 
 if TYPE_CHECKING:
     from skyinfra.preflight.live import Live
@@ -47,7 +48,7 @@ def ask_providers(query: Query) -> Live:
     """Asks the providers what they have now; prints that it does where a person is watching."""
     from skyinfra.preflight.live import look_up
 
-    with tables.console(to_stderr=True).status("asking the providers ..."):
+    with working("offers: asking the providers"):
         return look_up(query)
 
 

@@ -370,7 +370,7 @@ def check(stack: SynthesizedStack, *, as_json: bool) -> Report:
     """Runs the preflight checks of *stack* and prints their results."""
     from skyinfra.preflight import preflight
 
-    with tables.console(to_stderr=True).status(f"preflight {stack.name}: asking the providers ..."):
+    with working(f"preflight {stack.name}: asking the providers"):
         report = preflight(stack)
     if as_json:
         tables.print_document(report.to_json())

@@ -15,13 +15,18 @@ from skyinfra.terraform.project import Project, SynthesizedStack
 
 # Shorter work is not mentioned.
 _SHORT_S = 1.0
+_MENTIONED_S = 5.0
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Says *text* while the block runs, and for how long it ran; nothing where that is less than a second."""
+    """Says *text* while the block runs, and for how long it ran; nothing where that is less than a second.
+
+    On a terminal, which shows the time all along, a line stays only of what took longer.
+    """
     out = tables.console(to_stderr=True)
     began = time.monotonic()
+    mentioned = _MENTIONED_S if out.is_terminal else _SHORT_S
     if out.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=out, transient=True) as bar:
@@ -36,7 +41,7 @@ def working(text: str) -> Iterator[None]:
         finally:
             timer.cancel()
     seconds = time.monotonic() - began
-    if seconds >= _SHORT_S:
+    if seconds >= mentioned:
         _line(f"{text}: {seconds:.1f} s")
 
 

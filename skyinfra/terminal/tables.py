@@ -53,7 +53,7 @@ def console(*, to_stderr: bool = False) -> Console:
 class FittingTable(Table):
     """A table that fits its terminal: it cuts long ids in their middle, then leaves columns out, in a fixed order.
 
-    leave_out: columns in the order in which they go; empty ones go first. ids: columns of long ids. sentences: columns
+    leave_out: columns in the order in which they go; before them go empty ones, whichever they are. ids: columns of long ids. sentences: columns
     that are folded rather than that others go for them.
     """
 
@@ -79,7 +79,7 @@ class FittingTable(Table):
                 if cells[name] != texts:
                     hidden.append(name)
                     widths[name] = min(widths[name], max(_ID, len(name)))
-        empty = [name for name in self.leave_out if not any(map(str, cells[name]))]
+        empty = [name for name in cells if not any(map(str, cells[name]))]
         for name in [*empty, *(each for each in self.leave_out if each not in empty)]:
             if _sum(widths, kept) <= options.max_width:
                 break
