@@ -107,7 +107,7 @@ def init(
 @app.command()
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
     """Print the completion of a shell. --install-completion installs it; it knows stacks, pools, nodes and jobs."""
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     typer.echo(get_completion_script(prog_name="skyinfra", complete_var="_SKYINFRA_COMPLETE", shell=shell.value))
 

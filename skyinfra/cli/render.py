@@ -96,8 +96,8 @@ def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, 
     if inputs.get("runner_file"):
         # It is written beside the variables.
         inputs["runner_file"] = Path(inputs["runner_file"]).name
-    for key in _USER_DATA if form is not None else ():
-        if inputs.get(key):
+    for key in _USER_DATA:
+        if form is not None and inputs.get(key):
             inputs[key] = _converted(str(inputs[key]), form, f"{stack.name}/{pool}")
     return inputs
 

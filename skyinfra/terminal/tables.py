@@ -53,8 +53,8 @@ def console(*, to_stderr: bool = False) -> Console:
 class FittingTable(Table):
     """A table that fits its terminal: it cuts long ids in their middle, then leaves columns out, in a fixed order.
 
-    leave_out: columns in the order in which they go; before them go empty ones, whichever they are. ids: columns of long ids. sentences: columns
-    that are folded rather than that others go for them.
+    leave_out: columns in the order in which they go; before them go empty ones, whichever they are. ids: columns of
+    long ids. sentences: columns that are folded rather than that others go for them.
     """
 
     def __init__(

@@ -72,6 +72,7 @@ def test_import_warns_of_gpus_that_no_entry_names(file: Path) -> None:
     out, err = run("import", str(file), "--config", "half", "--accelerator", "H100:3", "--json")
     assert "warning: GPU 2: no entry names it" in err
     assert json.loads(out) == {
+        "schema_version": 1,
         "accelerator": None,
         "layouts": {"0": "3g.40gb*2", "1": "3g.40gb*2"},
         "warnings": ["GPU 2: no entry names it: it stays as it is"],

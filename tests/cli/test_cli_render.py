@@ -52,7 +52,7 @@ def render(project: Path, *options: str, code: int = 0) -> str:
         assert result.exception.exit_code == code
         return str(result.exception)
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout if code == 0 else result.output
 
 
 def test_what_the_modules_get_is_written_as_it_was_declared(project: Path, tmp_path: Path) -> None:
