@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import synthesized
 from on_terminal import on_terminal, plain
+from schemas import valid
 from support import ROOT, python_path
 from test_cli_help import project as deployed_project
 from typer.testing import CliRunner
@@ -218,3 +219,18 @@ def test_a_manifest_is_not_shown_on_a_terminal(project: Path) -> None:
     assert code == 2 and "--show-secret" in plain(text) and fleet.secret not in text
     code, text = on_terminal("manifest", "source.json", "--show-secret", folder=project)
     assert code == 0 and fleet.secret in text
+
+
+def test_a_deploy_for_programs_says_its_error_as_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = invoked("deploy", "--json")
+    assert isinstance(failed.exception, sky.ProjectNotFound)
+    event = valid("deploy-event", failed.stdout)
+    assert (event["event"], event["error"]) == ("error", "ProjectNotFound") and "cdktf.json" in event["message"]
+
+
+def test_every_error_of_a_detailed_plan_is_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options, code in (([], 2), (["--detailed-exitcode"], 1)):
+        failed = invoked("plan", *options).exception
+        assert isinstance(failed, sky.ProjectNotFound) and failed.exit_code == code
