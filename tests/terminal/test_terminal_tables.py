@@ -16,7 +16,7 @@ from skyinfra.terminal import screen, tables
 UUID = "MIG-1e3aad85-2ff9-58a0-bdb2-2300d6fd86d0"
 
 
-def shown(width: int, *, tasks: str = "") -> list[str]:
+def shown(width: int, *, tasks: str = "fit") -> list[str]:
     table = tables.table(
         *("NODE", "SLOT", "KIND", "UUID", "STATE", "TASK"),
         leave_out=("KIND", "UUID", "STATE"),
@@ -34,16 +34,17 @@ def shown(width: int, *, tasks: str = "") -> list[str]:
 def test_columns_go_in_their_order_and_ids_are_cut_in_the_middle() -> None:
     assert shown(100) == [
         f"NODE   SLOT  KIND       {'UUID':<40}  STATE  TASK",
-        f"mig-0  0     partition  {UUID}  ready",
+        f"mig-0  0     partition  {UUID}  ready  fit",
     ]
     assert shown(64) == [
         f"NODE   SLOT  KIND       {'UUID':<17}  STATE  TASK",
-        f"mig-0  0     partition  {screen.cut(UUID, 17)}  ready",
+        f"mig-0  0     partition  {screen.cut(UUID, 17)}  ready  fit",
         "Left out or cut to fit: UUID. --wide shows all.",
     ]
     assert shown(50)[0].split() == ["NODE", "SLOT", "UUID", "STATE", "TASK"]
     assert shown(50)[2].startswith("Left out or cut to fit: UUID, KIND.")
     assert shown(30)[0].split() == ["NODE", "SLOT", "STATE", "TASK"]
+    assert shown(50, tasks="")[0].split() == ["NODE", "SLOT", "KIND", "UUID", "STATE"]
 
 
 def test_sentences_are_folded_before_a_column_goes_for_them() -> None:
