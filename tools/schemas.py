@@ -27,6 +27,8 @@ from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.readings import SlotReading
 from skyinfra.providers import Machines
+from skyinfra.recommendation.memory import Part, Split, Workload
+from skyinfra.recommendation.models import Model
 from skyinfra.terminal.tables import SCHEMA_VERSION
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -201,6 +203,28 @@ MACHINES = {
     "gpus": [{"layout": str | None, "partitions": [PLACE]}],
 }
 
+CHOICE = {
+    "nodes": int,
+    "provider": str,
+    "machine_type": str,
+    "region": str | None,
+    "accelerator": str,
+    "slot": str | None,
+    "memory_gb": float,
+    "needs": float,
+    "split": Split,
+    "how": str,
+    "copies": int,
+    "price": Price,
+    "spot": Price | None,
+    "cost_per_hour": float,
+    "cost_per_copy": float,
+    "note": str,
+    "source": str,
+}
+# What is not known of a model is left out.
+MODEL = {f"{name}{'' if name in ('name', 'params', 'source') else '?'}": each for name, each in fields(Model).items()}
+
 # The documents by name, each with the command that prints it.
 DOCUMENTS: dict[str, tuple[str, Shape]] = {
     "synth": ("skyinfra synth --json", {"stacks": [{"name": str, "folder": str, "pools": [POOL]}]}),
@@ -211,6 +235,18 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
         {"stack": str, "pass": int, "warn": int, "fail": int, "lines": [Line]},
     ),
     "offers": ("skyinfra offers --json", {"offers": [OFFER], "notes": [str]}),
+    "recommend": (
+        "skyinfra recommend --json",
+        {
+            "model": MODEL,
+            "workload": Workload,
+            "need": [Part],
+            "bytes": float,
+            "choices": [CHOICE],
+            "left_out": {"*": int},
+            "notes": [str],
+        },
+    ),
     "jobs": ("skyinfra jobs STACK/POOL --json", {"jobs": [JobInfo]}),
     "top": (
         "skyinfra top STACK/POOL --json",

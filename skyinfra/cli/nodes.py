@@ -208,7 +208,7 @@ def dashboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
-    """Show the fleet in the browser: nodes, GPUs, tasks, jobs and logs. Until it is interrupted."""
+    """Show the fleet in the browser. Nodes, GPUs, tasks, jobs and logs; until it is interrupted."""
     from skyinfra.client import ask
 
     with ask(fleet) as pool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, cast
 
 import typer
 
-from skyinfra.cli.options import InRegion, Json, OfProviders, errors_name_options
+from skyinfra.cli.options import InRegion, Json, OfProviders, Wide, errors_name_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,8 +48,9 @@ def recommend(
     spot: Annotated[bool, typer.Option("--spot", help="Sort by the spot price.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show every GPU model.")] = False,
     as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
-    """Say how much memory a model needs, and which GPUs or MIG partitions carry it, cheapest first."""
+    """Say how much memory a model needs, and which GPUs carry it. Or which MIG partitions; cheapest first."""
     from skyinfra.recommendation import Dtype, Task
     from skyinfra.recommendation import recommend as ask
     from skyinfra.terminal import tables
@@ -70,7 +71,7 @@ def recommend(
             spot=spot,
         )
     if as_json:
-        tables.print_json(document(found))
+        tables.print_document(document(found))
         return
     _show(found, _ROWS if not everything else len(found.choices), spot=spot)
 
@@ -139,7 +140,7 @@ def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
     out.print(escape(f"source: {found.model.source}"), soft_wrap=True)
     about = f", {work.context:,} tokens x {work.batch}" if found.model.hidden else f", batch {work.batch}"
     out.print(f"{work.task}, weights in {work.dtype}{about}\n", soft_wrap=True)
-    arithmetic = tables.table("MEMORY", "GB", "")
+    arithmetic = tables.table("MEMORY", "GB", "", sentences=("",))
     for part in found.need:
         arithmetic.add_row(part.name, f"{part.bytes / 1e9:.2f}", escape(part.how))
     arithmetic.add_row("sum", f"{found.bytes / 1e9:.2f}", "on one device; divided among several, each has its part")
@@ -167,7 +168,11 @@ def _table(choices: Iterable[Choice], *, spot: bool) -> Table:
     from skyinfra.terminal import tables
 
     other = "ON DEMAND" if spot else "SPOT"
-    made = tables.table("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW")
+    made = tables.table(
+        *("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW"),
+        leave_out=(other, "EACH COPY", "GB", "PROVIDER", "COPIES", "HOW"),
+        sentences=("MACHINE", "HOW"),
+    )
     for each in choices:
         machines = each.machines
         price = machines.offer.price(spot=not spot)

@@ -7,7 +7,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "upgrade", "destroy", "completion"),
     "Run": ("run", "jobs", "exec", "ssh"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
-    "Plan": ("offers", "mig", "preflight", "iam", "render"),
+    "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
 }
 
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -32,6 +32,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "manifest": (
         "skyinfra manifest my-stack/pool > fleet.json",
         "skyinfra manifest my-stack/pool | ssh gpu-user@laptop 'umask 077; cat > fleet.json'",
+    ),
+    "recommend": (
+        "skyinfra recommend llama-3-70b --dtype fp8",
+        "skyinfra recommend --params 13e9 --task lora --provider aws",
     ),
     "offers": ("skyinfra offers H100:8", "skyinfra offers A100-80GB,H100 --spot --max-price 20 --provider aws"),
     "preflight": ("skyinfra preflight", "skyinfra preflight my-stack --json"),

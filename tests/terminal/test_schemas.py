@@ -26,6 +26,7 @@ PARTED = (
 )
 PRINTED = {
     "offers": ["offers", "H100:8", "--json"],
+    "recommend": ["recommend", "llama-3-70b", "--json"],
     "mig-layout": ["mig", "show", "H100", "3g.40gb+1g.10gb*2", "--json"],
     "mig-profiles": ["mig", "profiles", "A30", "--json"],
     "mig-layouts": ["mig", "layouts", "A30", "--json"],
