@@ -29,7 +29,16 @@ SITE = ROOT / "build" / "site"
 PAGES: dict[str, tuple[str, ...]] = {
     "Start": ("installing", "tutorials/sweep", "tutorials/fine-tune", "tutorials/ci", "tutorials/plain-hcl"),
     "Declare": ("declaration", "mig", "places", "providers", "offers", "recommend"),
-    "Run": ("deploying", "command-line", "tasks", "jobs", "slurm-and-kubernetes", "hcp-terraform", "upgrading", "troubleshooting"),
+    "Run": (
+        "deploying",
+        "command-line",
+        "tasks",
+        "jobs",
+        "slurm-and-kubernetes",
+        "hcp-terraform",
+        "upgrading",
+        "troubleshooting",
+    ),
     "Understand": ("architecture", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
 # Documents beside docs/, and their pages.
