@@ -61,7 +61,9 @@ def effective(home: Path, host: str) -> dict[str, str]:
         pytest.skip("there is no ssh")
     command = ["ssh", "-G", "-F", str(home / ".ssh/config"), host]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    # Some versions put the addresses of jumps into brackets.
+    found = done.stdout.replace("[", "").replace("]", "")
+    return dict(line.split(" ", 1) for line in found.splitlines())
 
 
 def test_nodes_are_hosts_of_ssh(home: Path, answering: set[str], tmp_path: Path) -> None:

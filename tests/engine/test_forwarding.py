@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -103,6 +104,21 @@ async def carried(serve: Serve) -> Any:
             await asyncio.gather(*running, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def program() -> Any:
+    """The streams of a connection whose program says and reads nothing."""
+    ours, theirs = socket.socketpair()
+    _, silent = await asyncio.open_connection(sock=theirs)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield reader, writer
+    finally:
+        for each in (silent, writer):
+            each.transport.abort()
+        await asyncio.sleep(0)
+
+
 def test_each_direction_ends_by_itself() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # It answers once everything has come, as `sort` does.
@@ -182,9 +198,7 @@ def test_no_more_is_on_its_way_than_the_window() -> None:
         ours, theirs = pair()
         reader = asyncio.StreamReader(limit=2**30)
         reader.feed_data(b"x" * 10 * WINDOW)
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with program() as (_, writer):
             running = asyncio.create_task(carry(cast(Any, ours), reader, writer, Traffic()))
             sent, messages = 0, 0
             while sent < WINDOW:
@@ -241,9 +255,7 @@ def test_what_breaks_is_no_end(end: str) -> None:
 def test_what_is_no_message_of_it_breaks_it(message: object) -> None:
     async def test() -> None:
         ours, theirs = pair()
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        async with server, asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with program() as (reader, writer):
             await theirs.write(message)
             with pytest.raises(ConnectionAbortedError, match="protocol"):
                 await carry(cast(Any, ours), reader, writer, Traffic())
@@ -254,9 +266,7 @@ def test_what_is_no_message_of_it_breaks_it(message: object) -> None:
 def test_a_peer_that_sends_more_than_was_agreed_is_left() -> None:
     async def test() -> None:
         ours, theirs = pair()
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        async with server, asyncio.timeout(PATIENCE_S):
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with program() as (reader, writer):
             running = asyncio.create_task(carry(cast(Any, ours), reader, writer, Traffic()))
             with contextlib.suppress(OSError):
                 while not ours.is_closed:
