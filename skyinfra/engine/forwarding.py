@@ -190,6 +190,13 @@ class Forward:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # asyncio reports a cancelled one as an error; only `close` cancels.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._take(reader, writer)
+        if not writer.is_closing():
+            reset(writer)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         mine = asyncio.current_task()
         assert mine is not None  # noqa: S101 - a coroutine runs in a task
         self._running.add(mine)
@@ -198,11 +205,7 @@ class Forward:
             comm = await self._way()
         except (OSError, SkyinfraError) as error:
             self.broken += 1
-            reset(writer)
             self._on_failure(error)
-        except BaseException:
-            reset(writer)
-            raise
         else:
             try:
                 await carry(comm, reader, writer, self.traffic)

@@ -124,6 +124,7 @@ def test_by_the_command_until_ctrl_c(manifest: Path, web: int) -> None:
         socket.create_connection(("127.0.0.1", free), timeout=10)
 
 
+@pytest.mark.slow
 def test_it_listens_at_the_loopback_only_and_says_what_it_cannot(
     make_node: Callable[..., RunningNode], web: int, tmp_path: Path
 ) -> None:
@@ -136,11 +137,6 @@ def test_it_listens_at_the_loopback_only_and_says_what_it_cannot(
             socket.create_connection(("127.0.0.2", forward.port), timeout=10)
         with pytest.raises(sky.PortTaken, match=f"cannot listen on 127.0.0.1:{forward.port}"):
             pool.forward("n1", web, local=forward.port)
-        errors: list[Exception] = []
-        away = pool.forward("n7", web, on_failure=errors.append)
-        with pytest.raises(OSError):
-            get(away.port)
-        assert "node n7 is not connected to the head" in str(errors[0])
         (tmp_path / "fleet.json").write_text(json.dumps(pool.manifest.to_json()))
     # Another secret, another fleet: nobody forwards.
     stranger = {**json.loads((tmp_path / "fleet.json").read_text()), "secret": "fedcba9876543210" * 4}
