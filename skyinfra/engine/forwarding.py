@@ -69,10 +69,10 @@ class _Carried:
         self._all_came = False
 
     async def run(self) -> None:
-        receiving = asyncio.create_task(self._receive())
-        copying = asyncio.gather(self._send(), self._deliver(), self._all_went.wait())
+        receiving: asyncio.Future[None] = asyncio.create_task(self._receive())
+        copying: asyncio.Future[Any] = asyncio.gather(self._send(), self._deliver(), self._all_went.wait())
         try:
-            await asyncio.wait({receiving, copying}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((receiving, copying), return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
                 receiving.result()
             await copying
