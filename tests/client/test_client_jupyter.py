@@ -110,6 +110,27 @@ def words() -> dict[int, str]:
     return found
 
 
+# Runs a cell as a notebook's page does, and prints what the cell prints.
+_CELL = """
+import json, sys, uuid, websocket
+address, code = sys.argv[1:]
+line = websocket.create_connection(address, timeout=60)
+header = {"msg_id": uuid.uuid4().hex, "username": "me", "session": "s", "msg_type": "execute_request", "version": "5.3"}
+content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+line.send(json.dumps(message))
+while (told := json.loads(line.recv()))["msg_type"] != "stream":
+    pass
+print(told["content"]["text"], end="")
+"""
+
+
+def cell(jupyter: Path, address: str, code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(jupyter)}
+    command = [sys.executable, "-c", _CELL, address, code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 @pytest.mark.slow
 def test_it_runs_on_a_slot_until_the_command_ends(
     make_node: Callable[..., RunningNode], jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +161,8 @@ def test_it_runs_on_a_slot_until_the_command_ends(
         pid = until(lambda: [each for each, text in words().items() if kernel in text], "the kernel runs")[0]
         # It has the slot, whose device the kernel sees.
         assert b"SKYINFRA_SLOT" in Path(f"/proc/{pid}/environ").read_bytes()
+        channels = f"{address.partition('/?')[0].replace('http', 'ws')}/api/kernels/{kernel}/channels?token={token}"
+        assert cell(jupyter, channels, "import os; print(6 * 7, os.getpid())") == f"42 {pid}\n"
         asked(address, "/api/contents", token, type="notebook")
         assert [file.name for file in (node.path / "files").glob("*.ipynb")] == ["Untitled.ipynb"]
         # The token is in no list of processes, and in no file but one that goes with it.
