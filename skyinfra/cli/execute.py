@@ -121,17 +121,20 @@ def _refuse_without_server(manifest: Manifest, target: ManifestNode) -> None:
 
 
 def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str | None) -> list[str] | None:
-    """Returns the ``ssh`` command, through the head where only the head can be reached; None where no port answers.
+    """Returns the ``ssh`` command, through the head where only the head can be reached; None where nothing leads there.
 
-    user: None or empty is whom ``ssh`` takes.
+    user: None or empty is whom ``ssh`` takes. On AWS Session Manager needs no SSH server: see `session_line`.
     """
     way = _open_way(manifest, node, user)
+    if way is None and manifest.provider != "aws":
+        way = _by_the_cloud(manifest, node, user)
     if way is None:
         return None
     at = f"{way.login.user}@" if way.login.user else ""
     remote = ["--", shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
-    return ["ssh", *terminal, *way.login.options, f"{at}{way.address}", *remote]
+    proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
+    return ["ssh", *terminal, *way.login.options, *proxy, f"{at}{way.address}", *remote]
 
 
 def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
