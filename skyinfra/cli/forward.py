@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import re
 import shlex
 import sys
@@ -283,6 +284,9 @@ def _tell(manifest: Manifest, hosts: list[str], left: list[str], file: Path) -> 
     for host in hosts:
         sys.stdout.write(f"{host}\n")
     sys.stderr.write(f"{len(hosts)} hosts in {file}; `ssh {hosts[0]}`, rsync, scp and editors know them\n")
+    with contextlib.suppress(KeyError):
+        if Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir):
+            sys.stderr.write(f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config\n")
     if left:
         sys.stderr.write(f"left out, for nothing answers at their port 22: {', '.join(left)}\n")
     if manifest.group_nodes:

@@ -70,6 +70,8 @@ def test_nodes_are_hosts_of_ssh(home: Path, answering: set[str], tmp_path: Path)
     done = configure(FLEET, tmp_path / "fleet.json")
     assert done.exit_code == 0, done.exception
     assert done.stdout.splitlines()[:2] == ["s-p-p-0", "s-p-p-1"]
+    # ssh takes the home from the list of accounts, as nothing else here does.
+    assert f"ssh -F {home}/.ssh/config" in done.output
     found = effective(home, "s-p-p-0")
     assert (found["hostname"], found["user"], found["port"]) == ("203.0.113.1", "ubuntu", "22")
     found = effective(home, "s-p-p-1")
