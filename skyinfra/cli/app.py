@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from skyinfra.cli import execute, nodes, recommend
+from skyinfra.cli import execute, forward, nodes, recommend
 from skyinfra.cli.jobs import app as jobs_app
 from skyinfra.cli.mig import app as mig_app
 from skyinfra.cli.options import (
@@ -43,6 +43,7 @@ app.add_typer(jobs_app, name="jobs")
 nodes.add_commands(app)
 execute.add_commands(app)
 recommend.add_commands(app)
+forward.add_commands(app)
 
 Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
 
@@ -178,6 +179,7 @@ def upgrade(
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     """Remove everything a stack created. It need not be declared any more."""
+    from skyinfra.cli.forward import forget_hosts
     from skyinfra.cli.stacks import Approval
     from skyinfra.deploy.apply import carry_out
     from skyinfra.deploy.orphans import forget, stack_to_destroy
@@ -191,6 +193,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     if done is None:
         raise typer.Exit(1)
     forget(project, chosen)
+    forget_hosts(project.folder, chosen.name)
     typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
 
 

@@ -1,4 +1,4 @@
-"""``skyinfra exec | ssh``: a program or a shell on a node."""
+"""``skyinfra exec | ssh``: a program or a shell on a node, or the names of all nodes for ``ssh``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from skyinfra.cli.forward import Way, write_hosts
 from skyinfra.cli.nodes import chosen
 from skyinfra.cli.options import CommandWithCommand, Fleet, NodeName, command_of, exit_code
 from skyinfra.errors import InvalidField, MissingDependency, NotSupported, did_you_mean
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _WAIT_S = 10.0
 _SSH_PORT = 22
 _PROBE_S = 3.0
+_PROBES = 32
+_STDIO = ("--listen-on-stdin", "--verbosity=warning")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -64,29 +68,28 @@ def ssh(
     user: Annotated[
         str | None, typer.Option(help="The user on the node; of the provider's images, or whom ssh takes, by default.")
     ] = None,
+    config: Annotated[
+        bool, typer.Option("--config", help="Name all nodes STACK-POOL-NODE for ssh, rsync and editors, and end.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="With --config: take names that others have.")] = False,
 ) -> None:
     """Open a shell on a node, the head unless another is named: by ssh, or Session Manager where no port is open."""
     from skyinfra.client.lookup import find_manifest
     from skyinfra.providers import kinds, read
 
     command = command_of(context)
+    if config and (node or command):
+        raise InvalidField("names all nodes and opens no shell: leave NODE and CMD out", field="--config")
+    if replace and not config:
+        raise InvalidField("goes with --config", field="--replace")
     manifest = find_manifest(fleet)
-    if manifest.provider == "local":
-        raise NotSupported(
-            "the nodes of this fleet are on the machine where it was deployed",
-            field=manifest.fleet,
-            hint="`skyinfra exec` runs a program beside their runner; here, any shell does.",
-        )
     target = _head(manifest) if node is None else _named(manifest, node)
-    if manifest.provider == "container":
-        raise NotSupported(
-            "a container has no SSH server",
-            field=target.name,
-            hint=f"On its host: `docker exec -it {target.id} bash`, or the same with podman. `skyinfra exec` runs a "
-            "program beside its runner.",
-        )
+    _refuse_without_server(manifest, target)
     if user is None and target.ssh is None and manifest.provider in kinds():
         user = read(manifest.provider).traits.ssh_user
+    if config:
+        write_hosts(fleet, manifest, _ways(manifest, user), replace=replace)
+        return
     line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
     if line is None:
         raise NotSupported(
@@ -101,22 +104,79 @@ def ssh(
     os.execvp(line[0], line)  # noqa: S606 - the terminal is ssh's from here on
 
 
-def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str | None) -> list[str] | None:
-    """Returns the ``ssh`` command, through the head where only the head can be reached; None where no port answers.
+def _refuse_without_server(manifest: Manifest, target: ManifestNode) -> None:
+    if manifest.provider == "local":
+        raise NotSupported(
+            "the nodes of this fleet are on the machine where it was deployed",
+            field=manifest.fleet,
+            hint="`skyinfra exec` runs a program beside their runner; here, any shell does.",
+        )
+    if manifest.provider == "container":
+        raise NotSupported(
+            "a container has no SSH server",
+            field=target.name,
+            hint=f"On its host: `docker exec -it {target.id} bash`, or the same with podman. `skyinfra exec` runs a "
+            "program beside its runner.",
+        )
 
-    user: None or empty is whom ``ssh`` takes.
+
+def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str | None) -> list[str] | None:
+    """Returns the ``ssh`` command, through the head where only the head can be reached; None where nothing leads there.
+
+    user: None or empty is whom ``ssh`` takes. On AWS Session Manager needs no SSH server: see `session_line`.
     """
-    user = user or (node.ssh.user if node.ssh else None)
-    at, options = f"{user}@" if user else "", node.ssh.options if node.ssh else []
+    way = _open_way(manifest, node, user)
+    if way is None and manifest.provider != "aws":
+        way = _by_the_cloud(manifest, node, user)
+    if way is None:
+        return None
+    at = f"{way.login.user}@" if way.login.user else ""
     remote = ["--", shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
+    proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
+    return ["ssh", *terminal, *way.login.options, *proxy, f"{at}{way.address}", *remote]
+
+
+def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
+    from skyinfra.protocol.manifest import Login
+
+    known = node.ssh or Login()
+    user = user or known.user
     # A host may have another port, or a name that the configuration of ssh alone knows.
     if node.ssh is not None or _answers(node.public_address or node.address):
-        return ["ssh", *terminal, *options, f"{at}{node.public_address or node.address}", *remote]
+        return Way(node.public_address or node.address, replace_fields(known, user=user))
     head = _head(manifest)
     if node != head and head.public_address and _answers(head.public_address):
-        return ["ssh", *terminal, "-J", f"{at}{head.public_address}", f"{at}{node.address}", *remote]
+        return Way(node.address, Login(user, via=f"{user}@{head.public_address}" if user else head.public_address))
     return None
+
+
+def _ways(manifest: Manifest, user: str | None) -> dict[str, Way | None]:
+    """Returns how ``ssh`` reaches each node; None for one that it does not."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def way(node: ManifestNode) -> Way | None:
+        return _open_way(manifest, node, user) or _by_the_cloud(manifest, node, user)
+
+    # Each waits for an answer.
+    with ThreadPoolExecutor(_PROBES) as threads:
+        return dict(zip((node.name for node in manifest.nodes), threads.map(way, manifest.nodes), strict=True))
+
+
+def _by_the_cloud(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
+    """Returns the way to a node without an open port: through what leads to its head, where something does."""
+    from skyinfra.protocol.manifest import Login
+
+    via, login = manifest.via, Login(user)
+    if via is not None and via.kind == "ssh":
+        return Way(node.address, Login(user, via=f"{via.target}:{via.port}" if via.port else via.target))
+    if via is not None and via.kind == "iap":
+        place = [*(["--zone", node.zone] if node.zone else []), *(["--project", via.project] if via.project else [])]
+        return Way(node.name, login, ("gcloud", "compute", "start-iap-tunnel", node.name, "%p", *_STDIO, *place))
+    line = session_line(manifest, node, ())
+    if line is None:
+        return None
+    return Way(node.id, login, (*line, "--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=%p"))
 
 
 def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str]) -> list[str] | None:

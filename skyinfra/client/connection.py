@@ -23,7 +23,7 @@ import distributed
 from distributed.versions import VersionMismatchWarning
 
 from skyinfra.client.snapshot import Snapshot
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_private, forwarding
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import (
@@ -261,6 +261,10 @@ class Asker:
         except SkyinfraError as error:
             text = str(error) if type(error) is NodeError else f"{type(error).__name__}: {error}"
             raise NodeError(text, field=node) from None
+
+    async def another(self) -> Any:
+        """Another connection to the head, on which messages are data. Raises OSError where it does not answer."""
+        return await forwarding.connect(str(self.manifest.head), self._security)
 
     async def running(self) -> dict[str, list[tuple[str, str, float]]]:
         """Key, name and seconds of the tasks that run on each slot. Raises OSError where the head does not answer."""

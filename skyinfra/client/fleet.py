@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
+import secrets
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,8 +17,10 @@ from skyinfra.client.dashboard import Dashboard, Own
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
+from skyinfra.engine.forwarding import Forward, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
+from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
@@ -52,7 +56,7 @@ class AskedFleet:
         self.manifest = self._forwarding.manifest if self._forwarding is not None else manifest
         self.loop = LoopThread()
         self._ended = threading.Event()
-        self._dashboards: list[Dashboard] = []
+        self._listening: list[Dashboard | Forward] = []
         try:
             self.loop.run(self._open(limits))
         except BaseException:
@@ -81,10 +85,32 @@ class AskedFleet:
         """See `Pool.dashboard`; *own* answers for the fleet page."""
         dashboard = Dashboard(self.connection, own)
         self.in_loop(dashboard.start(port))
-        self._dashboards.append(dashboard)
+        self._listening.append(dashboard)
         if browser:
             dashboard.show()
         return dashboard.url
+
+    def forward(self, node: str, port: int, local: int, on_failure: Callable[[Exception], object]) -> Forward:
+        """See `Questions.forward`."""
+        forward = Forward(lambda: self._way_to(node, port), on_failure)
+        self.in_loop(forward.start(local))
+        self._listening.append(forward)
+        return forward
+
+    async def _way_to(self, node: str, port: int) -> Any:
+        """A connection to the head that leads on to *port* of *node*. Raises `NodeError`, `NotSupported`, OSError."""
+        ticket = secrets.token_urlsafe(32)
+        # Both at once: each takes some round trips.
+        connecting = asyncio.ensure_future(self.connection.another())
+        try:
+            await self.connection.ask(node, questions.FORWARD, {"port": port, "ticket": ticket}, ANSWER_S)
+            comm = await connecting
+            await join(comm, ticket)
+        except BaseException:
+            connecting.cancel()
+            connecting.add_done_callback(_abort)
+            raise
+        return comm
 
     # Questions ------------------------------------------------------------------------------------------------------
 
@@ -141,9 +167,14 @@ class AskedFleet:
             self._forwarding.close()
 
     async def _leave(self) -> None:
-        for dashboard in self._dashboards:
-            await dashboard.close()
+        for each in self._listening:
+            await each.close()
         await self.connection.close()
+
+
+def _abort(connected: asyncio.Future[Any]) -> None:
+    if not connected.cancelled() and connected.exception() is None:
+        connected.result().abort()
 
 
 class Fleet(AskedFleet):

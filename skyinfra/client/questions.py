@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
@@ -11,6 +11,7 @@ from skyinfra import page
 from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
+from skyinfra.engine.forwarding import Forward
 from skyinfra.errors import NodeError
 from skyinfra.protocol import services
 from skyinfra.protocol.jobs import JobInfo
@@ -54,6 +55,19 @@ class Questions:
         `PortTaken`.
         """
         return self._fleet.dashboard(port, browser=browser, own=partial(page.answer, self, price=price))
+
+    def forward(
+        self, node: str, port: int, *, local: int = 0, on_failure: Callable[[Exception], object] = lambda _: None
+    ) -> Forward:
+        """Forwards a port of this machine's loopback to *port* of the loopback of *node*, until the pool is closed.
+
+        Connections go through the head's one port: no other port of the fleet has to be open. Every account of this
+        machine can connect, as to any port of its loopback: what listens on the node has to ask for a password or a
+        token. local: where to listen; 0 is any, which `Forward.port` tells. on_failure: gets the error of a connection
+        that could not be made, such as `NodeError` where nothing listens there; it is called in another thread. Raises
+        `PortTaken`.
+        """
+        return self._fleet.forward(node, port, local, on_failure)
 
     def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.

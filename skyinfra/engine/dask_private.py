@@ -265,6 +265,13 @@ def questions(address: str, security: Any, *, timeout: float) -> Any:
     return distributed.rpc(address, connection_args=arguments, timeout=timeout, deserialize=False)
 
 
+async def data_connection(address: str, security: Any, *, timeout: float) -> Any:
+    """A new connection to *address* whose messages are read as data. Raises OSError."""
+    install_connections()
+    arguments = {**security.get_connection_args("client"), _STREAM: _Answers}
+    return await distributed.comm.connect(address, timeout=timeout, **arguments)
+
+
 def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
     """Makes *scheduler* run nothing that others say: no worker, no client, no answer to a question of its own.
 

@@ -10,13 +10,13 @@ from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_private, forwarding
 from skyinfra.engine.parked import PARK, can_connect
 from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
-from skyinfra.head.tunnel import Tunnel
+from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
@@ -64,6 +64,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
         self.handlers[PARK] = self.keep_parked
+        self.handlers[forwarding.OPERATION] = Forwards().join
 
     async def listen(self, *arguments: Any, **keywords: Any) -> None:
         """Listens as Dask does; what others say runs no code here."""

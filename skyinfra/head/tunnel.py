@@ -1,22 +1,27 @@
-"""Tunnel from clients to the dashboard of the scheduler, which nothing else can connect to.
+"""Tunnels from clients: to the dashboard of the scheduler, which nothing else can connect to, and to ports of nodes.
 
 Dask's dashboard starts with the first call of a client, and ends when no client has used it for a while. Each
-connection of a browser is one here.
+connection of a browser is one here. Connections to ports of nodes are those of `skyinfra.engine.forwarding`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from distributed import Scheduler
+from distributed.comm import Comm
+from distributed.core import Status
 
 from skyinfra.engine.dask_private import Pages
+from skyinfra.engine.forwarding import JOIN_S
 from skyinfra.engine.waiting import within
-from skyinfra.errors import MissingDependency, NotSupported
+from skyinfra.errors import MissingDependency, NotSupported, SkyinfraError
 from skyinfra.protocol import rpc, services
 
 _PART = 256 * 1024
@@ -26,6 +31,10 @@ _MOST = 64
 _GONE_S = 60.0
 _LOOK_S = 15.0
 _LONGEST_WAIT_S = 20.0
+# Connections to ports of nodes; of each, `forwarding.WINDOW` bytes may wait here both ways.
+_MOST_FORWARDED = 256
+# For the last messages to a peer that takes none.
+_CLOSE_S = 10.0
 
 
 @dataclass
@@ -130,3 +139,82 @@ class Tunnel:
         self._pages = Pages(self._scheduler)
         asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         return self._pages
+
+
+@dataclass(eq=False)
+class _Meeting:
+    """A connection that waits for the other one with its ticket. over: once both have ended."""
+
+    other: asyncio.Future[Comm] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Forwards:
+    """Joins the connections of clients and nodes that have the same ticket; see `skyinfra.engine.forwarding`."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Meeting] = {}
+        self._there = 0
+
+    async def join(self, comm: Comm, ticket: str) -> Status:
+        """Answers a peer that has opened *comm* for one connection: returns once that has ended."""
+        meeting = self._waiting.pop(ticket, None)
+        if meeting is not None and not meeting.other.done():
+            meeting.other.set_result(comm)
+            await meeting.over.wait()
+        elif self._there >= _MOST_FORWARDED:
+            refused = NotSupported(
+                f"the head forwards {_MOST_FORWARDED} connections already", hint="Close some of them."
+            )
+            await comm.write(await rpc.answered(_raised(refused)))
+        else:
+            await self._wait(comm, ticket)
+        await _closed(comm)
+        return Status.dont_reply
+
+    async def _wait(self, comm: Comm, ticket: str) -> None:
+        meeting = self._waiting[ticket] = _Meeting()
+        self._there += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                await _pass_on(comm, await within(meeting.other, JOIN_S))
+        finally:
+            self._there -= 1
+            if self._waiting.get(ticket) is meeting:
+                del self._waiting[ticket]
+            meeting.over.set()
+
+
+async def _pass_on(*comms: Comm) -> None:
+    """Passes the messages of two connections on to each other, until one is closed; closes both."""
+    first, second = comms
+    with contextlib.suppress(OSError):
+        for comm in comms:
+            await comm.write({"answer": True})
+        copying = [asyncio.ensure_future(_copy(first, second)), asyncio.ensure_future(_copy(second, first))]
+        try:
+            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+            # Not by cancelling: a connection loses what it has not sent then.
+            await asyncio.gather(*map(_closed, comms))
+        finally:
+            for each in copying:
+                each.cancel()
+            await asyncio.gather(*copying, return_exceptions=True)
+
+
+async def _copy(source: Comm, target: Comm) -> None:
+    with contextlib.suppress(OSError, SkyinfraError):
+        while True:
+            await target.write(await source.read())
+
+
+async def _closed(comm: Comm) -> None:
+    """Closes *comm* once what was written has been sent."""
+    try:
+        await within(comm.close(), _CLOSE_S)
+    except (OSError, TimeoutError):
+        comm.abort()
+
+
+async def _raised(error: SkyinfraError) -> Any:
+    raise error

@@ -88,7 +88,7 @@ def gang_report(*, gang: str, rank: int, age: float = 0.0, died: bool = False, o
 def gang_release(*, gang: str) -> None: ...
 
 
-# The dashboard: `skyinfra.head.tunnel`
+# The dashboard: `skyinfra.head.tunnel`. Connections to ports of nodes are no calls: `skyinfra.engine.forwarding`
 @call()
 def dashboard_open() -> int: ...
 @call()

@@ -10,10 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distributed.security import Security
+
+from skyinfra.engine.forwarding import Ends
 from skyinfra.errors import InvalidField, NodeFailed, NotSupported
+from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.node.node import directory_of
+from skyinfra.node.node import Node, directory_of
 from skyinfra.protocol import questions
+from skyinfra.runner import follow
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
 from skyinfra.runner.upgrade import Upgrades
@@ -52,6 +57,7 @@ class Answers:
             questions.PUT: files.put,
             questions.GET: files.get,
             questions.UPGRADE: Upgrades(self._directory).answer,
+            questions.FORWARD: Ends(self._head).open,
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
@@ -60,6 +66,12 @@ class Answers:
             hint = "It is older than the client. All that it knows goes on working."
             raise NotSupported("the runner of this node does not know this question", given=question, hint=hint)
         return self._known[question](**arguments)
+
+    def _head(self) -> tuple[str, Security]:
+        node = Node.load(self._config)
+        # The port of the head's own scheduler may be any.
+        own = self._directory.scheduler_file.read_text(encoding="utf-8") if node.config.head else None
+        return str(start.parse(own or node.config.scheduler)), follow.worker_security(node)
 
     def _doctor(self) -> object:
         from skyinfra.doctor.examine import examine

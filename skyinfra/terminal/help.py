@@ -5,7 +5,7 @@ from __future__ import annotations
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "upgrade", "destroy", "completion"),
-    "Run": ("run", "jobs", "exec", "ssh"),
+    "Run": ("run", "jobs", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
 }
@@ -24,6 +24,14 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "exec": ("skyinfra exec my-stack/pool -- nvidia-smi", "skyinfra exec my-stack/pool pool-1 -- df -h /"),
     "ssh": ("skyinfra ssh my-stack/pool", "skyinfra ssh my-stack/pool pool-1 --user ubuntu"),
+    "port-forward": (
+        "skyinfra port-forward my-stack/pool pool-0 8888",
+        "skyinfra port-forward my-stack/pool pool-1 9000:6006 8080",
+    ),
+    "open jupyter": (
+        "skyinfra open jupyter my-stack/pool",
+        "skyinfra open jupyter my-stack/pool --profile 3g.40gb --no-browser",
+    ),
     "status": ("skyinfra status", "skyinfra status my-stack --json"),
     "top": ("skyinfra top my-stack/pool", "skyinfra top my-stack/pool pool-1 --interval 5"),
     "logs": ("skyinfra logs my-stack/pool --follow", "skyinfra logs my-stack/pool pool-1 --boot"),

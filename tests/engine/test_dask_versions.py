@@ -18,6 +18,7 @@ TESTS = (
     "tests/tasks/test_client_tasks.py",
     "tests/client/test_client_chunks.py",
     "tests/client/test_client_failures.py",
+    "tests/client/test_client_forward.py",
     "tests/client/test_client_leaves_nothing.py",
     "tests/client/test_client_unsafe_answers.py",
     "tests/engine/test_dask_private.py",

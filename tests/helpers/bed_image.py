@@ -52,7 +52,7 @@ PACKAGES = (
     "util-linux",
 )
 # What a machine that somebody logs in to has besides, and who may: root, one with sudo, one without.
-LOGIN = ("openssh-server", "sudo")
+LOGIN = ("openssh-server", "rsync", "sudo")
 USERS = ("ubuntu", "plain")
 _SUDO = 'Defaults env_keep += "FAKE_NVML_*"\nubuntu ALL=(ALL) NOPASSWD: ALL\n'
 # PAM would set what a container may not.

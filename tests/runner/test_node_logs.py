@@ -22,7 +22,7 @@ from skyinfra import InvalidField, NodeFailed
 from skyinfra.cli import execute
 from skyinfra.cli.app import app
 from skyinfra.node.folder import NodeDirectory
-from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode
+from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode, Via
 from skyinfra.runner import answers, commands
 from skyinfra.runner.commands import Commands
 from skyinfra.worker import output
@@ -181,6 +181,14 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
         *(*start, "--document-name", "AWS-StartInteractiveCommand", "--parameters", "command=ls 'a b'")
     ]
     assert execute.session_line(manifest("vastai"), other, ()) is None
+    # Where nothing answers, by what leads to the head.
+    closed = replace(manifest("gcp"), via=Via("iap", "p-0", zone="z", project="lab"))
+    proxy = (
+        "gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning --zone us-east-1a --project lab"
+    )
+    assert execute.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "me@p-1"]
+    behind = replace(manifest("vastai"), via=Via("ssh", "you@gate", port=2200))
+    assert execute.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "10.0.0.2"]
 
 
 def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shlex
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import bed_image
 import pytest
 from bed_fleet import Bed
 from bed_hosts import Hosts, answers, traces
@@ -75,6 +80,48 @@ def test_a_host_becomes_a_node_and_is_given_back(hosts: Hosts, deployed: Callabl
     assert machine.show("skyinfra-runner", "MainPID") == started
     skyinfra(here, "destroy", "--auto-approve")
     assert traces(machine) == before
+
+
+@pytest.mark.slow
+def test_a_host_by_its_name_and_a_server_on_it(hosts: Hosts, deployed: Callable[..., str], tmp_path: Path) -> None:
+    """`ssh`, `rsync` and `scp` by name, through real sshd; and a web server of the host at a port of this machine."""
+    bed_image.install_programs({"ssh": "openssh-client", "rsync": "rsync"})
+    machine = hosts.start("gpu1")
+    deployed(here := hosts.project(hosts.host(machine, "ubuntu"), accelerator="H100/3g.40gb"))
+    node = f"lab-{machine.address.replace('.', '-')}"
+    host = f"lab-lab-{node}"
+    home = tmp_path / "home"
+    home.mkdir()
+    assert skyinfra(here, "ssh", "lab/lab", "--config", HOME=str(home)).stdout == f"{host}\n"
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{machine.address} {hosts.key_of(machine)}\n")
+    options = ["-F", str(home / ".ssh/config"), "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={known}"]
+
+    def run(*command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert run("ssh", *options, host, "whoami") == "ubuntu\n"
+    sent = tmp_path / "sent"
+    sent.mkdir()
+    (sent / "data").write_bytes(os.urandom(10**6))
+    run("rsync", "-a", "-e", shlex.join(["ssh", *options]), f"{sent}/", f"{host}:there/")
+    run("scp", "-q", *options, f"{host}:there/data", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == (sent / "data").read_bytes()
+
+    serve = ("python3", "-m", "http.server", "8123", "--bind", "127.0.0.1", "--directory", "/home/ubuntu/there")
+    machine.execute("systemd-run", "--unit=web", *serve)
+    with opened(here) as pool:
+        forward = pool.forward(node, 8123)
+
+        def read() -> bytes | None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{forward.port}/data") as found:
+                return bytes(found.read())
+            return None
+
+        assert until(read, seconds=30) == (sent / "data").read_bytes()
+    machine.execute("systemctl", "stop", "web")
+    skyinfra(here, "destroy", "--auto-approve", HOME=str(home))
+    assert host not in (home / ".ssh/skyinfra.config").read_text()
 
 
 @pytest.mark.slow
