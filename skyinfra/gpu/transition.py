@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import pynvml
 
 from skyinfra.errors import PartitionFailed
-from skyinfra.gpu.nvml import Gpu, GpuInstance, ProfileInfo, error_name, error_text
-from skyinfra.mig import Placement, same_profile
+from skyinfra.gpu.nvml import ComputeInstance, Gpu, GpuInstance, ProfileInfo, error_name, error_text
+from skyinfra.mig import Compute, Placement, gpu_profile, parts, same_profile
 
 T = TypeVar("T")
 
@@ -60,13 +60,49 @@ def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Partition:
-    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``)."""
+    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``).
+
+    compute: of one that shares its GPU instance, its place in the compute slices of that; the profile is then
+    ``1c.3g.40gb`` and the like, start and size are those of the GPU instance.
+    """
 
     gpu: int
     profile: str
     start: int
     size: int
     uuid: str
+    compute: Compute | None = field(default=None, kw_only=True, metadata={"later": True})
+
+    @property
+    def name(self) -> str:
+        """The name of its profile."""
+        return self.profile
+
+    @property
+    def place(self) -> tuple[str, int, int, Compute | None]:
+        """Name and place: equal for the partition that exists and for one that is desired."""
+        return self.profile, self.start, self.size, self.compute
+
+    def __str__(self) -> str:
+        return _where(*self.place)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; without ``compute`` where it is None."""
+        return {key: value for key, value in asdict(self).items() if key != "compute" or value}
+
+
+def _where(profile: str | None, start: int | None, size: int | None, compute: Compute | None) -> str:
+    return f"{profile} at {start}:{size}" + (f", {compute.start}:{compute.size}" if compute else "")
+
+
+def partitions_of(gpu: int, instance: GpuInstance, name: str) -> list[Partition]:
+    """The partitions that *instance* is, whose profile is called *name*; one without UUID where nothing can use it."""
+    where = (instance.start, instance.size)
+    if instance.uuid is not None or not instance.compute:
+        return [Partition(gpu, name, *where, instance.uuid or "")]
+    shares = ((Compute(each.start, each.compute_slices), each.uuid) for each in instance.compute)
+    ordered = sorted(shares, key=lambda each: each[0].start)
+    return [Partition(gpu, f"{one.size}c.{name}", *where, uuid, compute=one) for one, uuid in ordered]
 
 
 @dataclass(frozen=True)
@@ -74,7 +110,7 @@ class Step:
     """One difference between the actual and the desired layout, and the action that resolves it.
 
     mode: MIG is turned on (``on``) or off. destroy: the instance at ``start`` goes, with the MIG device ``uuid``.
-    create: an instance of ``profile`` comes to ``start``.
+    create: an instance of ``profile`` comes to ``start``. compute: it is about that compute instance of several.
     """
 
     gpu: int
@@ -84,11 +120,12 @@ class Step:
     start: int | None = None
     size: int | None = None
     uuid: str | None = None
+    compute: Compute | None = None
 
     @classmethod
     def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
-        """The step that destroys or creates the instance at *place*."""
-        return cls(gpu, action, None, place.profile, place.start, place.size, uuid or None)
+        """The step that destroys or creates the instance at *place*, or its one compute instance."""
+        return cls(gpu, action, None, place.name, place.start, place.size, uuid or None, _compute_of(place))
 
     def ends(self, gpu: int | None, uuid: str | None) -> bool:
         """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
@@ -108,7 +145,7 @@ class Step:
     def __str__(self) -> str:
         if self.action == "mode":
             return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {_place(self)}"
+        return f"GPU {self.gpu}: {self.action} {_where(self.profile, self.start, self.size, self.compute)}"
 
 
 # Gets every step that was executed.
@@ -127,13 +164,19 @@ def _release_nothing(gpu: Gpu, instance: int | None, over: bool) -> bool:
 
 
 def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
-    """The partitions of one GPU that have to go, and the placements that have to be created.
+    """The partitions of one GPU that have to go, and the placements that have to be created, one for each partition.
 
     A partition without a UUID is not usable: it goes, and is created anew where it is desired.
     """
-    missing = {(place.profile, place.start, place.size): place for place in desired}
-    unwanted = [p for p in actual if not p.uuid or missing.pop((p.profile, p.start, p.size), None) is None]
+    missing = {(place.name, place.start, place.size, _compute_of(place)): place for place in parts(desired)}
+    unwanted = [p for p in actual if not p.uuid or missing.pop(p.place, None) is None]
     return unwanted, list(missing.values())
+
+
+def _compute_of(place: Placement | Partition) -> Compute | None:
+    if isinstance(place, Partition):
+        return place.compute
+    return place.compute[0] if place.compute else None
 
 
 def steps_between(
@@ -200,7 +243,7 @@ class GpuTransition:
             allowed = places[partition.profile]
             if (partition.start, partition.size) not in allowed:
                 shown = ", ".join(f"{start}:{size}" for start, size in allowed) or "nowhere"
-                raise self.error(f"it does not allow {_place(partition)}", f"It allows that profile at {shown}.")
+                raise self.error(f"it does not allow {partition}", f"It allows that profile at {shown}.")
 
     def steps(self) -> list[Step]:
         """The steps to the desired layout, in the order of execution."""
@@ -213,9 +256,9 @@ class GpuTransition:
             if self.mode_differs:
                 held = {"the GPU": self.gpu.processes()}
             else:
-                unwanted = {partition.start for partition in difference(self._actual(), self._desired)[0]}
-                going = [instance for instance in self._instances() if instance.start in unwanted]
-                held = {str(instance): self.gpu.processes_on(instance) for instance in going}
+                actual = self._actual()
+                unwanted = difference(actual, self._desired)[0]
+                held = self._users_of(unwanted, self._staying(actual))
         return {what: pids for what, pids in held.items() if pids}
 
     def set_mode(self, done: Done, release: Release = _release_nothing) -> int:
@@ -243,16 +286,27 @@ class GpuTransition:
 
     def change(self, done: Done, release: Release = _release_nothing) -> None:
         """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
-        unwanted, missing = difference(self._actual(), self._desired)
+        actual = self._actual()
+        unwanted, missing = difference(actual, self._desired)
+        staying = self._staying(actual)
         ids = {instance.start: instance.id for instance in self._instances()} if unwanted else {}
         for partition in unwanted:
-            self._destroy_patiently(partition, partial(release, self.gpu, ids.get(partition.start)))
+            released = partial(release, self.gpu, ids.get(partition.start))
+            self._destroy_patiently(partition, released, whole=partition.start not in staying)
             done(Step.at(self.index, "destroy", partition, partition.uuid))
+        handles: dict[int, Any] = {}
         for place in () if self.mode_differs else missing:
             profile = self._resolve(place.profile)
-            with self.refused(f"create {_place(place)}"):
-                create = partial(self.gpu.create, profile, start=place.start, size=place.size)
-                compute = self._patiently(partial(self.gpu.fill, self._patiently(create), profile))
+            with self.refused(f"create {place}"):
+                if place.start not in handles:
+                    create = partial(self.gpu.create, profile, start=place.start, size=place.size)
+                    standing = self._at(place.start)[:1] if place.start in staying else []
+                    handles[place.start] = standing[0].handle if standing else self._patiently(create)
+                fill = partial(self.gpu.fill, handles[place.start], profile)
+                if place.compute:
+                    one = place.compute[0]
+                    fill = partial(self.gpu.share, handles[place.start], profile, start=one.start, size=one.size)
+                compute = self._patiently(fill)
             done(Step.at(self.index, "create", place, compute.uuid))
 
     def partitions(self) -> list[Partition]:
@@ -260,7 +314,7 @@ class GpuTransition:
         actual = self._actual()
         missing = difference(actual, self._desired)[1]
         if missing:
-            message = f"{_place(missing[0])} was created but is not there"
+            message = f"{missing[0]} was created but is not there"
             raise self.error(message, "Look in the kernel log for NVRM lines.")
         return actual
 
@@ -270,7 +324,7 @@ class GpuTransition:
 
     def desired_and_actual(self) -> str:
         """One line for a message."""
-        return f"Wanted: {', '.join(map(_place, self._desired)) or 'MIG off'}. Found: {self._found()}."
+        return f"Wanted: {', '.join(map(str, self._desired)) or 'MIG off'}. Found: {self._found()}."
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.gpu.name})"
@@ -299,12 +353,35 @@ class GpuTransition:
                     raise
             time.sleep(_RETRY_S)
 
-    def _destroy_patiently(self, partition: Partition, release: Callable[[bool], bool]) -> None:
+    def _staying(self, actual: Sequence[Partition]) -> set[int]:
+        """The starts of the GPU instances with compute instances that stand where one of that profile is desired."""
+        usable = [partition for partition in actual if partition.uuid]
+        there = {(partition.start, partition.size): gpu_profile(partition.profile) for partition in usable}
+        return {place.start for place in self._desired if there.get((place.start, place.size)) == place.profile}
+
+    def _users_of(self, unwanted: Sequence[Partition], staying: Collection[int]) -> dict[str, tuple[int, ...]]:
+        """The processes on the *unwanted* partitions, by instance; one that is not *staying* goes as a whole."""
+        going = {partition.start for partition in unwanted if partition.start not in staying or not partition.compute}
+        shares = {(partition.start, partition.compute): str(partition) for partition in unwanted if partition.compute}
+        held = {}
+        for instance in self._instances():
+            if instance.start in going:
+                held[str(instance)] = self.gpu.processes_on(instance)
+                continue
+            for each in instance.compute:
+                name = shares.get((instance.start, Compute(each.start, each.compute_slices)))
+                if name is not None:
+                    held[name] = self.gpu.processes_in(each)
+        return held
+
+    def _destroy_patiently(self, partition: Partition, release: Callable[[bool], bool], *, whole: bool) -> None:
+        """Destroys *partition*; *whole*: with its GPU instance, and whatever shares that."""
+        destroy = partial(self._destroy, partition.start) if whole else partial(self._destroy_share, partition)
         try:
-            with self.refused(f"destroy {_place(partition)}"):
-                self._patiently(partial(self._destroy, partition.start), release)
+            with self.refused(f"destroy {partition}"):
+                self._patiently(destroy, release)
         except _Stays as error:
-            message = f"NVML answers that {_place(partition)} was destroyed, and it is still there"
+            message = f"NVML answers that {partition} was destroyed, and it is still there"
             raise self.error(message, f"Run it again. If it stays: {RESET_HINT.format(index=self.index)}") from error
 
     def _destroy(self, start: int) -> None:
@@ -314,6 +391,16 @@ class GpuTransition:
             self.gpu.destroy(instance)
         if self._at(start):
             raise _Stays
+
+    def _destroy_share(self, partition: Partition) -> None:
+        for compute in self._shares(partition):
+            self.gpu.destroy_compute(compute)
+        if self._shares(partition):
+            raise _Stays
+
+    def _shares(self, partition: Partition) -> list[ComputeInstance]:
+        """The compute instance that is *partition*, as long as it stands."""
+        return [each for live in self._at(partition.start) for each in live.compute if each.uuid == partition.uuid]
 
     def _at(self, start: int) -> list[GpuInstance]:
         return [live for live in self.gpu.instances() if live.start == start]
@@ -325,7 +412,7 @@ class GpuTransition:
         found = []
         for each in live:
             name = declared.get((each.profile.profile_id, each.start), each.profile.name)
-            found.append(Partition(self.index, name, each.start, each.size, each.uuid or ""))
+            found += partitions_of(self.index, each, name)
         return found
 
     def _instances(self) -> list[GpuInstance]:
@@ -352,7 +439,3 @@ class GpuTransition:
             return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:
             return f"not known, {error_name(error.value)}"
-
-
-def _place(partition: Placement | Partition | Step) -> str:
-    return f"{partition.profile} at {partition.start}:{partition.size}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skyinfra
-from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type
+from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type, mig_resource
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.follow import Follow
@@ -89,6 +89,7 @@ __all__ = [
     "max_count",
     "maximal_layouts",
     "maximal_multisets",
+    "mig_resource",
     "models",
     "multisets",
     "nearest",

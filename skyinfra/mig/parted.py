@@ -154,7 +154,7 @@ def parted_from_layouts(
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     warnings = []
     for gpu, layout in sorted(found.items()):
-        counts = None if layout is None else _written(layout, geometry)
+        counts = None if layout is None else counted(layout, geometry)
         groups.setdefault(counts, []).append(gpu)
         if layout and _placements(layout, geometry) > 1:
             warnings.append(PartedWarning(f"GPU {gpu}", _LOST))
@@ -173,7 +173,7 @@ _LOST = "mig-parted's format has no placements: the driver chooses one of severa
 _LOST_SHARES = "mig-parted's format does not say which compute instances share a GPU instance; these would share others"
 
 
-def _written(layout: Layout, geometry: Geometry) -> tuple[tuple[str, int], ...]:
+def counted(layout: Layout, geometry: Geometry) -> tuple[tuple[str, int], ...]:
     """The partitions by name with their number, largest profiles first, and compute instances behind whole ones."""
     (names,) = multisets([layout], geometry)
     order = {name: index for index, name in enumerate(dict.fromkeys(names))}

@@ -114,9 +114,7 @@ def _counted(wanted: object, count: object) -> tuple[str, int]:
     name = wanted.strip().lower()
     if gpu_profile(name) != name:
         hint = f"Ask for {gpu_profile(name)}, and declare its compute instances in the pool."
-        raise InvalidDemand(
-            "a demand is of GPU instances, not compute instances", field="demand", given=wanted, hint=hint
-        )
+        raise InvalidDemand("a demand has no compute instances", field="demand", given=wanted, hint=hint)
     return name, count
 
 
