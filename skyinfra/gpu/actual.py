@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
 from skyinfra.gpu import placed
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.transition import Partition, Step, steps_between
+from skyinfra.gpu.steps import Partition, Step, steps_between
 from skyinfra.mig import Layout
 from skyinfra.node.folder import NodeDirectory, stamp
 from skyinfra.protocol import _schema

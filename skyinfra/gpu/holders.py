@@ -28,7 +28,8 @@ import pynvml
 from skyinfra.errors import NodeError, NodeFailed, PartitionBusy, PartitionFailed
 from skyinfra.gpu.machine import Holder, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.transition import HINTS, RESET_HINT, Done, GpuTransition, Step, asking
+from skyinfra.gpu.steps import Step
+from skyinfra.gpu.transition import HINTS, RESET_HINT, Done, GpuTransition, asking
 from skyinfra.node import processes
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"

@@ -27,7 +27,8 @@ from skyinfra.errors import (
 from skyinfra.gpu import machine, placed
 from skyinfra.gpu.nvml import Gpu, GpuInstance, MigDevice, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
-from skyinfra.gpu.transition import Partition, asking, partitions_of
+from skyinfra.gpu.steps import Partition, partitions_of
+from skyinfra.gpu.transition import asking
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from skyinfra import mig
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.gpu.desired import check_places
-from skyinfra.gpu.transition import Partition
+from skyinfra.gpu.steps import Partition
 from skyinfra.mig import At, Geometry, Layout, Placement
 from skyinfra.mig.placement import insisted
 from skyinfra.node.folder import NodeDirectory, message

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
 from skyinfra.errors import PartitionFailed
 from skyinfra.gpu.nvml import ComputeInstance, Gpu, GpuInstance, ProfileInfo, error_name, error_text
-from skyinfra.mig import Compute, Placement, gpu_profile, parts, same_profile
+from skyinfra.gpu.steps import Partition, Step, difference, partitions_of, steps_between
+from skyinfra.mig import Compute, Placement, gpu_profile, same_profile
 
 T = TypeVar("T")
 
@@ -21,8 +21,6 @@ T = TypeVar("T")
 _RETRY_S = 0.5
 # Some drivers refuse these questions while MIG is off.
 _NOT_NOW = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-Action = Literal["mode", "destroy", "create"]
 
 HINTS = {
     pynvml.NVML_ERROR_NO_PERMISSION: "Changing partitions needs root: run `sudo skyinfra-runner partition`.",
@@ -58,96 +56,6 @@ def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
         raise gpu.error(message, hint) from error
 
 
-@dataclass(frozen=True)
-class Partition:
-    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``).
-
-    compute: of one that shares its GPU instance, its place in the compute slices of that; the profile is then
-    ``1c.3g.40gb`` and the like, start and size are those of the GPU instance.
-    """
-
-    gpu: int
-    profile: str
-    start: int
-    size: int
-    uuid: str
-    compute: Compute | None = field(default=None, kw_only=True, metadata={"later": True})
-
-    @property
-    def name(self) -> str:
-        """The name of its profile."""
-        return self.profile
-
-    @property
-    def place(self) -> tuple[str, int, int, Compute | None]:
-        """Name and place: equal for the partition that exists and for one that is desired."""
-        return self.profile, self.start, self.size, self.compute
-
-    def __str__(self) -> str:
-        return _where(*self.place)
-
-    def to_json(self) -> dict[str, Any]:
-        """Its fields; without ``compute`` where it is None."""
-        return {key: value for key, value in asdict(self).items() if key != "compute" or value}
-
-
-def _where(profile: str | None, start: int | None, size: int | None, compute: Compute | None) -> str:
-    return f"{profile} at {start}:{size}" + (f", {compute.start}:{compute.size}" if compute else "")
-
-
-def partitions_of(gpu: int, instance: GpuInstance, name: str) -> list[Partition]:
-    """The partitions that *instance* is, whose profile is called *name*; one without UUID where nothing can use it."""
-    where = (instance.start, instance.size)
-    if instance.uuid is not None or not instance.compute:
-        return [Partition(gpu, name, *where, instance.uuid or "")]
-    shares = ((Compute(each.start, each.compute_slices), each.uuid) for each in instance.compute)
-    ordered = sorted(shares, key=lambda each: each[0].start)
-    return [Partition(gpu, f"{one.size}c.{name}", *where, uuid, compute=one) for one, uuid in ordered]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One difference between the actual and the desired layout, and the action that resolves it.
-
-    mode: MIG is turned on (``on``) or off. destroy: the instance at ``start`` goes, with the MIG device ``uuid``.
-    create: an instance of ``profile`` comes to ``start``. compute: it is about that compute instance of several.
-    """
-
-    gpu: int
-    action: Action
-    on: bool | None = None
-    profile: str | None = None
-    start: int | None = None
-    size: int | None = None
-    uuid: str | None = None
-    compute: Compute | None = None
-
-    @classmethod
-    def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
-        """The step that destroys or creates the instance at *place*, or its one compute instance."""
-        return cls(gpu, action, None, place.name, place.start, place.size, uuid or None, _compute_of(place))
-
-    def ends(self, gpu: int | None, uuid: str | None) -> bool:
-        """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
-        if self.action == "mode":
-            return self.gpu == gpu
-        return self.action == "destroy" and uuid is not None and self.uuid == uuid
-
-    def to_json(self) -> dict[str, Any]:
-        """Its fields without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    def to_event(self) -> dict[str, Any]:
-        """The event of the executed step: ``action`` is its ``phase``."""
-        fields = self.to_json()
-        return {"phase": fields.pop("action"), **fields}
-
-    def __str__(self) -> str:
-        if self.action == "mode":
-            return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {_where(self.profile, self.start, self.size, self.compute)}"
-
-
 # Gets every step that was executed.
 Done = Callable[[Step], None]
 # Gets a GPU that is in use, the instance on it with this id or else all of it, and whether patience is over. Returns
@@ -161,43 +69,6 @@ class _Stays(Exception):
 
 def _release_nothing(gpu: Gpu, instance: int | None, over: bool) -> bool:
     return False
-
-
-def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
-    """The partitions of one GPU that have to go, and the placements that have to be created, one for each partition.
-
-    A partition without a UUID is not usable: it goes, and is created anew where it is desired.
-    """
-    missing = {(place.name, place.start, place.size, _compute_of(place)): place for place in parts(desired)}
-    unwanted = [p for p in actual if not p.uuid or missing.pop(p.place, None) is None]
-    return unwanted, list(missing.values())
-
-
-def _compute_of(place: Placement | Partition) -> Compute | None:
-    if isinstance(place, Partition):
-        return place.compute
-    return place.compute[0] if place.compute else None
-
-
-def steps_between(
-    gpu: int, actual: Sequence[Partition], desired: Iterable[Placement], *, mode: bool | None
-) -> list[Step]:
-    """The steps from *actual* to *desired*, in the order of execution. mode: turn MIG on or off; None leaves it."""
-    unwanted, missing = difference(actual, desired)
-    steps = [Step.at(gpu, "destroy", partition, partition.uuid) for partition in unwanted]
-    if mode is not None:
-        steps.append(Step(gpu, "mode", on=mode))
-    return steps + [Step.at(gpu, "create", place) for place in missing]
-
-
-def check_no_steps(steps: Sequence[Step]) -> None:
-    """Raises `PartitionFailed` with the *steps* where there are any."""
-    if steps:
-        raise PartitionFailed(
-            "the GPUs do not stand as declared",
-            field="accelerator.layouts",
-            hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
-        )
 
 
 class GpuTransition:
@@ -435,7 +306,10 @@ class GpuTransition:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            live = ", ".join(map(str, self.gpu.instances())) or "MIG on, no instance"
+            there = [
+                part for each in self.gpu.instances() for part in partitions_of(self.index, each, each.profile.name)
+            ]
+            live = ", ".join(map(str, there)) or "MIG on, no instance"
             return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:
             return f"not known, {error_name(error.value)}"

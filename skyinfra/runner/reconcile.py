@@ -20,7 +20,7 @@ from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
 from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.transition import Partition
+from skyinfra.gpu.steps import Partition
 from skyinfra.head import start
 from skyinfra.mig import At, Layout
 from skyinfra.node.folder import NodeDirectory, State

@@ -21,7 +21,7 @@ from skyinfra.gpu import partitioner
 from skyinfra.gpu.nvml import Nvml, ProfileInfo
 from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
-from skyinfra.gpu.transition import Partition, Step
+from skyinfra.gpu.steps import Partition, Step
 from skyinfra.mig import Placement
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 

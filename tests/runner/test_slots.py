@@ -10,7 +10,7 @@ from running_node import h100
 import skyinfra as sky
 from skyinfra.gpu import inventory
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.transition import Partition
+from skyinfra.gpu.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
 from skyinfra.runner import slots
 from skyinfra.worker import process
