@@ -46,10 +46,10 @@ def test_compute_instances_share_the_memory_of_their_gpu_instance() -> None:
     assert [(s.placement.profile, s.placement.at) for s in planned[:2]] == [("3g.40gb", 0), ("3g.40gb", (4, 0))]
     assert [round(s.own_memory_gb or 0, 1) for s in planned] == [40.0, 13.3, 13.3, 80.0]
     # One that comes beside it changes nothing of what runs: no worker ends for it.
-    more = slots.plan(
-        config(h100((), ())), GPUS, [*ones, Partition(0, "1c.3g.40gb", 4, 4, "MIG-c1", compute=Compute(1, 1))]
-    )
-    assert [s for s in more if s.uuid == "MIG-c0"][0].shared_by == 3
+    third = Partition(0, "1c.3g.40gb", 4, 4, "MIG-c1", compute=Compute(1, 1))
+    more = slots.plan(config(h100((), ())), GPUS, [*ones, third], running=planned[1:3])
+    assert {slot.uuid: slot.shared_by for slot in more if slot.compute} == {f"MIG-c{at}": 3 for at in range(3)}
+    assert {*planned[1:3]} < {*more}
     kept = slots.plan(config(h100((), ())), GPUS, ones, running=planned[1:3])
     assert {slot.uuid: slot for slot in kept if slot.kind == "partition"} == {s.uuid: s for s in planned[1:3]}
 
