@@ -90,7 +90,7 @@ class ProfileInfo:
 class ComputeInstance:
     """A compute instance. ``device`` is the handle of the MIG device it makes, ``uuid`` that device's UUID.
 
-    ``start``: where it stands in the compute slices of its GPU instance.
+    ``start``: where it stands in the compute slices of its GPU instance, in which ``id`` tells it from others.
     """
 
     handle: Any
@@ -98,6 +98,7 @@ class ComputeInstance:
     uuid: str
     device: Any
     start: int = 0
+    id: int = 0
 
 
 @dataclass(frozen=True)
@@ -399,7 +400,7 @@ class Gpu:
     def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
         info = self._api.nvmlComputeInstanceGetInfo_v2(handle)
         uuid = str(self._api.nvmlDeviceGetUUID(info.device))
-        return ComputeInstance(handle, compute_slices, uuid, info.device, int(info.placement.start))
+        return ComputeInstance(handle, compute_slices, uuid, info.device, int(info.placement.start), int(info.id))
 
     def _compute_profiles(self, handle: Any, profile: ProfileInfo) -> list[tuple[int, int]]:
         """Id and compute slices of the compute instance profiles in a GPU instance of *profile*."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from skyinfra.errors import PartitionFailed
+from skyinfra.gpu.machine import InstanceId
 from skyinfra.gpu.nvml import ComputeInstance, Gpu, GpuInstance, ProfileInfo, error_name, error_text
 from skyinfra.gpu.steps import Partition, Step, difference, partitions_of, steps_between
 from skyinfra.mig import Compute, Placement, gpu_profile, same_profile
@@ -60,14 +61,14 @@ def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
 Done = Callable[[Step], None]
 # Gets a GPU that is in use, the instance on it with this id or else all of it, and whether patience is over. Returns
 # whether it has ended or stopped something that holds it.
-Release = Callable[[Gpu, int | None, bool], bool]
+Release = Callable[[Gpu, InstanceId | None, bool], bool]
 
 
 class _Stays(Exception):
     """NVML destroyed an instance with success, and it is still there (NVIDIA/go-nvml issue 146)."""
 
 
-def _release_nothing(gpu: Gpu, instance: int | None, over: bool) -> bool:
+def _release_nothing(gpu: Gpu, instance: InstanceId | None, over: bool) -> bool:
     return False
 
 
@@ -160,9 +161,12 @@ class GpuTransition:
         actual = self._actual()
         unwanted, missing = difference(actual, self._desired)
         staying = self._staying(actual)
-        ids = {instance.start: instance.id for instance in self._instances()} if unwanted else {}
+        live = self._instances() if unwanted else []
+        ids: dict[int | str, InstanceId] = {instance.start: instance.id for instance in live}
+        ids |= {each.uuid: (instance.id, each.id) for instance in live for each in instance.compute}
         for partition in unwanted:
-            released = partial(release, self.gpu, ids.get(partition.start))
+            key = partition.uuid if partition.start in staying else partition.start
+            released = partial(release, self.gpu, ids.get(key))
             self._destroy_patiently(partition, released, whole=partition.start not in staying)
             done(Step.at(self.index, "destroy", partition, partition.uuid))
         handles: dict[int, Any] = {}
