@@ -163,7 +163,7 @@ class GpuTransition:
         staying = self._staying(actual)
         live = self._instances() if unwanted else []
         ids: dict[int | str, InstanceId] = {instance.start: instance.id for instance in live}
-        ids |= {each.uuid: (instance.id, each.id) for instance in live for each in instance.compute}
+        ids.update((each.uuid, (instance.id, each.id)) for instance in live for each in instance.compute)
         for partition in unwanted:
             key = partition.uuid if partition.start in staying else partition.start
             released = partial(release, self.gpu, ids.get(key))
