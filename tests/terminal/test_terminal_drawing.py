@@ -142,8 +142,8 @@ def test_compute_instances_are_drawn_in_their_gpu_instance() -> None:
     tasks = {"n1/2": (RunningTask("b", "train", 3.0),), "n1/1": (RunningTask("a", "eval", 3.0),)}
     (found,) = strips(live, promised(live), tasks)
     assert drawn(("n1", [found])) == [
-        "n1  GPU 0  H100  |3g.40gb            |1c.3g.40gb*2       |",
-        "                                     eval, train",
+        "n1  GPU 0  H100  |3g.40gb        |1c.3g.40gb*2   |",
+        "                                  eval, train",
     ]
     document = json.loads(json.dumps(found.to_json()))
     assert [each.get("shared_by") for each in document["partitions"]] == [None, 2, 2]
