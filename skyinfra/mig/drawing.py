@@ -136,12 +136,12 @@ def boxes(shown: Picture) -> list[list[Cell]]:
 def compute_bar(shown: Picture) -> list[list[Cell]]:
     """Two lines of cells: the compute slices of each partition, and those that are free. They have no fixed places."""
     shares: list[tuple[str, int, int | None]] = []
-    for index, segment in enumerate(shown.segments):
+    for at, segment in enumerate(shown.segments):
         if segment.profile:
             divided = [(f"{each.size}c", each.size) for each in segment.compute]
             idle = segment.profile.compute_slices - sum(size for _, size in divided)
             rest = [("idle" if divided else segment.profile.name, idle)] if idle else []
-            shares += [(name, slices, index) for name, slices in [*divided, *rest]]
+            shares += [(name, size, at) for name, size in [*divided, *rest]]
     if shown.compute_free > 0:
         shares.append(("free", shown.compute_free, None))
     cell = _width((slices, name) for name, slices, _ in shares)

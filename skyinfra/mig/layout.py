@@ -155,8 +155,8 @@ def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: 
         counts.setdefault(profile, 0)
         if slices:
             _check_count(profile, slices, count, geometry)
-            sizes = loose.setdefault(profile, []) if start is None else placed.setdefault((profile, start), [])
-            sizes += [slices] * count
+            same = loose.setdefault(profile, []) if start is None else placed.setdefault((profile, start), [])
+            same += [slices] * count
         else:
             counts[profile] += count
         if start is not None:
