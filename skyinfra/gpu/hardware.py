@@ -19,7 +19,7 @@ from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions, DesiredLayouts, Emit
-from skyinfra.gpu.steps import Partition, Step
+from skyinfra.mig.steps import Partition, Step
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
 

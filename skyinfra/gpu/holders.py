@@ -28,8 +28,8 @@ import pynvml
 from skyinfra.errors import NodeError, NodeFailed, PartitionBusy, PartitionFailed
 from skyinfra.gpu.machine import Holder, InstanceId, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.steps import Step
 from skyinfra.gpu.transition import HINTS, RESET_HINT, Done, GpuTransition, asking
+from skyinfra.mig.steps import Step
 from skyinfra.node import processes
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"

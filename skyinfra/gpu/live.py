@@ -27,8 +27,8 @@ from skyinfra.errors import (
 from skyinfra.gpu import machine, placed
 from skyinfra.gpu.nvml import Gpu, GpuInstance, MigDevice, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
-from skyinfra.gpu.steps import Partition, partitions_of
 from skyinfra.gpu.transition import asking
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"
@@ -91,7 +91,7 @@ def standing(nvml: Nvml) -> tuple[Partition, ...]:
             partition
             for gpu in nvml.gpus()
             for each in _instances(gpu)
-            for partition in partitions_of(gpu.index, each, each.profile.name)
+            for partition in each.partitions(gpu.index, each.profile.name)
         )
 
 
@@ -215,7 +215,7 @@ def _instances(gpu: Gpu) -> list[GpuInstance]:
 
 def _arranged(gpu: Gpu, desired: mig.Layout, chosen: mig.Layout | None) -> mig.Layout:
     instances = _instances(gpu)
-    there = [part for each in instances for part in partitions_of(gpu.index, each, each.profile.name)]
+    there = [part for each in instances for part in each.partitions(gpu.index, each.profile.name)]
     found = placed.places(there, gpu.index, desired)
     if not found or not desired or mig.carries(found, desired) or chosen is not None:
         return placed.target(desired, chosen, found, None)

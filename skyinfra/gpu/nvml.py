@@ -24,6 +24,7 @@ from typing import Any
 import pynvml
 
 from skyinfra.mig import Compute
+from skyinfra.mig.steps import Partition
 
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
@@ -126,6 +127,14 @@ class GpuInstance:
         """The places of the compute instances that share it, by start; none where one fills it, or it has none."""
         places = [] if self.uuid is not None else [Compute(each.start, each.compute_slices) for each in self.compute]
         return tuple(sorted(places, key=lambda each: each.start))
+
+    def partitions(self, gpu: int, name: str) -> list[Partition]:
+        """The partitions that it is, with the profile *name*; one without UUID where nothing can use it."""
+        where = (self.start, self.size)
+        if self.uuid is not None or not self.compute:
+            return [Partition(gpu, name, *where, self.uuid or "")]
+        uuids = {each.start: each.uuid for each in self.compute}
+        return [Partition(gpu, f"{one.size}c.{name}", *where, uuids[one.start], compute=one) for one in self.shares]
 
 
 class MigDevice:

@@ -25,9 +25,9 @@ from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed
 from skyinfra.gpu.holders import FORCE_GRACE_S, Activation, Holders, listed, stays_pending, work_of
 from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml
-from skyinfra.gpu.steps import Partition, Step, check_no_steps
 from skyinfra.gpu.transition import GpuTransition
 from skyinfra.mig import Layout
+from skyinfra.mig.steps import Partition, Step, check_no_steps
 from skyinfra.node import processes
 
 _POLL_S = 0.2

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from skyinfra import mig
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.gpu.desired import check_places
-from skyinfra.gpu.steps import Partition
 from skyinfra.mig import At, Geometry, Layout, Placement
 from skyinfra.mig.placement import insisted
+from skyinfra.mig.steps import Partition
 from skyinfra.node.folder import NodeDirectory, message
 from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import NodeAccelerator

@@ -13,8 +13,8 @@ import pynvml
 from skyinfra.errors import PartitionFailed
 from skyinfra.gpu.machine import InstanceId
 from skyinfra.gpu.nvml import ComputeInstance, Gpu, GpuInstance, ProfileInfo, error_name, error_text
-from skyinfra.gpu.steps import Partition, Step, difference, partitions_of, steps_between
 from skyinfra.mig import Compute, Placement, gpu_profile, same_profile
+from skyinfra.mig.steps import Partition, Step, difference, steps_between
 
 T = TypeVar("T")
 
@@ -287,7 +287,7 @@ class GpuTransition:
         found = []
         for each in live:
             name = declared.get((each.profile.profile_id, each.start), each.profile.name)
-            found += partitions_of(self.index, each, name)
+            found += each.partitions(self.index, name)
         return found
 
     def _instances(self) -> list[GpuInstance]:
@@ -310,9 +310,7 @@ class GpuTransition:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            there = [
-                part for each in self.gpu.instances() for part in partitions_of(self.index, each, each.profile.name)
-            ]
+            there = [part for each in self.gpu.instances() for part in each.partitions(self.index, each.profile.name)]
             live = ", ".join(map(str, there)) or "MIG on, no instance"
             return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:

@@ -20,9 +20,9 @@ from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
 from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.steps import Partition
 from skyinfra.head import start
 from skyinfra.mig import At, Layout
+from skyinfra.mig.steps import Partition
 from skyinfra.node.folder import NodeDirectory, State
 from skyinfra.node.node import Node
 from skyinfra.protocol.instance import InstanceInfo

@@ -14,7 +14,7 @@ from dataclasses import replace
 from skyinfra import mig
 from skyinfra.gpu.amd.partitioner import ComputePartition
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.steps import Partition
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor

@@ -10,8 +10,8 @@ from running_node import h100
 import skyinfra as sky
 from skyinfra.gpu import inventory
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.steps import Partition
 from skyinfra.mig import Compute
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
 from skyinfra.runner import slots
 from skyinfra.worker import process

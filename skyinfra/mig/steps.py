@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from skyinfra.errors import PartitionFailed
-from skyinfra.gpu.nvml import GpuInstance
-from skyinfra.mig import Compute, Placement, parts
+from skyinfra.mig.grid import Compute, Placement, parts
 
 Action = Literal["mode", "destroy", "create"]
 
@@ -48,16 +47,6 @@ class Partition:
 
 def _where(profile: str | None, start: int | None, size: int | None, compute: Compute | None) -> str:
     return f"{profile} at {start}:{size}" + (f", {compute.start}:{compute.size}" if compute else "")
-
-
-def partitions_of(gpu: int, instance: GpuInstance, name: str) -> list[Partition]:
-    """The partitions that *instance* is, whose profile is called *name*; one without UUID where nothing can use it."""
-    where = (instance.start, instance.size)
-    if instance.uuid is not None or not instance.compute:
-        return [Partition(gpu, name, *where, instance.uuid or "")]
-    shares = ((Compute(each.start, each.compute_slices), each.uuid) for each in instance.compute)
-    ordered = sorted(shares, key=lambda each: each[0].start)
-    return [Partition(gpu, f"{one.size}c.{name}", *where, uuid, compute=one) for one, uuid in ordered]
 
 
 @dataclass(frozen=True)
