@@ -37,9 +37,18 @@ def gres_counts(types: Iterable[str]) -> str:
 
 
 def gres_declared(types: Iterable[str]) -> str:
-    """The lines of `gres.conf` for a layout that is declared: its device files are known once it stands."""
+    """The lines of `gres.conf` for a layout that is declared: its device files are known once it stands.
+
+    AutoDetect=nvml calls a compute instance by the profile of its GPU instance (SchedMD/slurm
+    src/plugins/gpu/nvml/gpu_nvml.c, read 2026-11-24), so that it is of that type here.
+    """
+    given = list(types)
+    found = [gpu_profile(name) for name in given]
+    shared = ", ".join(dict.fromkeys(name for name, known in zip(given, found, strict=True) if name != known))
+    note = f"# Slurm itself does not tell {shared} from what has its GPU instance alone; the lines of the node do.\n"
     return (
-        f"# slurm.conf: GresTypes=gpu, and of each node Gres={gres_counts(types)}\n"
+        f"# slurm.conf: GresTypes=gpu, and of each node Gres={gres_counts(found)}\n"
+        f"{note if shared else ''}"
         "# slurmd needs NVIDIA's driver and has to be built with NVML. Where it is not, `skyinfra-runner partition\n"
         "# --export --format gres` on the node has the lines with the device files of what stands there.\n"
         f"{AUTODETECT}\n"

@@ -201,7 +201,10 @@ def test_the_picture_says_who_shares_what() -> None:
 
 
 def test_what_others_take() -> None:
-    assert "Gres=gpu:1c.3g.40gb:2" in mig.gres_declared(["1c.3g.40gb"] * 2)
+    declared = mig.gres_declared(["1c.3g.40gb", "1c.3g.40gb", "1g.10gb"])
+    assert "Gres=gpu:3g.40gb:2,gpu:1g.10gb:1\n" in declared, "as AutoDetect=nvml calls them"
+    assert "does not tell 1c.3g.40gb from" in declared
+    assert "does not tell" not in mig.gres_declared(["1g.10gb"])
     for names in (["1c.3g.40gb"] * 2, ["1c.3g.40gb", "1g.10gb"]):
         with pytest.raises(NotSupported, match="no compute instances"):
             mig.device_plugin([names])
