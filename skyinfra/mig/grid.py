@@ -59,7 +59,7 @@ class Placement:
 
     def __str__(self) -> str:
         where = f"{self.name} at {self.start}:{self.size}"
-        return f"{where}, {self.compute[0].start}:{self.compute[0].size}" if len(self.compute) == 1 else where
+        return f"{where} ({self.compute[0].start}:{self.compute[0].size})" if len(self.compute) == 1 else where
 
 
 # One GPU's partitions, ordered by start.

@@ -46,7 +46,7 @@ class Partition:
 
 
 def _where(profile: str | None, start: int | None, size: int | None, compute: Compute | None) -> str:
-    return f"{profile} at {start}:{size}" + (f", {compute.start}:{compute.size}" if compute else "")
+    return f"{profile} at {start}:{size}" + (f" ({compute.start}:{compute.size})" if compute else "")
 
 
 @dataclass(frozen=True)

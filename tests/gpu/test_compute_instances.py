@@ -113,7 +113,7 @@ def test_what_has_a_process_stays(fake_machine: Machine) -> None:
     done = run(machine, "--layout", "2c.3g.40gb+1c.3g.40gb")
     assert (done.returncode, phases(done)) == (0, ["destroy", "destroy", "create"]), done.stderr
     assert shared(machine) == [("3g.40gb", 4, [(0, 2), (2, 1)])]
-    assert "1c.3g.40gb at 4:4, 2:1 is used by 77" in refusal(machine, "2c.3g.40gb*1")
+    assert "1c.3g.40gb at 4:4 (2:1) is used by 77" in refusal(machine, "2c.3g.40gb*1")
 
 
 def test_a_process_on_what_has_to_go_is_named(fake_machine: Machine) -> None:
@@ -123,8 +123,8 @@ def test_a_process_on_what_has_to_go_is_named(fake_machine: Machine) -> None:
     before = shared(machine)
     said = refusal(machine, "3g.40gb@4")
     assert shared(machine) == before
-    assert "1c.3g.40gb at 4:4, 1:1 is used by 77" in said
-    assert "3g.40gb at 4:4, 0:1" not in said.partition("Wanted")[0]
+    assert "1c.3g.40gb at 4:4 (1:1) is used by 77" in said
+    assert "3g.40gb at 4:4 (0:1)" not in said.partition("Wanted")[0]
 
 
 def test_a_node_of_three_two_and_two(fake_machine: Machine) -> None:

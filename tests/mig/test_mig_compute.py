@@ -92,13 +92,11 @@ def every_sharing(profile: mig.Profile) -> list[tuple[int, ...]]:
 
 
 def every_place(profile: mig.Profile, sizes: tuple[int, ...]) -> list[tuple[Compute, ...]]:
-    """Every way to place them, by trying all starts."""
-    found = set()
-    for starts in itertools.product(*(profile.compute_starts(size) for size in sizes)):
-        compute = tuple(sorted(map(Compute, starts, sizes), key=lambda each: each.start))
-        if not compute_refusal(profile, compute):
-            found.add(compute)
-    return sorted(found, key=lambda each: [(c.start, c.size) for c in each])
+    """Every way to place them, by trying all sets of places."""
+    options = [Compute(start, size) for size in set(sizes) for start in profile.compute_starts(size)]
+    tried = itertools.combinations(sorted(options, key=lambda each: each.start), len(sizes))
+    found = [some for some in tried if tuple(sorted((each.size for each in some), reverse=True)) == sizes]
+    return [some for some in found if not compute_refusal(profile, some)]
 
 
 @pytest.mark.parametrize("name", ["2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"])
