@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
+from skyinfra import mig
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
 from skyinfra.plugins import Environment
@@ -191,9 +192,9 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
         yield ManifestSlot(index=0, kind="host", accelerator=accelerator.name)
     elif accelerator.layouts:
         whole = slot_kind(accelerator.vendor)
-        each = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in layout or (None,)]
+        each = [(gpu, p) for gpu, layout in enumerate(accelerator.layouts) for p in mig.parts(layout) or (None,)]
         for index, (gpu, partition) in enumerate(each):
-            profile = partition.profile if partition else None
+            profile = partition.name if partition else None
             yield ManifestSlot(index, "partition" if partition else whole, accelerator.name, profile, gpu)
     else:
         kind = slot_kind(accelerator.vendor)

@@ -15,7 +15,7 @@ from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
-from skyinfra.mig import Follow
+from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.providers import Provider, strings
 
@@ -274,4 +274,4 @@ def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:
 def slot_count(accelerator: Accelerator, count: int) -> int:
     """Slots of a node with *count* of *accelerator*: its partitions, or one for each accelerator."""
     layouts = accelerator.layouts(count)
-    return sum(len(layout) or 1 for layout in layouts) if layouts else count
+    return sum(len(parts(layout)) or 1 for layout in layouts) if layouts else count

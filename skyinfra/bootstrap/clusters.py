@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from skyinfra import mig
 from skyinfra.bootstrap import files, places
 from skyinfra.errors import NotSupported
 from skyinfra.protocol.manifest import ManifestSlot
@@ -208,6 +209,9 @@ def _of_kubernetes(pool: Declared, wheel: str | None, values: Mapping[str, Any])
 
 
 def _resources(slots: tuple[ManifestSlot, ...]) -> dict[str, int]:
-    """The requests of a pod for what its slots stand on, by the names of NVIDIA's device plugin (strategy "mixed")."""
-    names = (f"nvidia.com/mig-{slot.profile.replace('+', '.')}" if slot.profile else "nvidia.com/gpu" for slot in slots)
+    """The requests of a pod for what its slots stand on, by the names of NVIDIA's device plugin (strategy "mixed").
+
+    Raises NotSupported for compute instances.
+    """
+    names = (mig.mig_resource(slot.profile) if slot.profile else "nvidia.com/gpu" for slot in slots)
     return dict(Counter(names))

@@ -339,6 +339,7 @@ def _gpu(shown: Shown) -> dict[str, Any]:
                 "compute_slices": segment.profile.compute_slices,
                 "sm": segment.profile.sm,
                 "expected": segment.profile.expected,
+                **({"compute": [asdict(each) for each in segment.compute]} if segment.compute else {}),
             }
             for segment in picture.segments
             if segment.profile

@@ -200,7 +200,8 @@ def _task(task: RunningTask, reading: SlotReading) -> str:
 def _memory(reading: SlotReading) -> str:
     if reading.memory_used is None or reading.memory_total is None:
         return _NONE
-    return f"{reading.memory_used / _GIB:.1f} of {reading.memory_total / _GIB:.1f} GiB"
+    shared = f", shared by {count}" if (count := reading.slot.shared_by or 1) > 1 else ""
+    return f"{reading.memory_used / _GIB:.1f} of {reading.memory_total / _GIB:.1f} GiB{shared}"
 
 
 def dashboard(

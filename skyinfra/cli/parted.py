@@ -13,6 +13,7 @@ from skyinfra import mig
 from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 from skyinfra.mig.layout import OFF
+from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
 
 
@@ -27,7 +28,7 @@ def export_parted(accelerator: str, *, label: str) -> None:
 def export_for_cluster(accelerator: str, *, slurm: bool) -> None:
     """Prints what Slurm, or else NVIDIA's device plugin, takes for a node with the declared layout."""
     named, layouts = _declared(accelerator)
-    gpus = [None if layout is None else [place.profile for place in layout] for layout in layouts]
+    gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
     types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
     sys.stdout.write(mig.gres_declared(types) if slurm else mig.device_plugin(gpus))
 
@@ -134,7 +135,7 @@ def _written(layout: mig.Layout | None, geometry: mig.Geometry) -> str | None:
     """The layout as declared; "" is MIG without partitions, None no MIG."""
     if layout is None:
         return None
-    return mig.text(mig.multisets([layout], geometry)[0]) if layout else ""
+    return mig.text(dict(counted(layout, geometry))) if layout else ""
 
 
 def _said(layout: str | None) -> str:

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -276,7 +276,7 @@ def _print_stack(status: dict[str, Any]) -> None:
                     str(slot["worker"]),
                     slot["kind"] or "",
                     f"{slot['accelerator']}{mark}" if slot["accelerator"] else "",
-                    slot["profile"] or "",
+                    _profile(slot),
                     slot["uuid"] or "",
                     _state(slot),
                     escape(", ".join(f"{task['name']} {tables.span(task['seconds'])}" for task in slot["tasks"])),
@@ -299,6 +299,13 @@ def _print_stack(status: dict[str, Any]) -> None:
         out.print(f"[red]The last {run['verb']}, begun at {run['began']}, {text}[/]", soft_wrap=True)
         if run["message"] is not None:
             out.print(escape(run["message"]), soft_wrap=True)
+
+
+def _profile(slot: Mapping[str, Any]) -> str:
+    """Returns the profile of a slot, and with how many others it shares its memory where it does."""
+    name = str(slot["profile"] or "")
+    count = slot.get("shared_by")
+    return f"{name} ({slot['memory_gb']:g} GB shared by {count})" if count and count > 1 else name
 
 
 def _print_follow(follow: dict[str, Any] | None) -> None:

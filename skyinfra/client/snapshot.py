@@ -45,7 +45,7 @@ class Target:
 
     def takes(self, slot: InstanceInfo) -> bool:
         """Whether *slot* is such a place."""
-        enough = self.memory_gb is None or (slot.memory_gb or 0) >= self.memory_gb
+        enough = self.memory_gb is None or (slot.own_memory_gb or 0) >= self.memory_gb
         return enough and all(wanted in (None, getattr(slot, name)) for name, wanted in self._labels.items())
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator
 from skyinfra.errors import SkyinfraError
-from skyinfra.mig import Layout, Placement
+from skyinfra.mig import Layout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.program import Plan
@@ -35,17 +35,23 @@ class GpuChange:
     @property
     def stays(self) -> Layout:
         """The partitions that are left alone, with their UUIDs and tasks."""
-        return tuple(each for each in self.before if each in self.after)
+        return self._parts(self.before, self.after, there=True)
 
     @property
     def goes(self) -> Layout:
         """The partitions that are destroyed, when their slots are drained."""
-        return tuple(each for each in self.before if each not in self.after)
+        return self._parts(self.before, self.after, there=False)
 
     @property
     def comes(self) -> Layout:
         """The partitions that are created."""
-        return tuple(each for each in self.after if each not in self.before)
+        return self._parts(self.after, self.before, there=False)
+
+    @staticmethod
+    def _parts(layout: Layout, other: Layout, *, there: bool) -> Layout:
+        """The partitions of *layout*, compute instances one by one, that are in *other*, or are not."""
+        others = set(mig.parts(other))
+        return tuple(each for each in mig.parts(layout) if (each in others) is there)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -59,7 +65,7 @@ class GpuChange:
             "node": self.node,
             "gpu": self.gpu,
             **{
-                name: [{k: v for k, v in asdict(p).items() if k != "fixed"} for p in held]
+                name: [{k: v for k, v in asdict(p).items() if k != "fixed" and (v or k != "compute")} for p in held]
                 for name, held in layouts.items()
             },
             "ends": {slot: list(tasks) for slot, tasks in self.ends},
@@ -112,12 +118,13 @@ def changes(
             by_gpu.setdefault((slot.node, slot.gpu), []).append(slot)
     found = []
     for (node, gpu), here in sorted(by_gpu.items()):
-        at = {Placement(s.profile or "", s.start or 0, s.size): s for s in here if s.size}
-        before = tuple(sorted(at, key=lambda place: place.start))
-        in_use = {place.start for place, slot in at.items() if tasks.get(slot.slot)}
+        at = {slot.placement: slot for slot in here if slot.size}
+        before = mig.together(at)
+        in_use = {place.at for place, slot in at.items() if tasks.get(slot.slot)}
         desired = layouts[gpu] if gpu < len(layouts) else ()
         after = mig.rearranged(desired, before, geometry, in_use=in_use)
-        going = [slot for place, slot in at.items() if place not in after] if at else here if after else []
+        left = set(mig.parts(after))
+        going = [slot for place, slot in at.items() if place not in left] if at else here if after else []
         ends = tuple((slot.slot, tuple(tasks.get(slot.slot, ()))) for slot in going)
         found.append(GpuChange(node, gpu, model, before, after, ends))
     return tuple(found)

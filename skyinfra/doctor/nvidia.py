@@ -85,7 +85,7 @@ def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted:
     if os.geteuid() != 0 and RecordedHardware.applies(node, directory):
         hardware = RecordedHardware(node, directory)
     layouts = node.accelerator.layouts if node.accelerator else ()
-    spelled = ", ".join("+".join(p.profile for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
+    spelled = ", ".join("+".join(p.name for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
     todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
     yield layout("MIG layout", hardware, spelled, todo, counted=True)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
 from skyinfra.gpu import placed
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.transition import Partition, Step, steps_between
 from skyinfra.mig import Layout
+from skyinfra.mig.steps import Partition, Step, steps_between
 from skyinfra.node.folder import NodeDirectory, stamp
 from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import NodeConfig

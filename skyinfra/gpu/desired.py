@@ -27,7 +27,7 @@ from typing import Literal
 
 from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
 from skyinfra.mig import Layout, geometry, models, resolve
-from skyinfra.mig.grid import Grid, starts
+from skyinfra.mig.grid import Grid, compute_refusal, parts, starts
 from skyinfra.node.folder import NodeDirectory, message
 from skyinfra.protocol import _schema
 from skyinfra.protocol.fleet import VERSION, FleetLayout
@@ -164,7 +164,7 @@ def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None
 
 def spelled(layout: Layout) -> str:
     """Returns one GPU's layout as text, such as ``3g.40gb+1g.10gb*2``; ``whole`` for one that is not partitioned."""
-    counts = Counter(partition.profile for partition in layout)
+    counts = Counter(partition.name for partition in parts(layout))
     return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items()) or "whole"
 
 
@@ -256,4 +256,6 @@ def check_places(layout: Layout, accelerator: NodeAccelerator, where: str) -> No
                 field=where,
                 hint=f"{why}.",
             )
+        if why := compute_refusal(profile, partition.compute):
+            raise InvalidNodeConfig(f"{partition} cannot be: {why}", field=where)
         grid.put(profile, partition.start)

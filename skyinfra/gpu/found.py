@@ -1,21 +1,22 @@
 """How the GPUs of a machine were found: noted in a file before anything is changed there, and brought back from it.
 
-AMD's partition modes are not among it, nor what fills no whole GPU instance.
+AMD's partition modes are not among it, nor GPU instances without a compute instance.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from skyinfra.errors import AcceleratorMissing, InvalidField
 from skyinfra.gpu import partitioner
 from skyinfra.gpu.hardware import session
-from skyinfra.gpu.nvml import Gpu, Nvml, noting
+from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, noting
 from skyinfra.gpu.partitioner import ApplyOptions, Emit
 from skyinfra.gpu.transition import asking
-from skyinfra.mig import Placement
+from skyinfra.mig import Compute, Placement
 from skyinfra.node.folder import replace_file
 
 VERSION = 1
@@ -44,7 +45,7 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
     """
     try:
         gpus = json.loads(file.read_text(encoding="utf-8"))["gpus"]
-        found = {each["gpu"]: tuple(Placement(*place) for place in each["partitions"]) for each in gpus}
+        found = {each["gpu"]: tuple(_place(*place) for place in each["partitions"]) for each in gpus}
         empty = {each["gpu"] for each in gpus if each["mig"] and not each["partitions"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidField(f"it does not say how the GPUs were found: {error}", field=str(file)) from None
@@ -69,5 +70,15 @@ def _standing(gpu: Gpu) -> dict[str, Any]:
     with noting(gpu.index):
         mode = gpu.mig_mode()
         on = mode is not None and mode[0]
-        places = [(each.profile.name, each.start, each.size) for each in gpu.instances()] if on else []
+        places = [_noted(each) for each in gpu.instances()] if on else []
     return {"gpu": gpu.index, "mig": on, "partitions": places}
+
+
+def _noted(instance: GpuInstance) -> list[Any]:
+    """Profile, start and size of *instance*, and of compute instances that share it, their starts and sizes."""
+    shares = [[each.start, each.size] for each in instance.shares]
+    return [instance.profile.name, instance.start, instance.size, *([shares] if shares else [])]
+
+
+def _place(profile: str, start: int, size: int, shares: Sequence[Sequence[int]] = ()) -> Placement:
+    return Placement(profile, start, size, compute=tuple(Compute(*each) for each in shares))

@@ -19,7 +19,7 @@ from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions, DesiredLayouts, Emit
-from skyinfra.gpu.transition import Partition, Step
+from skyinfra.mig.steps import Partition, Step
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -101,14 +101,14 @@ class Hardware:
             found = [partition for partition in self.standing() if partition.uuid]
         except SkyinfraError:
             return None
-        declared = {index: {place.profile for place in layout} for index, layout in self._desired.items()}
+        declared = {index: {place.name for place in mig.parts(layout)} for index, layout in self._desired.items()}
         names = [mig.same_profile(each.profile, declared.get(each.gpu, ())) or each.profile for each in found]
         return tuple(replace(each, profile=name) for each, name in zip(found, names, strict=True))
 
-    def choose(self, in_use: Mapping[int, Collection[int]]) -> None:
+    def choose(self, in_use: Mapping[int, Collection[mig.At]]) -> None:
         """Chooses and keeps the places of the desired partitions, see `placed.choose`. Raises `StateDirectoryError`.
 
-        *in_use*: the starts of the partitions whose slots have tasks, by GPU.
+        *in_use*: `Placement.at` of the partitions whose slots have tasks, by GPU.
         """
         if self._gpus is not None and any(self._gpus.layouts) and not self._given:
             placed.choose(self._gpus, self._directory, self.standing(), in_use)

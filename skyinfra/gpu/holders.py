@@ -26,9 +26,10 @@ from typing import Any
 import pynvml
 
 from skyinfra.errors import NodeError, NodeFailed, PartitionBusy, PartitionFailed
-from skyinfra.gpu.machine import Holder, RebootGuard, SystemMachine
+from skyinfra.gpu.machine import Holder, InstanceId, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml, error_name
-from skyinfra.gpu.transition import HINTS, RESET_HINT, Done, GpuTransition, Step, asking
+from skyinfra.gpu.transition import HINTS, RESET_HINT, Done, GpuTransition, asking
+from skyinfra.mig.steps import Step
 from skyinfra.node import processes
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
@@ -90,7 +91,7 @@ class Holders:
         if self._stopped:
             self._machine.start(self._stopped)
 
-    def release(self, gpu: Gpu, instance: int | None, over: bool) -> bool:
+    def release(self, gpu: Gpu, instance: InstanceId | None, over: bool) -> bool:
         """Stops the services that hold *gpu*, or the instance on it with that id; with force, ends other holders.
 
         Returns whether there were any. Who has a capability of the instance open holds it. Where nobody has, those go
@@ -138,7 +139,7 @@ class Holders:
             f"GPU {gpu}: {self._described(p for p, there in work.items() if gpu in there)}" for gpu in gpus
         )
 
-    def hint(self, gpu: Gpu, instance: int | None = None) -> str:
+    def hint(self, gpu: Gpu, instance: InstanceId | None = None) -> str:
         """Returns the holders of *gpu*, and why they were not stopped; "" where that is not known."""
         try:
             found = self._holders(gpu, instance, device=True)
@@ -149,7 +150,7 @@ class Holders:
         left = {name: reason for name, reason in self._refused.items() if name not in {each.unit for each in found}}
         return "\n".join([*lines, *(f"{name} was not stopped: {reason.rstrip('.')}." for name, reason in left.items())])
 
-    def _holders(self, gpu: Gpu, instance: int | None, *, device: bool) -> list[Holder]:
+    def _holders(self, gpu: Gpu, instance: InstanceId | None, *, device: bool) -> list[Holder]:
         # The number in the names of its files, which is not always its index.
         number = gpu.ask("nvmlDeviceGetMinorNumber")
         minor = gpu.index if number is None else int(number)

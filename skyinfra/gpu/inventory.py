@@ -19,7 +19,7 @@ import pynvml
 
 from skyinfra.errors import AcceleratorMissing
 from skyinfra.gpu.nvml import Gpu, Nvml, error_text
-from skyinfra.mig import same_profile
+from skyinfra.mig import parts, same_profile
 from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -87,7 +87,7 @@ def given(nvml: Nvml, accelerator: NodeAccelerator, environment: Mapping[str, st
     except pynvml.NVMLError as error:
         raise no_driver(error) from error
     # As the layout spells them: other drivers may name the memory of a profile otherwise.
-    declared = {part.profile for layout in accelerator.per_gpu for part in layout}
+    declared = {part.name for layout in accelerator.per_gpu for part in parts(layout)}
     devices = [
         replace(each, profile=each.profile and (same_profile(each.profile, declared) or each.profile))
         for each in _named(shown, environment)
@@ -135,7 +135,7 @@ def _one(shown: Sequence[Device], name: str, variable: str) -> Device:
 
 def _check_given(accelerator: NodeAccelerator, devices: Sequence[Device]) -> None:
     """Raises `AcceleratorMissing` unless *devices* are as many of each profile as declared, and whole GPUs else."""
-    declared = Counter(part.profile for layout in accelerator.per_gpu for part in layout)
+    declared = Counter(part.name for layout in accelerator.per_gpu for part in parts(layout))
     declared.update({"": sum(not layout for layout in accelerator.per_gpu)})
     found = Counter(each.profile or "" for each in devices)
     if +declared != +found:

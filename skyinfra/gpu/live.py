@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from skyinfra.errors import (
 from skyinfra.gpu import machine, placed
 from skyinfra.gpu.nvml import Gpu, GpuInstance, MigDevice, Nvml, ProfileInfo, noting
 from skyinfra.gpu.partitioner import DesiredLayouts
-from skyinfra.gpu.transition import Partition, asking
+from skyinfra.gpu.transition import asking
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"
@@ -87,9 +88,10 @@ def standing(nvml: Nvml) -> tuple[Partition, ...]:
     """The partitions that exist on every GPU; those that cannot be used have no UUID. Raises `PartitionFailed`."""
     with asking(_UNREADABLE):
         return tuple(
-            Partition(gpu.index, each.profile.name, each.start, each.size, each.uuid or "")
+            partition
             for gpu in nvml.gpus()
             for each in _instances(gpu)
+            for partition in each.partitions(gpu.index, each.profile.name)
         )
 
 
@@ -213,12 +215,21 @@ def _instances(gpu: Gpu) -> list[GpuInstance]:
 
 def _arranged(gpu: Gpu, desired: mig.Layout, chosen: mig.Layout | None) -> mig.Layout:
     instances = _instances(gpu)
-    there = [Partition(gpu.index, each.profile.name, each.start, each.size, each.uuid or "") for each in instances]
+    there = [part for each in instances for part in each.partitions(gpu.index, each.profile.name)]
     found = placed.places(there, gpu.index, desired)
     if not found or not desired or mig.carries(found, desired) or chosen is not None:
         return placed.target(desired, chosen, found, None)
-    in_use = {each.start for each in instances if gpu.processes_on(each)}
+    in_use = {at for each in instances for at in _in_use(gpu, each)}
     return placed.target(desired, None, found, geometry_of(gpu), in_use)
+
+
+def _in_use(gpu: Gpu, instance: GpuInstance) -> Iterator[mig.At]:
+    """Yields `Placement.at` of what has processes on *instance*."""
+    if instance.uuid is not None or not instance.compute:
+        if gpu.processes_on(instance):
+            yield instance.start
+        return
+    yield from ((instance.start, each.start) for each in instance.compute if gpu.processes_in(each))
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:
@@ -291,9 +302,9 @@ def _actual(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
             return None
         instances = gpu.instances()
     for each in instances:
-        if each.uuid is None:
-            warnings.append(f"GPU {gpu.index}: {each} is not filled by one compute instance")
-    return tuple(mig.Placement(each.profile.name, each.start, each.size) for each in instances)
+        if not each.compute:
+            warnings.append(f"GPU {gpu.index}: {each} has no compute instance: nothing can use it")
+    return tuple(mig.Placement(each.profile.name, each.start, each.size, compute=each.shares) for each in instances)
 
 
 def _is_partitioned(gpu: Gpu) -> bool:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pynvml
 
@@ -41,6 +41,8 @@ _DEVICE_FILES_S = 60
 _SERVICE_S = 120
 
 _PROC = "proc/driver/nvidia"
+# The id of a GPU instance on its GPU; with that of a compute instance in it, where it is about that one alone.
+InstanceId: TypeAlias = int | tuple[int, int]
 # Below `capabilities`: the right to use a GPU instance, a compute instance in it, and to watch all partitions.
 _CAPABILITIES = ("gpu{gpu}/mig/gi{instance}/access", "gpu{gpu}/mig/gi{instance}/ci[0-9]*/access")
 _ANY = "[0-9]*"
@@ -80,11 +82,12 @@ class SystemMachine:
             _wait_for(lock.fileno())
             yield
 
-    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+    def holders(self, gpu: int, address: str, instance: InstanceId | None, *, device: bool) -> list[Holder]:
         """The processes that have device files of a GPU open; root sees all. The services of this node are among them.
 
         gpu: the number in the name of its device file. address: its PCI address. instance: the id of the GPU instance
-        whose files count; None: those of all. device: whether the files of the whole GPU count as well.
+        (or of a compute instance in it) whose files count; None: those of all. device: whether the files of the whole
+        GPU count as well.
         """
         number = _ANY if instance is None else instance
         files = {f"/dev/nvidia-caps/nvidia-cap{minor}" for _, minor in _minors(_capabilities(_ROOT, gpu, number))}
@@ -192,7 +195,7 @@ class BareMachine(SystemMachine):
     def alone(self) -> Iterator[None]:
         yield
 
-    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+    def holders(self, gpu: int, address: str, instance: InstanceId | None, *, device: bool) -> list[Holder]:
         return []
 
     def unit(self, pid: int) -> None:
@@ -334,9 +337,11 @@ def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
     return tuple(file for file in needed_files(root) if not file.exists())
 
 
-def _capabilities(root: Path, gpu: int | str = _ANY, instance: int | str = _ANY) -> list[Path]:
+def _capabilities(root: Path, gpu: int | str = _ANY, instance: InstanceId | str = _ANY) -> list[Path]:
     """The files in /proc of the capabilities of a GPU and an instance on it, or of all."""
-    patterns = (pattern.format(gpu=gpu, instance=instance) for pattern in _CAPABILITIES)
+    patterns = [pattern.format(gpu=gpu, instance=instance) for pattern in _CAPABILITIES]
+    if isinstance(instance, tuple):
+        patterns = ["gpu{}/mig/gi{}/ci{}/access".format(gpu, *instance)]
     return [file for pattern in patterns for file in sorted((root / _PROC / "capabilities").glob(pattern))]
 
 

@@ -23,6 +23,9 @@ from typing import Any
 
 import pynvml
 
+from skyinfra.mig import Compute
+from skyinfra.mig.steps import Partition
+
 # No GPU carries more instances than this of a profile, nor an instance more compute instances.
 _MAX_INSTANCES = 32
 _ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -86,12 +89,17 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class ComputeInstance:
-    """A compute instance. ``device`` is the handle of the MIG device it makes, ``uuid`` that device's UUID."""
+    """A compute instance. ``device`` is the handle of the MIG device it makes, ``uuid`` that device's UUID.
+
+    ``start``: where it stands in the compute slices of its GPU instance, in which ``id`` tells it from others.
+    """
 
     handle: Any
     compute_slices: int
     uuid: str
     device: Any
+    start: int = 0
+    id: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,20 @@ class GpuInstance:
         """UUID of its MIG device; None unless one compute instance fills the GPU instance."""
         whole = len(self.compute) == 1 and self.compute[0].compute_slices == self.profile.compute_slices
         return self.compute[0].uuid if whole else None
+
+    @property
+    def shares(self) -> tuple[Compute, ...]:
+        """The places of the compute instances that share it, by start; none where one fills it, or it has none."""
+        places = [] if self.uuid is not None else [Compute(each.start, each.compute_slices) for each in self.compute]
+        return tuple(sorted(places, key=lambda each: each.start))
+
+    def partitions(self, gpu: int, name: str) -> list[Partition]:
+        """The partitions that it is, with the profile *name*; one without UUID where nothing can use it."""
+        where = (self.start, self.size)
+        if self.uuid is not None or not self.compute:
+            return [Partition(gpu, name, *where, self.uuid or "")]
+        uuids = {each.start: each.uuid for each in self.compute}
+        return [Partition(gpu, f"{one.size}c.{name}", *where, uuids[one.start], compute=one) for one in self.shares]
 
 
 class MigDevice:
@@ -288,10 +310,23 @@ class Gpu:
                 return self._compute_instance(created, slices)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
+    def share(self, handle: Any, profile: ProfileInfo, *, start: int, size: int) -> ComputeInstance:
+        """Creates one of the compute instances that share the GPU instance *handle* of *profile*, at this place."""
+        for number, slices in self._compute_profiles(handle, profile):
+            if slices == size:
+                placement = pynvml.c_nvmlComputeInstancePlacement_t(start=start, size=size)
+                function = self._api.nvmlGpuInstanceCreateComputeInstanceWithPlacement
+                return self._compute_instance(function(handle, number, ctypes.byref(placement)), slices)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def destroy_compute(self, compute: ComputeInstance) -> None:
+        """Destroys one compute instance."""
+        self._api.nvmlComputeInstanceDestroy(compute.handle)
+
     def empty(self, instance: GpuInstance) -> None:
         """Destroys the compute instances of *instance*."""
         for compute in instance.compute:
-            self._api.nvmlComputeInstanceDestroy(compute.handle)
+            self.destroy_compute(compute)
 
     def destroy(self, instance: GpuInstance) -> None:
         """Destroys *instance*, which must be empty."""
@@ -303,7 +338,11 @@ class Gpu:
 
     def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
         """The ids of the processes on the MIG devices of *instance*; sorted."""
-        return tuple(sorted({pid for compute in instance.compute for pid in self._processes(compute.device)}))
+        return tuple(sorted({pid for compute in instance.compute for pid in self.processes_in(compute)}))
+
+    def processes_in(self, compute: ComputeInstance) -> tuple[int, ...]:
+        """The ids of the processes on the MIG device of *compute*; sorted."""
+        return self._processes(compute.device)
 
     def ask(self, function: str, *arguments: Any, absent: Collection[int] = _UNSUPPORTED) -> Any:
         """The answer of NVML's *function* for this GPU; None as for `asked`."""
@@ -368,8 +407,9 @@ class Gpu:
                 yield self._compute_instance(compute, slices)
 
     def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
-        device = self._api.nvmlComputeInstanceGetInfo_v2(handle).device
-        return ComputeInstance(handle, compute_slices, str(self._api.nvmlDeviceGetUUID(device)), device)
+        info = self._api.nvmlComputeInstanceGetInfo_v2(handle)
+        uuid = str(self._api.nvmlDeviceGetUUID(info.device))
+        return ComputeInstance(handle, compute_slices, uuid, info.device, int(info.placement.start), int(info.id))
 
     def _compute_profiles(self, handle: Any, profile: ProfileInfo) -> list[tuple[int, int]]:
         """Id and compute slices of the compute instance profiles in a GPU instance of *profile*."""

@@ -1,10 +1,10 @@
 """Brings the GPUs of a node to their desired layouts.
 
 Level-triggered: the actual layout (profile, start and size of every GPU instance, and that one compute instance fills
-it) is compared with the desired one, and only the difference is touched, so that a second run does nothing and tasks on
-other partitions never notice. Every instance is created at an explicit place and in a fixed order: the same layout then
-gives the same instances, and with them the same UUIDs, at every boot. Profiles are resolved by name on the device: ids
-and names differ between GPUs and drivers.
+it, or which share it) is compared with the desired one, and only the difference is touched, so that a second run does
+nothing and tasks on other partitions never notice. Every instance is created at an explicit place and in a fixed order:
+the same layout then gives the same instances, and with them the same UUIDs, at every boot. Profiles are resolved by
+name on the device: ids and names differ between GPUs and drivers.
 
 Nothing is touched before every GPU was checked: that it has MIG, the profiles and their places, and that no process
 uses a partition that has to go. A GPU that then fails does not hold up the others; one error at the end has all.
@@ -25,8 +25,9 @@ from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed
 from skyinfra.gpu.holders import FORCE_GRACE_S, Activation, Holders, listed, stays_pending, work_of
 from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml
-from skyinfra.gpu.transition import GpuTransition, Partition, Step, check_no_steps
+from skyinfra.gpu.transition import GpuTransition
 from skyinfra.mig import Layout
+from skyinfra.mig.steps import Partition, Step, check_no_steps
 from skyinfra.node import processes
 
 _POLL_S = 0.2

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from skyinfra import mig
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.gpu.desired import check_places
-from skyinfra.gpu.transition import Partition
-from skyinfra.mig import Geometry, Layout, Placement
+from skyinfra.mig import At, Geometry, Layout, Placement
+from skyinfra.mig.placement import insisted
+from skyinfra.mig.steps import Partition
 from skyinfra.node.folder import NodeDirectory, message
 from skyinfra.protocol import _schema
 from skyinfra.protocol.nodeconfig import NodeAccelerator
@@ -49,11 +50,11 @@ def choose(
     accelerator: NodeAccelerator,
     directory: NodeDirectory,
     standing: Sequence[Partition],
-    in_use: Mapping[int, Collection[int]],
+    in_use: Mapping[int, Collection[At]],
 ) -> None:
     """Chooses the places of the desired profiles among the *standing* partitions, and keeps them.
 
-    *in_use*: the starts of the partitions whose slots have tasks, by GPU. Raises `StateDirectoryError`.
+    *in_use*: `Placement.at` of the partitions whose slots have tasks, by GPU. Raises `StateDirectoryError`.
     """
     before = read(accelerator, directory)
     model = accelerator.mig_model
@@ -82,7 +83,7 @@ def target(
     chosen: Layout | None,
     standing: Collection[Placement],
     geometry: Geometry | None,
-    in_use: Collection[int] = (),
+    in_use: Collection[At] = (),
 ) -> Layout:
     """The layout that one GPU is to have: the *standing* one where it has the desired profiles, else the *chosen* one.
 
@@ -96,11 +97,14 @@ def target(
 def places(partitions: Sequence[Partition], gpu: int, desired: Layout) -> tuple[Placement, ...]:
     """The usable *partitions* of one GPU; a desired profile has its declared name, whatever the driver calls it."""
     declared = {each.profile for each in desired}
-    mine = (each for each in partitions if each.gpu == gpu and each.uuid)
-    return tuple(Placement(mig.same_profile(p.profile, declared) or p.profile, p.start, p.size) for p in mine)
+    mine = [(mig.gpu_profile(each.profile), each) for each in partitions if each.gpu == gpu and each.uuid]
+    return mig.together(
+        Placement(mig.same_profile(name, declared) or name, p.start, p.size, compute=(p.compute,) if p.compute else ())
+        for name, p in mine
+    )
 
 
 def _flagged(layout: Layout, desired: Layout) -> Layout:
     """*layout*, with those fixed that are fixed in *desired*."""
-    insisted = {each for each in desired if each.fixed}
-    return tuple(replace(each, fixed=each in insisted) for each in layout)
+    kept = insisted(desired)
+    return tuple(replace(each, fixed=(each.kind, each.start, each.size) in kept) for each in layout)

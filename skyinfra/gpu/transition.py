@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pynvml
 
 from skyinfra.errors import PartitionFailed
-from skyinfra.gpu.nvml import Gpu, GpuInstance, ProfileInfo, error_name, error_text
-from skyinfra.mig import Placement, same_profile
+from skyinfra.gpu.machine import InstanceId
+from skyinfra.gpu.nvml import ComputeInstance, Gpu, GpuInstance, ProfileInfo, error_name, error_text
+from skyinfra.mig import Compute, Placement, gpu_profile, same_profile
+from skyinfra.mig.steps import Partition, Step, difference, steps_between
 
 T = TypeVar("T")
 
@@ -21,8 +22,6 @@ T = TypeVar("T")
 _RETRY_S = 0.5
 # Some drivers refuse these questions while MIG is off.
 _NOT_NOW = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-Action = Literal["mode", "destroy", "create"]
 
 HINTS = {
     pynvml.NVML_ERROR_NO_PERMISSION: "Changing partitions needs root: run `sudo skyinfra-runner partition`.",
@@ -58,103 +57,19 @@ def asking(failure: str, gpu: GpuTransition | None = None) -> Iterator[None]:
         raise gpu.error(message, hint) from error
 
 
-@dataclass(frozen=True)
-class Partition:
-    """One MIG device that exists: its GPU, profile, place in memory slices, and UUID (``MIG-...``)."""
-
-    gpu: int
-    profile: str
-    start: int
-    size: int
-    uuid: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One difference between the actual and the desired layout, and the action that resolves it.
-
-    mode: MIG is turned on (``on``) or off. destroy: the instance at ``start`` goes, with the MIG device ``uuid``.
-    create: an instance of ``profile`` comes to ``start``.
-    """
-
-    gpu: int
-    action: Action
-    on: bool | None = None
-    profile: str | None = None
-    start: int | None = None
-    size: int | None = None
-    uuid: str | None = None
-
-    @classmethod
-    def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
-        """The step that destroys or creates the instance at *place*."""
-        return cls(gpu, action, None, place.profile, place.start, place.size, uuid or None)
-
-    def ends(self, gpu: int | None, uuid: str | None) -> bool:
-        """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
-        if self.action == "mode":
-            return self.gpu == gpu
-        return self.action == "destroy" and uuid is not None and self.uuid == uuid
-
-    def to_json(self) -> dict[str, Any]:
-        """Its fields without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    def to_event(self) -> dict[str, Any]:
-        """The event of the executed step: ``action`` is its ``phase``."""
-        fields = self.to_json()
-        return {"phase": fields.pop("action"), **fields}
-
-    def __str__(self) -> str:
-        if self.action == "mode":
-            return f"GPU {self.gpu}: turn MIG {'on' if self.on else 'off'}"
-        return f"GPU {self.gpu}: {self.action} {_place(self)}"
-
-
 # Gets every step that was executed.
 Done = Callable[[Step], None]
 # Gets a GPU that is in use, the instance on it with this id or else all of it, and whether patience is over. Returns
 # whether it has ended or stopped something that holds it.
-Release = Callable[[Gpu, int | None, bool], bool]
+Release = Callable[[Gpu, InstanceId | None, bool], bool]
 
 
 class _Stays(Exception):
     """NVML destroyed an instance with success, and it is still there (NVIDIA/go-nvml issue 146)."""
 
 
-def _release_nothing(gpu: Gpu, instance: int | None, over: bool) -> bool:
+def _release_nothing(gpu: Gpu, instance: InstanceId | None, over: bool) -> bool:
     return False
-
-
-def difference(actual: Sequence[Partition], desired: Iterable[Placement]) -> tuple[list[Partition], list[Placement]]:
-    """The partitions of one GPU that have to go, and the placements that have to be created.
-
-    A partition without a UUID is not usable: it goes, and is created anew where it is desired.
-    """
-    missing = {(place.profile, place.start, place.size): place for place in desired}
-    unwanted = [p for p in actual if not p.uuid or missing.pop((p.profile, p.start, p.size), None) is None]
-    return unwanted, list(missing.values())
-
-
-def steps_between(
-    gpu: int, actual: Sequence[Partition], desired: Iterable[Placement], *, mode: bool | None
-) -> list[Step]:
-    """The steps from *actual* to *desired*, in the order of execution. mode: turn MIG on or off; None leaves it."""
-    unwanted, missing = difference(actual, desired)
-    steps = [Step.at(gpu, "destroy", partition, partition.uuid) for partition in unwanted]
-    if mode is not None:
-        steps.append(Step(gpu, "mode", on=mode))
-    return steps + [Step.at(gpu, "create", place) for place in missing]
-
-
-def check_no_steps(steps: Sequence[Step]) -> None:
-    """Raises `PartitionFailed` with the *steps* where there are any."""
-    if steps:
-        raise PartitionFailed(
-            "the GPUs do not stand as declared",
-            field="accelerator.layouts",
-            hint="\n".join([*map(str, steps), "Run `sudo skyinfra-runner partition` with the same configuration."]),
-        )
 
 
 class GpuTransition:
@@ -200,7 +115,7 @@ class GpuTransition:
             allowed = places[partition.profile]
             if (partition.start, partition.size) not in allowed:
                 shown = ", ".join(f"{start}:{size}" for start, size in allowed) or "nowhere"
-                raise self.error(f"it does not allow {_place(partition)}", f"It allows that profile at {shown}.")
+                raise self.error(f"it does not allow {partition}", f"It allows that profile at {shown}.")
 
     def steps(self) -> list[Step]:
         """The steps to the desired layout, in the order of execution."""
@@ -213,9 +128,9 @@ class GpuTransition:
             if self.mode_differs:
                 held = {"the GPU": self.gpu.processes()}
             else:
-                unwanted = {partition.start for partition in difference(self._actual(), self._desired)[0]}
-                going = [instance for instance in self._instances() if instance.start in unwanted]
-                held = {str(instance): self.gpu.processes_on(instance) for instance in going}
+                actual = self._actual()
+                unwanted = difference(actual, self._desired)[0]
+                held = self._users_of(unwanted, self._staying(actual))
         return {what: pids for what, pids in held.items() if pids}
 
     def set_mode(self, done: Done, release: Release = _release_nothing) -> int:
@@ -243,16 +158,30 @@ class GpuTransition:
 
     def change(self, done: Done, release: Release = _release_nothing) -> None:
         """Destroys the partitions that are not desired; then, where the mode is, creates the missing ones, by start."""
-        unwanted, missing = difference(self._actual(), self._desired)
-        ids = {instance.start: instance.id for instance in self._instances()} if unwanted else {}
+        actual = self._actual()
+        unwanted, missing = difference(actual, self._desired)
+        staying = self._staying(actual)
+        live = self._instances() if unwanted else []
+        ids: dict[int | str, InstanceId] = {instance.start: instance.id for instance in live}
+        ids.update((each.uuid, (instance.id, each.id)) for instance in live for each in instance.compute)
         for partition in unwanted:
-            self._destroy_patiently(partition, partial(release, self.gpu, ids.get(partition.start)))
+            key = partition.uuid if partition.start in staying else partition.start
+            released = partial(release, self.gpu, ids.get(key))
+            self._destroy_patiently(partition, released, whole=partition.start not in staying)
             done(Step.at(self.index, "destroy", partition, partition.uuid))
+        handles: dict[int, Any] = {}
         for place in () if self.mode_differs else missing:
             profile = self._resolve(place.profile)
-            with self.refused(f"create {_place(place)}"):
-                create = partial(self.gpu.create, profile, start=place.start, size=place.size)
-                compute = self._patiently(partial(self.gpu.fill, self._patiently(create), profile))
+            with self.refused(f"create {place}"):
+                if place.start not in handles:
+                    create = partial(self.gpu.create, profile, start=place.start, size=place.size)
+                    standing = self._at(place.start)[:1] if place.start in staying else []
+                    handles[place.start] = standing[0].handle if standing else self._patiently(create)
+                fill = partial(self.gpu.fill, handles[place.start], profile)
+                if place.compute:
+                    one = place.compute[0]
+                    fill = partial(self.gpu.share, handles[place.start], profile, start=one.start, size=one.size)
+                compute = self._patiently(fill)
             done(Step.at(self.index, "create", place, compute.uuid))
 
     def partitions(self) -> list[Partition]:
@@ -260,7 +189,7 @@ class GpuTransition:
         actual = self._actual()
         missing = difference(actual, self._desired)[1]
         if missing:
-            message = f"{_place(missing[0])} was created but is not there"
+            message = f"{missing[0]} was created but is not there"
             raise self.error(message, "Look in the kernel log for NVRM lines.")
         return actual
 
@@ -270,7 +199,7 @@ class GpuTransition:
 
     def desired_and_actual(self) -> str:
         """One line for a message."""
-        return f"Wanted: {', '.join(map(_place, self._desired)) or 'MIG off'}. Found: {self._found()}."
+        return f"Wanted: {', '.join(map(str, self._desired)) or 'MIG off'}. Found: {self._found()}."
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.gpu.name})"
@@ -299,12 +228,35 @@ class GpuTransition:
                     raise
             time.sleep(_RETRY_S)
 
-    def _destroy_patiently(self, partition: Partition, release: Callable[[bool], bool]) -> None:
+    def _staying(self, actual: Sequence[Partition]) -> set[int]:
+        """The starts of the GPU instances with compute instances that stand where one of that profile is desired."""
+        usable = [partition for partition in actual if partition.uuid]
+        there = {(partition.start, partition.size): gpu_profile(partition.profile) for partition in usable}
+        return {place.start for place in self._desired if there.get((place.start, place.size)) == place.profile}
+
+    def _users_of(self, unwanted: Sequence[Partition], staying: Collection[int]) -> dict[str, tuple[int, ...]]:
+        """The processes on the *unwanted* partitions, by instance; one that is not *staying* goes as a whole."""
+        going = {partition.start for partition in unwanted if partition.start not in staying or not partition.compute}
+        shares = {(partition.start, partition.compute): str(partition) for partition in unwanted if partition.compute}
+        held = {}
+        for instance in self._instances():
+            if instance.start in going:
+                held[str(instance)] = self.gpu.processes_on(instance)
+                continue
+            for each in instance.compute:
+                name = shares.get((instance.start, Compute(each.start, each.compute_slices)))
+                if name is not None:
+                    held[name] = self.gpu.processes_in(each)
+        return held
+
+    def _destroy_patiently(self, partition: Partition, release: Callable[[bool], bool], *, whole: bool) -> None:
+        """Destroys *partition*; *whole*: with its GPU instance, and whatever shares that."""
+        destroy = partial(self._destroy, partition.start) if whole else partial(self._destroy_share, partition)
         try:
-            with self.refused(f"destroy {_place(partition)}"):
-                self._patiently(partial(self._destroy, partition.start), release)
+            with self.refused(f"destroy {partition}"):
+                self._patiently(destroy, release)
         except _Stays as error:
-            message = f"NVML answers that {_place(partition)} was destroyed, and it is still there"
+            message = f"NVML answers that {partition} was destroyed, and it is still there"
             raise self.error(message, f"Run it again. If it stays: {RESET_HINT.format(index=self.index)}") from error
 
     def _destroy(self, start: int) -> None:
@@ -314,6 +266,16 @@ class GpuTransition:
             self.gpu.destroy(instance)
         if self._at(start):
             raise _Stays
+
+    def _destroy_share(self, partition: Partition) -> None:
+        for compute in self._shares(partition):
+            self.gpu.destroy_compute(compute)
+        if self._shares(partition):
+            raise _Stays
+
+    def _shares(self, partition: Partition) -> list[ComputeInstance]:
+        """The compute instance that is *partition*, as long as it stands."""
+        return [each for live in self._at(partition.start) for each in live.compute if each.uuid == partition.uuid]
 
     def _at(self, start: int) -> list[GpuInstance]:
         return [live for live in self.gpu.instances() if live.start == start]
@@ -325,7 +287,7 @@ class GpuTransition:
         found = []
         for each in live:
             name = declared.get((each.profile.profile_id, each.start), each.profile.name)
-            found.append(Partition(self.index, name, each.start, each.size, each.uuid or ""))
+            found += each.partitions(self.index, name)
         return found
 
     def _instances(self) -> list[GpuInstance]:
@@ -348,11 +310,8 @@ class GpuTransition:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            live = ", ".join(map(str, self.gpu.instances())) or "MIG on, no instance"
+            there = [part for each in self.gpu.instances() for part in each.partitions(self.index, each.profile.name)]
+            live = ", ".join(map(str, there)) or "MIG on, no instance"
             return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:
             return f"not known, {error_name(error.value)}"
-
-
-def _place(partition: Placement | Partition | Step) -> str:
-    return f"{partition.profile} at {partition.start}:{partition.size}"

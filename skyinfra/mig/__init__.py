@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skyinfra
-from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type
+from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type, mig_resource
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.follow import Follow
-from skyinfra.mig.geometry import Geometry, Profile, geometry, models, same_profile, sources
-from skyinfra.mig.grid import Layout, Placement
+from skyinfra.mig.geometry import Geometry, Profile, geometry, gpu_profile, models, same_profile, sources
+from skyinfra.mig.grid import At, Compute, Layout, Placement, parts, together
 from skyinfra.mig.layout import Declared, PerGpu, is_off, parse, per_gpu, text
 from skyinfra.mig.layouts import (
     fitting,
@@ -53,7 +53,9 @@ else:
 
 
 __all__ = [
+    "At",
     "Attempt",
+    "Compute",
     "Declared",
     "Follow",
     "Geometry",
@@ -76,6 +78,7 @@ __all__ = [
     "fill",
     "fitting",
     "geometry",
+    "gpu_profile",
     "gres_actual",
     "gres_declared",
     "gres_type",
@@ -86,6 +89,7 @@ __all__ = [
     "max_count",
     "maximal_layouts",
     "maximal_multisets",
+    "mig_resource",
     "models",
     "multisets",
     "nearest",
@@ -94,6 +98,7 @@ __all__ = [
     "parted_document",
     "parted_from_layouts",
     "parted_text",
+    "parts",
     "per_gpu",
     "picture",
     "place",
@@ -109,4 +114,5 @@ __all__ = [
     "sources",
     "svg",
     "text",
+    "together",
 ]

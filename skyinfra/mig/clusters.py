@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from skyinfra.errors import NotSupported
+from skyinfra.mig.geometry import gpu_profile
+
 # How a line of `gres.conf` begins that only counts what AutoDetect finds.
 AUTODETECT = "AutoDetect=nvml"
 
@@ -34,9 +37,18 @@ def gres_counts(types: Iterable[str]) -> str:
 
 
 def gres_declared(types: Iterable[str]) -> str:
-    """The lines of `gres.conf` for a layout that is declared: its device files are known once it stands."""
+    """The lines of `gres.conf` for a layout that is declared: its device files are known once it stands.
+
+    AutoDetect=nvml calls a compute instance by the profile of its GPU instance (SchedMD/slurm
+    src/plugins/gpu/nvml/gpu_nvml.c, read 2026-11-24), so that it is of that type here.
+    """
+    given = list(types)
+    found = [gpu_profile(name) for name in given]
+    shared = ", ".join(dict.fromkeys(name for name, known in zip(given, found, strict=True) if name != known))
+    note = f"# Slurm itself does not tell {shared} from what has its GPU instance alone; the lines of the node do.\n"
     return (
-        f"# slurm.conf: GresTypes=gpu, and of each node Gres={gres_counts(types)}\n"
+        f"# slurm.conf: GresTypes=gpu, and of each node Gres={gres_counts(found)}\n"
+        f"{note if shared else ''}"
         "# slurmd needs NVIDIA's driver and has to be built with NVML. Where it is not, `skyinfra-runner partition\n"
         "# --export --format gres` on the node has the lines with the device files of what stands there.\n"
         f"{AUTODETECT}\n"
@@ -58,21 +70,36 @@ def gres_actual(devices: Sequence[GresDevice]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def mig_resource(name: str) -> str:
+    """The resource as which the device plugin offers partitions of the profile *name* (strategy ``mixed``).
+
+    Raises NotSupported for a compute instance that shares a GPU instance: the plugin passes by every profile whose
+    compute slices are not those of its GPU instance (NVIDIA/k8s-device-plugin internal/rm/rm.go, read 2026-11-24).
+    """
+    whole = gpu_profile(name)
+    if whole != name:
+        raise NotSupported(
+            "NVIDIA's device plugin for Kubernetes offers no compute instances", given=name, hint=f"Declare {whole}."
+        )
+    # Kubernetes takes no plus in names.
+    return f"nvidia.com/mig-{name.replace('+', '.')}"
+
+
 def device_plugin(gpus: Sequence[Sequence[str] | None]) -> str:
     """The configuration of the device plugin for a node with these *gpus*: the profiles on each, None without MIG.
 
     The strategy is ``single`` where every GPU has partitions of one and the same profile, as the plugin demands;
-    ``none`` without MIG, else ``mixed``. A comment says which resources the node offers then.
+    ``none`` without MIG, else ``mixed``. A comment says which resources the node offers then. Raises NotSupported for
+    compute instances.
     """
     names = [name for gpu in gpus for name in gpu or ()]
     whole = sum(gpu is None for gpu in gpus)
     if whole == len(gpus):
         strategy, offered = "none", {"nvidia.com/gpu": whole}
-    elif not whole and all(gpus) and len(set(names)) == 1:
+    elif not whole and all(gpus) and len(set(names)) == 1 and mig_resource(names[0]):
         strategy, offered = "single", {"nvidia.com/gpu": len(names)}
     else:
-        # The plugin writes a plus as a dot: Kubernetes takes none in names.
-        parts = Counter(f"nvidia.com/mig-{name.replace('+', '.')}" for name in names)
+        parts = Counter(map(mig_resource, names))
         strategy, offered = "mixed", {**({"nvidia.com/gpu": whole} if whole else {}), **parts}
     comments = "".join(f"#   {name}: {count}\n" for name, count in offered.items()) or "#   nothing\n"
     return f"# The node offers:\n{comments}version: v1\nflags:\n  migStrategy: {strategy}\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from skyinfra.mig.drivers import required_driver
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import Grid, Placement
+from skyinfra.mig.grid import Compute, Grid, Placement
 
 # A piece of a line, and the index of the segment that it belongs to.
 Cell: TypeAlias = tuple[str, int | None]
@@ -22,11 +23,15 @@ _MARKS = {"+me": "media", "+me.all": "all media", "-me": "no media", "+gfx": "gr
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the grid, in placement units: one partition, or free room (profile None)."""
+    """A stretch of the grid, in placement units: one GPU instance, or free room (profile None).
+
+    compute: the compute instances that share it; empty where a single one fills it.
+    """
 
     start: int
     size: int
     profile: Profile | None
+    compute: tuple[Compute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def strip(layout: Sequence[Placement], units: int, width: int | None = None) -> 
     cell = _narrowed(_strip_cell(layout), units, width, least=3)
     line: list[Cell] = [("|", None)]
     for _, size, index in _spans(layout, units):
-        name = "" if index is None else layout[index].profile
+        name = "" if index is None else layout[index].name
         line += [(_padded(name, size * cell - 1), index), ("|", None)]
     return line
 
@@ -136,11 +141,13 @@ def compute_bar(shown: Picture, width: int | None = None) -> list[list[Cell]]:
 
     width: as for `boxes`.
     """
-    shares: list[tuple[str, int, int | None]] = [
-        (segment.profile.name, segment.profile.compute_slices, index)
-        for index, segment in enumerate(shown.segments)
-        if segment.profile
-    ]
+    shares: list[tuple[str, int, int | None]] = []
+    for at, segment in enumerate(shown.segments):
+        if segment.profile:
+            divided = [(f"{each.size}c", each.size) for each in segment.compute]
+            idle = segment.profile.compute_slices - sum(size for _, size in divided)
+            rest = [("idle" if divided else segment.profile.name, idle)] if idle else []
+            shares += [(name, size, at) for name, size in [*divided, *rest]]
     if shown.compute_free > 0:
         shares.append(("free", shown.compute_free, None))
     cell = _width((slices, name) for name, slices, _ in shares)
@@ -173,12 +180,26 @@ def facts(shown: Picture) -> list[tuple[str, str]]:
         if shown.sm_used is None:
             compute += f" in {len(known)} of {len(shown.placed)} partitions, unknown in the others"
     memory = f"{shown.memory_used} of {geometry.memory_slices} slices, {shown.memory_used_gb} GB in partitions"
-    pairs = [("compute", compute), ("memory", memory), ("fits", ", ".join(shown.fitting) or "nothing more")]
+    pairs = [("compute", compute), ("memory", memory), *_shares(shown)]
+    pairs.append(("fits", ", ".join(shown.fitting) or "nothing more"))
     needed = required_driver((profile.name for profile in shown.placed), geometry)
     pairs.append(("driver", "unknown" if needed is None else f"{needed} or later"))
     if any(profile.expected for profile in shown.placed):
         pairs.append(("note", EXPECTED))
     return pairs
+
+
+def _shares(shown: Picture) -> list[tuple[str, str]]:
+    """Says of each GPU instance with compute instances who shares its memory, and what nobody has of it."""
+    found = []
+    for segment in shown.segments:
+        if segment.profile and segment.compute:
+            profile, count = segment.profile, len(segment.compute)
+            who = (f"{count} slots share" if count > 1 else "1 slot has") + f" the {profile.memory_gb} GB"
+            idle = profile.compute_slices - sum(each.size for each in segment.compute)
+            unused = f"; {idle} of its compute slices in no slot" if idle else ""
+            found.append(("shared", f"{who} of {profile.name} at {segment.start}: {sharing(segment)}{unused}"))
+    return found
 
 
 def tone(profile: Profile, geometry: Geometry) -> int:
@@ -201,7 +222,9 @@ def render(shown: Picture) -> str:
 
 def _segments(layout: Sequence[Placement], geometry: Geometry) -> tuple[Segment, ...]:
     return tuple(
-        Segment(start, size, None if index is None else geometry.profile(layout[index].profile))
+        Segment(start, size, None)
+        if index is None
+        else Segment(start, size, geometry.profile(layout[index].profile), layout[index].compute)
         for start, size, index in _spans(layout, geometry.placement_units or 0)
     )
 
@@ -221,13 +244,19 @@ def _spans(layout: Sequence[Placement], units: int) -> list[tuple[int, int, int 
 
 
 def labels(shown: Picture) -> list[list[str]]:
-    """The lines in the box of each segment: name, memory, slices, SMs and mark; "free" in free room.
+    """The lines in the box of each segment: name, memory, slices, SMs, mark, compute instances; "free" in free room.
 
     All have as many lines: SMs where one partition's are known, marks where one has attributes.
     """
-    columns = [_labels(segment.profile) for segment in shown.segments]
+    columns = [[*_labels(segment.profile), sharing(segment)] for segment in shown.segments]
     kept = [row for row in range(len(columns[0])) if any(column[row].strip("? SM") for column in columns)]
     return [[column[row] for row in kept] for column in columns]
+
+
+def sharing(segment: Segment) -> str:
+    """The compute instances that share a segment: "2c+1c", "1c*3"; empty where there are none."""
+    counts = Counter(f"{size}c" for size in sorted((each.size for each in segment.compute), reverse=True))
+    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())
 
 
 def _labels(profile: Profile | None) -> list[str]:
@@ -242,7 +271,7 @@ def _counted(profile: Profile, count: int) -> str:
 
 
 def _strip_cell(layout: Sequence[Placement]) -> int:
-    return _width((placement.size, placement.profile) for placement in layout)
+    return _width((placement.size, placement.name) for placement in layout)
 
 
 def _width(texts: Iterable[tuple[int, str]]) -> int:

@@ -25,6 +25,7 @@ from skyinfra.mig.grid import Layout
 from skyinfra.mig.layout import Declared, counts, text
 from skyinfra.mig.placement import carries, rearranged, resolve
 
+_WHOLE = "Give layouts of whole GPU instances; mig= takes compute instances."
 # What one task less or more makes is more than that.
 _NOTHING = 1e-9
 
@@ -61,7 +62,10 @@ class Follow:
         named: dict[str, Layout] = {}
         for index, each in enumerate(self.among):
             try:
-                named[text(each, geometry)] = resolve(each, geometry, 1)[0]
+                layout = resolve(each, geometry, 1)[0]
+                if any(place.compute for place in layout):
+                    raise InvalidLayout("compute instances do not follow the work", given=each, hint=_WHOLE)
+                named[text(each, geometry)] = layout
             except LayoutError as error:
                 raise error.at(f"among[{index}]") from None
         try:

@@ -15,13 +15,21 @@ from skyinfra.errors import MigNotSupported, UnknownProfile, did_you_mean
 _DATA = Path(__file__).with_name("geometry.json")
 
 _PROFILE_NAME = re.compile(
-    r"(?P<compute>\d{1,2})g\.(?P<memory>\d{1,4})gb(?P<attributes>(?:[+-][a-z.]+(?:,[a-z.]+)*)*)", re.A
+    r"(?:(?P<part>[1-9]\d?)c\.)?(?P<compute>\d{1,2})g\.(?P<memory>\d{1,4})gb"
+    r"(?P<attributes>(?:[+-][a-z.]+(?:,[a-z.]+)*)*)",
+    re.A,
 )
 
 # Drivers and early boards name one profile by slightly different sizes (A100-80: 3g.40gb or 3g.39gb; GB200: 1g.23gb
 # or 1g.24gb, 7g.186gb or 7g.189gb), because the name follows the memory they report.
 _DRIFT_GB = 3
 _DRIFT = 0.05
+
+# Compute slices of a GPU instance -> those of the compute instances that may share it. `nvidia-smi mig -lcip` lists 1c
+# and 2c in a 3g (MIG User Guide, "Compute Instances") and in a 4g, which has no 3c (A100, A800: listings that people
+# published), 1c, 2c and 3c stand in a 7g in the guide's "MIG Device Names", 4c.7g.40gb is what ALCF's A100 say they are
+# (argonne-lcf/GettingStarted). Read 2026-11-24. On a node the device has the last word.
+_SHARING = {2: (1,), 3: (1, 2), 4: (1, 2), 7: (1, 2, 3, 4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,22 @@ class Profile:
     def attributes(self) -> str:
         """The attributes after the size in the name: "+me", "+gfx", "+me.all", "-me" or nothing."""
         return self.name.partition("gb")[2]
+
+    @property
+    def compute_sizes(self) -> tuple[int, ...]:
+        """The compute slices of the compute instances that may share a GPU instance of this profile; () for none.
+
+        Nothing is known of those beside graphics.
+        """
+        return () if "gfx" in self.attributes else _SHARING.get(self.compute_slices, ())
+
+    def compute_starts(self, slices: int) -> tuple[int, ...]:
+        """The compute slices at which a compute instance of so many *slices* may start in its GPU instance.
+
+        Those of NVIDIA/go-nvml's H100 (pkg/nvml/mock/shared/gpus/h100.go @3d26c39): multiples of 1, 2 or 4.
+        """
+        step = 1 << (slices - 1).bit_length()
+        return tuple(range(0, self.compute_slices - slices + 1, step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,24 @@ class Geometry:
             raise self._unknown(name)
         return known[found]
 
+    def divided(self, name: str) -> tuple[Profile, int]:
+        """The profile of that name, and the compute slices of the compute instance that the name is of.
+
+        ``1c.3g.40gb`` is a compute instance of one slice in a GPU instance of the profile ``3g.40gb``. 0 slices: the
+        GPU instance has a single one, that fills it. Raises as profile() does.
+        """
+        form = _PROFILE_NAME.fullmatch(name.strip().lower())
+        slices = int(form["part"] or 0) if form else 0
+        profile = self.profile(name.strip().lower().removeprefix(f"{slices}c."))
+        if slices not in (0, profile.compute_slices, *profile.compute_sizes):
+            known = ", ".join(f"{each}c.{profile.name}" for each in profile.compute_sizes) or "none"
+            raise UnknownProfile(
+                f"no compute instance of {slices} slices shares a {profile.name}",
+                given=name,
+                hint=f"Those that do: {known}.",
+            )
+        return profile, 0 if slices == profile.compute_slices else slices
+
     def _unknown(self, name: str) -> UnknownProfile:
         known = [profile.name for profile in self.profiles]
         hint = f"{did_you_mean(name, known)} Profiles of {self.model}: {', '.join(known)}.".lstrip()
@@ -116,14 +158,21 @@ class Geometry:
 
 
 def is_profile_name(text: str) -> bool:
-    """Whether *text* has the form of a profile name, on whatever GPU."""
+    """Whether *text* has the form of the name of a profile, or of a compute instance in one, on whatever GPU."""
     return _PROFILE_NAME.fullmatch(text.strip().lower()) is not None
+
+
+def gpu_profile(name: str) -> str:
+    """The profile of the GPU instance of a partition by its *name*: ``3g.40gb`` for ``1c.3g.40gb``."""
+    form = _PROFILE_NAME.fullmatch(name)
+    return name.removeprefix(f"{form['part']}c.") if form and form["part"] else name
 
 
 def same_profile(name: str, names: Collection[str]) -> str | None:
     """The profile *name* among the *names* that one GPU has, else the only one that is *name* with other drivers.
 
-    Slices and attributes are then the same, and the memory differs by at most 3 GB and 5 %. None where there is none.
+    Slices, also of a compute instance, and attributes are then the same, and the memory differs by at most 3 GB and
+    5 %. None where there is none.
     """
     if name in names:
         return name
@@ -133,7 +182,7 @@ def same_profile(name: str, names: Collection[str]) -> str | None:
 
 
 def _is_drifted(form: re.Match[str], other: re.Match[str] | None) -> bool:
-    if other is None or any(form[part] != other[part] for part in ("compute", "attributes")):
+    if other is None or any(form[part] != other[part] for part in ("part", "compute", "attributes")):
         return False
     memory = int(other["memory"])
     return abs(int(form["memory"]) - memory) <= min(_DRIFT_GB, _DRIFT * memory)

@@ -2,29 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from skyinfra.errors import MigNotSupported
 from skyinfra.mig.geometry import Geometry, Profile
 
+# The key of a slot on its GPU: where its GPU instance starts, and where in that its compute instance does, if it does
+# not fill it.
+At: TypeAlias = int | tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One of the compute instances that share a GPU instance: start and size in the compute slices of that."""
+
+    start: int
+    size: int
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One partition on the grid: start and size in placement units.
+    """One GPU instance on the grid: start and size in placement units.
 
     fixed: it was declared to stand there, as in "3g.40gb@4"; it is never placed elsewhere.
+    compute: the compute instances that share it, by start, each of which is a partition of its own; empty where a
+    single one fills it, so that the GPU instance is one partition.
     """
 
     profile: str
     start: int
     size: int
     fixed: bool = field(default=False, compare=False, metadata={"later": True})
+    compute: tuple[Compute, ...] = field(default=(), metadata={"later": True})
+
+    @property
+    def kind(self) -> tuple[str, tuple[int, ...]]:
+        """Profile and sizes of the compute instances: equal for what serves the same, wherever it stands."""
+        sizes = sorted((each.size for each in self.compute), reverse=True) if self.compute else ()
+        return self.profile, tuple(sizes)
+
+    @property
+    def name(self) -> str:
+        """The profile, or the compute instances that share it: ``1c.3g.40gb*3``."""
+        if not self.compute:
+            return self.profile
+        names = Counter(f"{size}c.{self.profile}" for size in self.kind[1])
+        return "+".join(name if count == 1 else f"{name}*{count}" for name, count in names.items())
+
+    @property
+    def at(self) -> At:
+        """The key of a single partition on its GPU, see parts()."""
+        return (self.start, self.compute[0].start) if self.compute else self.start
+
+    def __str__(self) -> str:
+        where = f"{self.name} at {self.start}:{self.size}"
+        return f"{where} ({self.compute[0].start}:{self.compute[0].size})" if len(self.compute) == 1 else where
 
 
 # One GPU's partitions, ordered by start.
 Layout: TypeAlias = tuple[Placement, ...]
+
+
+def parts(layout: Iterable[Placement]) -> Layout:
+    """The partitions of *layout* one by one: GPU instances that several compute instances share come once for each."""
+    return tuple(
+        part
+        for each in layout
+        for part in ([replace(each, compute=(one,)) for one in each.compute] if each.compute else [each])
+    )
+
+
+def together(partitions: Iterable[Placement]) -> Layout:
+    """The inverse of parts(): the GPU instances of the *partitions*, by start."""
+    found: dict[tuple[str, int, int], list[Placement]] = {}
+    for each in partitions:
+        found.setdefault((each.profile, each.start, each.size), []).append(each)
+    made = (
+        replace(same[0], compute=tuple(sorted((c for each in same for c in each.compute), key=lambda c: c.start)))
+        for same in found.values()
+    )
+    return tuple(sorted(made, key=lambda each: each.start))
+
+
+def divide(
+    profile: Profile,
+    sizes: Sequence[int],
+    standing: Collection[Compute] = (),
+    in_use: Collection[int] = (),
+) -> tuple[Compute, ...] | None:
+    """The places of compute instances of these *sizes* in a GPU instance of *profile*, by start; None for no place.
+
+    Of all places those that destroy fewest of the *standing* ones that start at one of *in_use*, then fewest of them;
+    where that is undecided, larger ones start lower.
+    """
+    found = _divided(profile, tuple(sorted(sizes, reverse=True)), 0, 0)
+
+    def cost(places: tuple[Compute, ...]) -> tuple[int, int]:
+        gone = [each for each in standing if each not in places]
+        return sum(each.start in in_use for each in gone), len(gone)
+
+    best = min(found, key=cost, default=None)
+    return best if best is None else tuple(sorted(best, key=lambda each: each.start))
+
+
+def _divided(profile: Profile, sizes: tuple[int, ...], taken: int, lowest: int) -> Iterator[tuple[Compute, ...]]:
+    """Every placement of *sizes* beside the compute slices *taken*; equal ones in order from *lowest*."""
+    if not sizes:
+        yield ()
+        return
+    size, rest = sizes[0], sizes[1:]
+    for start in profile.compute_starts(size):
+        slices = (1 << size) - 1 << start
+        if start >= lowest and not taken & slices:
+            for more in _divided(profile, rest, taken | slices, start + 1 if size in rest[:1] else 0):
+                yield (Compute(start, size), *more)
+
+
+def compute_refusal(profile: Profile, compute: Sequence[Compute]) -> str:
+    """Why these compute instances cannot share a GPU instance of *profile*; empty where they can."""
+    taken = 0
+    for each in compute:
+        slices = (1 << each.size) - 1 << each.start
+        if each.size not in profile.compute_sizes:
+            return f"no compute instance of {each.size} slices shares a {profile.name}"
+        if each.start not in profile.compute_starts(each.size) or taken & slices:
+            starts = ", ".join(map(str, profile.compute_starts(each.size)))
+            return f"{each.size}c.{profile.name} may start at compute slice {starts} where that is free"
+        taken |= slices
+    return ""
 
 
 @dataclass

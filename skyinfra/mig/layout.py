@@ -4,17 +4,22 @@ A layout is declared as a string ("3g.40gb", "3g.40gb+2g.20gb+1g.10gb*2"), a map
 sequence of profile names, or PerGpu, which holds one of those for each GPU, or "off" for a GPU that stays whole. A
 size may replace a profile: "2x>=20GB" is twice the smallest profile with at least 20 GB, and ">=20GB" alone fills the
 GPU with it. "3g.40gb@4" insists on a place: the instance starts at memory slice 4.
+
+"1c.3g.40gb" is a compute instance that shares a GPU instance of the profile 3g.40gb: its memory and media engines, not
+its compute slices. Those of one profile share as few GPU instances as hold them: larger ones first, each in the first
+one that has room; "1c.3g.40gb@4*2+2c.3g.40gb@0" says which share one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile
-from skyinfra.mig.geometry import Geometry, Profile, is_profile_name
+from skyinfra.mig.geometry import Geometry, Profile, gpu_profile, is_profile_name
+from skyinfra.mig.grid import divide
 
 Declared: TypeAlias = str | Mapping[str, int] | Sequence[str]
 
@@ -80,7 +85,7 @@ def text(declared: Declared, geometry: Geometry | None = None) -> str:
     """
     counts: dict[str, int] = {}
     for name, start, count in _read(declared):
-        known = name if geometry is None else _profile(name, geometry).name
+        known = name if geometry is None else _spelled(*_known(name, geometry))
         known += "" if start is None else f"@{start}"
         counts[known] = counts.get(known, 0) + count
     if isinstance(declared, str) and fills(declared):
@@ -102,46 +107,122 @@ def _written(name: str, count: int, *, alone: bool) -> str:
 
 
 def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
-    """The profiles of one GPU's declared layout, by the names in *geometry*, largest first.
+    """The profiles and compute instances of one GPU's declared layout, by the names in *geometry*, largest first.
 
     Raises InvalidLayout for what cannot be read, UnknownProfile for what this GPU does not have, and LayoutDoesNotFit
     for more instances of a profile than the GPU has compute slices.
     """
-    profiles: list[Profile] = []
-    for profile, count in counts(declared, geometry).items():
-        if geometry.compute_slices is not None and count > geometry.compute_slices:
-            limit = profile.max_count or geometry.compute_slices
-            raise LayoutDoesNotFit(f"at most {limit} of {profile.name} on one {geometry.model}", given=count)
-        profiles += [profile] * count
-    return tuple(profile.name for profile in sorted(profiles, key=largest_first))
+    found: dict[tuple[Profile, int], int] = {}
+    for name, _, count in _read(declared):
+        known = _known(name, geometry)
+        found[known] = found.get(known, 0) + count
+    for (profile, slices), count in found.items():
+        _check_count(profile, slices, count, geometry)
+    largest = sorted(found, key=lambda known: (largest_first(known[0]), -(known[1] or known[0].compute_slices)))
+    return tuple(_spelled(*known) for known in largest for _ in range(found[known]))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One GPU's declared layout as GPU instances.
+
+    counts: how many there are of each profile. pins: those that insist on a place, with the start.
+    shared: of those that compute instances share and that insist on none, the sizes of the compute instances, largest
+    first, of each. pinned: the same of those that insist on a place.
+    """
+
+    counts: dict[Profile, int] = field(default_factory=dict)
+    pins: tuple[tuple[Profile, int], ...] = ()
+    shared: dict[Profile, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    pinned: dict[tuple[Profile, int], tuple[int, ...]] = field(default_factory=dict)
+
+
+def wanted(declared: Declared, geometry: Geometry) -> Wanted:
+    """The GPU instances of one GPU's declared layout.
+
+    Raises InvalidLayout, UnknownProfile, and LayoutDoesNotFit for compute instances that no GPU instance can hold.
+    """
+    return gathered(((*_known(name, geometry), start, count) for name, start, count in _read(declared)), geometry)
+
+
+def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: Geometry) -> Wanted:
+    """The same of *entries*: profile, size of the compute instance or 0, start or None, and count."""
+    counts: dict[Profile, int] = {}
+    pins: dict[tuple[Profile, int, int], None] = {}
+    loose: dict[Profile, list[int]] = {}
+    placed: dict[tuple[Profile, int], list[int]] = {}
+    for profile, slices, start, count in entries:
+        counts.setdefault(profile, 0)
+        if slices:
+            _check_count(profile, slices, count, geometry)
+            same = loose.setdefault(profile, []) if start is None else placed.setdefault((profile, start), [])
+            same += [slices] * count
+        else:
+            counts[profile] += count
+        if start is not None:
+            pins[profile, start, -1 if slices else len(pins)] = None
+    shared = {profile: _packed(profile, sizes) for profile, sizes in loose.items()}
+    pinned = {where: tuple(sorted(sizes, reverse=True)) for where, sizes in placed.items()}
+    for (profile, start), sizes in pinned.items():
+        counts[profile] += 1
+        if divide(profile, sizes) is None:
+            names = "+".join(_spelled(profile, size) for size in sizes)
+            raise LayoutDoesNotFit(
+                f"one {profile.name} has {profile.compute_slices} compute slices", given=f"{names} at {start}"
+            )
+    for profile, groups in shared.items():
+        counts[profile] += len(groups)
+    return Wanted(counts, tuple((profile, start) for profile, start, _ in pins), shared, pinned)
 
 
 def counts(declared: Declared, geometry: Geometry) -> dict[Profile, int]:
-    """The number of each profile in one GPU's declared layout. Raises InvalidLayout and UnknownProfile."""
-    found: dict[Profile, int] = {}
-    for name, _, count in _read(declared):
-        profile = _profile(name, geometry)
-        found[profile] = found.get(profile, 0) + count
-    return found
+    """The number of GPU instances of each profile in one GPU's declared layout. Raises as wanted()."""
+    return wanted(declared, geometry).counts
 
 
-def fixed(declared: Declared, geometry: Geometry) -> tuple[tuple[Profile, int], ...]:
-    """The profiles of one GPU's declared layout that insist on a place, with the start. Raises as counts()."""
-    read = _read(declared)
-    return tuple((_profile(name, geometry), start) for name, start, _ in read if start is not None)
+def alone(declared: Declared, geometry: Geometry) -> tuple[Profile, int]:
+    """The profile of a layout that fills() a GPU, and the size of its compute instances; 0: each fills its instance."""
+    return _known(_read(declared)[0][0], geometry)
 
 
-def _profile(name: str, geometry: Geometry) -> Profile:
-    """The profile of that name, or the smallest of that size; not one with attributes, which is asked for by name."""
+def _packed(profile: Profile, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """The compute instances of these *sizes* in GPU instances of *profile*: each in the first that has room."""
+    groups: list[tuple[int, ...]] = []
+    for size in sorted(sizes, reverse=True):
+        index = next((i for i, group in enumerate(groups) if divide(profile, (*group, size)) is not None), None)
+        if index is None:
+            groups.append((size,))
+        else:
+            groups[index] = (*groups[index], size)
+    return tuple(groups)
+
+
+def _check_count(profile: Profile, slices: int, count: int, geometry: Geometry) -> None:
+    """Raises LayoutDoesNotFit for more partitions of one kind than the GPU has compute slices."""
+    if geometry.compute_slices is not None and count > geometry.compute_slices:
+        limit = geometry.compute_slices // slices if slices else profile.max_count or geometry.compute_slices
+        name = _spelled(profile, slices)
+        raise LayoutDoesNotFit(f"at most {limit} of {name} on one {geometry.model}", given=count)
+
+
+def _spelled(profile: Profile, slices: int) -> str:
+    return f"{slices}c.{profile.name}" if slices else profile.name
+
+
+def _known(name: str, geometry: Geometry) -> tuple[Profile, int]:
+    """The profile of that name and the size of the compute instance in it, 0 for one that fills its GPU instance.
+
+    Or the smallest profile of that size; not one with attributes, which is asked for by name.
+    """
     size = _SIZE.fullmatch(name)
     if not size:
-        return geometry.profile(name)
+        return geometry.divided(name)
     plain = [profile for profile in geometry.profiles if not profile.attributes]
     enough = [profile for profile in plain if profile.memory_gb >= int(size["memory"])]
     if enough:
-        return min(enough, key=lambda profile: (profile.memory_gb, profile.compute_slices))
+        return min(enough, key=lambda profile: (profile.memory_gb, profile.compute_slices)), 0
     if not plain:
-        return geometry.profile(name)
+        return geometry.profile(name), 0
     largest = max(plain, key=lambda profile: profile.memory_gb)
     raise UnknownProfile(
         f"{geometry.model} has no profile of that size", given=name, hint=f"The largest is {largest.name}."
@@ -182,10 +263,10 @@ def _entry(written: object, count: object) -> tuple[str, int | None, int]:
     name, number = _name(place["name"] if place else written), _count(written, count)
     if place is None:
         return name, None, number
-    if number != 1 or name.startswith(">"):
-        hint = "Write each partition with its place: 1g.10gb@0+1g.10gb@1."
+    if name.startswith(">") or (number != 1 and gpu_profile(name) == name):
+        hint = "Write each partition with its place: 1g.10gb@0+1g.10gb@1; only compute instances share one."
         raise InvalidLayout("a place is that of one partition of a named profile", given=written, hint=hint)
-    return name, int(place["start"]), 1
+    return name, int(place["start"]), number
 
 
 def _name(name: object) -> str:
@@ -197,8 +278,6 @@ def _name(name: object) -> str:
         hint = _HINT
         if isinstance(name, str) and name.strip().lower() in _NONE:
             hint = 'A node whose GPUs stay whole has no layout: leave it out; one GPU of several is "off" in per_gpu().'
-        elif isinstance(name, str) and re.match(r"\s*\d+c\.", name):
-            hint = "Each GPU instance carries one compute instance of its whole size; leave the part before its g out."
         raise InvalidLayout("not the name of a profile", given=name, hint=hint)
     return name.strip().lower()
 

@@ -8,10 +8,11 @@ The columns are GPU, name, profile id, instance id, and start:size in memory sli
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from skyinfra.errors import InvalidLayout
 from skyinfra.mig.geometry import Geometry, same_profile
-from skyinfra.mig.grid import Grid, Layout, Placement
+from skyinfra.mig.grid import Grid, Layout, Placement, parts
 
 _ROW = re.compile(r"\|+\s*(?P<gpu>\d+)\s+MIG\s+(?P<name>\S+)\s+\d+\s+\d+\s+(?P<start>\d+):(?P<size>\d+)\s*\|", re.ASCII)
 # What the program prints where nothing stands, with exit code 6.
@@ -54,5 +55,6 @@ def check_listed(layout: Layout, geometry: Geometry) -> Layout:
 
 
 def placed_text(layout: Layout) -> str:
-    """The layout as declared, each partition with its place: ``3g.40gb@4+1g.10gb@0``."""
-    return "+".join(f"{each.profile}@{each.start}" for each in layout)
+    """The layout as declared, each partition with its place: ``3g.40gb@4+1g.10gb@0+1c.2g.20gb@2*2``."""
+    counts = Counter(f"{part.name}@{part.start}" for part in parts(layout))
+    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())

@@ -8,7 +8,9 @@
           mig-enabled: true
           mig-devices: {"3g.40gb": 2}       # needed where MIG is enabled
 
-The document is strict, as in mig-parted: an unknown field is an error. It names profiles, not where they stand.
+The document is strict, as in mig-parted: an unknown field is an error. It names profiles, not where they stand, and
+compute instances ("1c.3g.40gb": 3), not which of them share a GPU instance: mig-parted fills one after the other, as a
+declaration does.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from typing import Any
 
 from skyinfra.errors import InvalidLayout, LayoutError, did_you_mean
 from skyinfra.mig.geometry import Geometry, is_profile_name
-from skyinfra.mig.grid import Layout
+from skyinfra.mig.grid import Layout, parts
+from skyinfra.mig.layout import wanted
 from skyinfra.mig.layouts import layouts, multisets
 from skyinfra.mig.placement import resolve
 
 _FILTER = re.compile(r"0x(?P<device>[0-9a-f]{4})[0-9a-f]{4}(?P<subsystem>:0x[0-9a-f]{8})?", re.I | re.A)
-_COMPUTE = re.compile(r"[1-9]\d?c\.", re.A)
 _FIELDS = {"device-filter", "devices", "mig-enabled", "mig-devices"}
 # Text that needs no quotes in any version of YAML.
 _PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z][a-z0-9._-]*", re.I | re.A)
@@ -119,8 +121,8 @@ def layouts_from_parted(
 ) -> tuple[GpuLayouts, tuple[PartedWarning, ...]]:
     """The layouts that a configuration gives to a node with *gpus* GPUs of one model.
 
-    Raises InvalidLayout for an index that the node does not have, two entries that disagree on a GPU, and compute
-    instances smaller than their GPU instance; what placing a layout raises; each with the index of the entry.
+    Raises InvalidLayout for an index that the node does not have, and two entries that disagree on a GPU; what placing
+    a layout raises; each with the index of the entry.
     """
     found: GpuLayouts = {}
     warnings = []
@@ -152,10 +154,12 @@ def parted_from_layouts(
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     warnings = []
     for gpu, layout in sorted(found.items()):
-        counts = None if layout is None else tuple(Counter(multisets([layout], geometry)[0]).items())
+        counts = None if layout is None else counted(layout, geometry)
         groups.setdefault(counts, []).append(gpu)
         if layout and _placements(layout, geometry) > 1:
             warnings.append(PartedWarning(f"GPU {gpu}", _LOST))
+        if layout and not _shares_as_written(layout, geometry):
+            warnings.append(PartedWarning(f"GPU {gpu}", _LOST_SHARES))
     entries = tuple(
         PartedEntry((), None if len(members) == gpus else tuple(members), counts is not None, counts)
         for counts, members in groups.items()
@@ -164,6 +168,29 @@ def parted_from_layouts(
 
 
 _LOST = "mig-parted's format has no placements: the driver chooses one of several for these profiles"
+
+
+_LOST_SHARES = "mig-parted's format does not say which compute instances share a GPU instance; these would share others"
+
+
+def counted(layout: Layout, geometry: Geometry) -> tuple[tuple[str, int], ...]:
+    """The partitions by name with their number, largest profiles first, and compute instances behind whole ones."""
+    (names,) = multisets([layout], geometry)
+    order = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    ordered = sorted(parts(layout), key=lambda each: (order[each.profile], [-size for size in each.kind[1]]))
+    return tuple(Counter(each.name for each in ordered).items())
+
+
+def _shares_as_written(layout: Layout, geometry: Geometry) -> bool:
+    """Whether the compute instances of *layout* share GPU instances as they would when their names are declared."""
+    mine = Counter((geometry.profile(each.profile).name, each.kind[1]) for each in layout if each.compute)
+    if not mine:
+        return True
+    try:
+        shared = wanted([each.name for each in parts(layout)], geometry).shared
+    except LayoutError:
+        return False
+    return mine == Counter((profile.name, group) for profile, groups in shared.items() for group in groups)
 
 
 def _placements(layout: Layout, geometry: Geometry) -> int:
@@ -224,7 +251,7 @@ def _counts(value: object, path: str) -> tuple[tuple[str, int], ...]:
     if not isinstance(value, Mapping):
         raise InvalidLayout("a mapping of profiles to counts", field=path, given=value)
     for name, count in value.items():
-        if not isinstance(name, str) or not is_profile_name(_COMPUTE.sub("", name, count=1)):
+        if not isinstance(name, str) or not is_profile_name(name):
             raise InvalidLayout("not the name of a profile", field=path, given=name)
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise InvalidLayout("the count is a whole number from 0", field=f"{path}.{name}", given=count)
@@ -246,14 +273,6 @@ def _layout(entry: PartedEntry, geometry: Geometry, path: str) -> Layout | None:
         if counts:
             raise InvalidLayout("partitions where MIG is off", field=path)
         return None
-    for name in counts:
-        if _COMPUTE.match(name):
-            raise InvalidLayout(
-                "compute instances smaller than their GPU instance are not made",
-                field=path,
-                given=name,
-                hint="Each partition has one slot, so its GPU instance has one compute instance of its whole size.",
-            )
     try:
         return resolve(counts, geometry, 1)[0] if counts else ()
     except LayoutError as error:

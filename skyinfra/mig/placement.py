@@ -8,16 +8,28 @@ empty GPU it leaves most room for what may come; among partitions that stand, re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple, TypeAlias
 
 from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import Grid, Layout, Placement, starts
-from skyinfra.mig.layout import Declared, PerGpu, counts, fills, fixed, is_off, largest_first, text
+from skyinfra.mig.grid import At, Grid, Layout, Placement, divide, parts, starts
+from skyinfra.mig.layout import (
+    Declared,
+    PerGpu,
+    Wanted,
+    alone,
+    fills,
+    gathered,
+    is_off,
+    largest_first,
+    text,
+    wanted,
+)
 from skyinfra.mig.layouts import nearest
 
 # Profiles and their starts.
@@ -46,11 +58,14 @@ def attempt(declared: Declared, geometry: Geometry) -> Attempt:
     One profile alone fills the GPU; anything else is exact. Raises InvalidLayout, UnknownProfile, and MigNotSupported
     where the placements of this GPU are unknown.
     """
-    desired = counts(declared, geometry)
     if isinstance(declared, str) and fills(declared):
-        layout = fill(next(iter(desired)).name, geometry)
+        profile, slices = alone(declared, geometry)
+        layout = fill(profile.name, geometry)
+        if slices:
+            each = (slices,) * (profile.compute_slices // slices)
+            layout = _shared(layout, Wanted(shared={profile: (each,) * len(layout)}))
         return Attempt(layout, (), "", Grid.of(layout, geometry).fitting())
-    return _attempt(desired, geometry, fixed(declared, geometry))
+    return _attempt(wanted(declared, geometry), geometry)
 
 
 def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
@@ -60,31 +75,40 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     of those the one in which larger profiles start lower. Raises UnknownProfile; LayoutDoesNotFit, with a drawing of
     how far it got; MigNotSupported where the placements of this GPU are unknown.
     """
-    desired = Counter(geometry.profile(name) for name in profiles)
+    desired = gathered(((*geometry.divided(name), None, 1) for name in profiles), geometry)
     return _whole(_attempt(desired, geometry), geometry, "+".join(profiles))
 
 
 def carries(standing: Collection[Placement], desired: Collection[Placement]) -> bool:
-    """Whether the *standing* partitions are the *desired* profiles, in whatever places; fixed ones where they must."""
-    if Counter(each.profile for each in standing) != Counter(each.profile for each in desired):
+    """Whether the *standing* partitions are the *desired* ones, in whatever places; fixed ones where they must.
+
+    Compute instances share GPU instances as desired, in whatever places there.
+    """
+    if Counter(each.kind for each in standing) != Counter(each.kind for each in desired):
         return False
-    return {each for each in desired if each.fixed} <= set(standing)
+    return insisted(desired) <= {(each.kind, each.start, each.size) for each in standing}
+
+
+def insisted(desired: Iterable[Placement]) -> set[tuple[object, ...]]:
+    """Kind, start and size of those that are fixed."""
+    return {(each.kind, each.start, each.size) for each in desired if each.fixed}
 
 
 def rearranged(
-    desired: Layout, standing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[int] = ()
+    desired: Layout, standing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[At] = ()
 ) -> Layout:
     """The placement of the *desired* profiles that disturbs the *standing* partitions least.
 
-    It destroys fewest of those that start at one of *in_use*, then fewest in all, then leaves most room; where that is
-    undecided, it is *desired* itself, else the first in the order of place(). So a GPU that has the desired profiles
-    stays as it is. Fixed placements are kept. Where nothing stands it is *desired*, and where the placements of this
-    GPU are unknown (*geometry* is None), unless the desired profiles stand.
+    It destroys fewest of those whose Placement.at is one of *in_use*, then fewest in all, then leaves most room; where
+    that is undecided, it is *desired* itself, else the first in the order of place(). So a GPU that has the desired
+    profiles stays as it is. Fixed placements are kept. A GPU instance whose compute instances change stays, with those
+    of them that may. Where nothing stands it is *desired*, and where the placements of this GPU are unknown (*geometry*
+    is None), unless the desired profiles stand.
     """
     if carries(standing, desired):
-        insisted = {each for each in desired if each.fixed}
-        kept = (replace(each, fixed=each in insisted) for each in standing)
-        return tuple(sorted(kept, key=lambda each: each.start))
+        kept = insisted(desired)
+        found = (replace(each, fixed=(each.kind, each.start, each.size) in kept) for each in standing)
+        return tuple(sorted(found, key=lambda each: each.start))
     if geometry is None or not standing:
         return desired
     try:
@@ -95,16 +119,61 @@ def rearranged(
         room = search.room()
     except LayoutError:
         return desired
-    wanted = set(desired)
+    wanted_places, there = set(desired), _Standing(standing, in_use)
+    sharing = any(each.compute for each in desired)
+
+    def arranged(found: _Found) -> Layout:
+        layout = _layout(found.places, pins, called)
+        return _rearranged_shares(layout, desired, there, geometry) if sharing else layout
 
     def cost(found: _Found) -> tuple[int, int, tuple[int, int], bool]:
-        places = set(_layout(found.places, called=called))
-        gone = [each.start for each in standing if each not in places]
+        layout = arranged(found)
         fits, ways = room(found)
-        return sum(start in in_use for start in gone), len(gone), (-fits, -ways), places != wanted
+        return *there.destroyed(layout), (-fits, -ways), set(layout) != wanted_places
 
     best = min(search.run(), key=cost, default=None)
-    return desired if best is None else _layout(best.places, pins, called)
+    return desired if best is None else arranged(best)
+
+
+class _Standing:
+    """The partitions that stand on a GPU, and those of them that are in use."""
+
+    def __init__(self, layout: Iterable[Placement], in_use: Collection[At]) -> None:
+        self._parts = parts(layout)
+        self._in_use = in_use
+
+    def destroyed(self, layout: Iterable[Placement]) -> tuple[int, int]:
+        """Returns how many that are in use go with *layout*, and how many in all."""
+        stay = set(parts(layout))
+        gone = [each.at for each in self._parts if each not in stay]
+        return sum(at in self._in_use for at in gone), len(gone)
+
+    def shared(self, place: Placement, profile: Profile, sizes: Sequence[int]) -> Placement:
+        """Returns *place* with compute instances of these *sizes*, where they disturb least what shares it now."""
+        here = [each for each in self._parts if (each.profile, each.start) == (place.profile, place.start)]
+        used = [each.compute[0].start for each in here if each.compute and each.at in self._in_use]
+        compute = divide(profile, sizes, [one for each in here for one in each.compute], used)
+        return replace(place, compute=compute or ())
+
+
+def _rearranged_shares(layout: Layout, desired: Layout, there: _Standing, geometry: Geometry) -> Layout:
+    """*layout* with the compute instances of *desired*, so that fewest of those that stand are destroyed."""
+    fixed = {(each.profile, each.start): each.kind[1] for each in desired if each.fixed}
+    found = [
+        there.shared(each, geometry.profile(each.profile), fixed[each.profile, each.start]) if each.fixed else each
+        for each in layout
+    ]
+    for name in {each.profile for each in desired if each.compute and not each.fixed}:
+        profile = geometry.profile(name)
+        shares = sorted(each.kind[1] for each in desired if each.profile == name and not each.fixed)
+        places = [index for index, each in enumerate(found) if each.profile == name and not each.fixed]
+        ways = [
+            [there.shared(found[index], profile, sizes) for index, sizes in zip(places, way, strict=True)]
+            for way in sorted(set(permutations(shares)))
+        ]
+        for index, place in zip(places, min(ways, key=there.destroyed), strict=True):
+            found[index] = place
+    return tuple(found)
 
 
 def max_count(profile: str, geometry: Geometry) -> int:
@@ -163,15 +232,34 @@ def _whole(tried: Attempt, geometry: Geometry, given: object) -> Layout:
     raise LayoutDoesNotFit(f"the layout has no placement on {geometry.model}: {tried.why}", given=given, hint=hint)
 
 
-def _attempt(desired: Mapping[Profile, int], geometry: Geometry, pins: Places = ()) -> Attempt:
+def _attempt(desired: Wanted, geometry: Geometry) -> Attempt:
     # One more than any GPU takes is refused like any larger number.
     limit = 1 + (geometry.compute_slices or 0)
-    rest = Counter(desired) - Counter(profile for profile, _ in pins)
+    counts, pins = desired.counts, desired.pins
+    rest = Counter(counts) - Counter(profile for profile, _ in pins)
     profiles = [profile for profile, count in rest.items() for _ in range(min(count, limit))]
     tried = _search(tuple(sorted(profiles, key=largest_first)), geometry, pins)
     placed = Counter(placement.profile for placement in tried.layout)
-    missing = {p.name: desired[p] - placed[p.name] for p in sorted(desired, key=largest_first)}
-    return replace(tried, missing=tuple((name, count) for name, count in missing.items() if count))
+    missing = {p.name: counts[p] - placed[p.name] for p in sorted(counts, key=largest_first)}
+    layout = _shared(tried.layout, desired)
+    return replace(tried, layout=layout, missing=tuple((name, count) for name, count in missing.items() if count))
+
+
+def _shared(layout: Layout, desired: Wanted) -> Layout:
+    """*layout* with the *desired* compute instances, those of one profile in the GPU instances that start last."""
+    if not desired.shared and not desired.pinned:
+        return layout
+    sizes = {(profile.name, start): (profile, each) for (profile, start), each in desired.pinned.items()}
+    for profile, groups in desired.shared.items():
+        free = [each.start for each in layout if each.profile == profile.name and not each.fixed]
+        last = free[-len(groups) :]
+        sizes |= {(profile.name, start): (profile, group) for start, group in zip(last, groups, strict=False)}
+    return tuple(
+        replace(each, compute=divide(*sizes[each.profile, each.start]) or ())
+        if (each.profile, each.start) in sizes
+        else each
+        for each in layout
+    )
 
 
 @lru_cache(maxsize=1024)

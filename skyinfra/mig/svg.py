@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from skyinfra.mig.drawing import Picture, Segment, facts, labels, mark, tone
+from skyinfra.mig.drawing import Picture, Segment, facts, labels, mark, sharing, tone
 from skyinfra.mig.geometry import Profile
 
 _WIDTH = 760
@@ -154,7 +154,7 @@ def _memory(sheet: _Sheet, shown: Picture) -> None:
         sheet.box(x, segment.size * unit, height, _kind(segment, shown))
         for row, words in enumerate(column):
             y = sheet.y + 20 + row * _LINE
-            if segment.profile and words and words == mark(segment.profile):
+            if segment.profile and words and words in (mark(segment.profile), sharing(segment)):
                 sheet.pill(x + 5, y, words)
             elif words:
                 kind = "ink" if segment.profile else "pale"
@@ -168,12 +168,25 @@ def _compute(sheet: _Sheet, shown: Picture, height: int) -> None:
     width = (sheet.width - 2 * sheet.edge) / total
     sheet.named("compute slices", f"{shown.compute_used} of {total}")
     kinds = [_of(p, shown) for p in shown.placed for _ in range(p.compute_slices)]
+    named = _compute_names(shown)
     for index in range(total):
         x = sheet.edge + index * width
         sheet.box(x, width, height, kinds[index] if index < len(kinds) else "free")
+        if index in named:
+            sheet.text(x + 5, sheet.y + height / 2 + 4, named[index], bold=True)
         if index >= len(kinds):
             sheet.text(x + 5, sheet.y + height / 2 + 4, "free", "pale")
     sheet.y += height + 6
+
+
+def _compute_names(shown: Picture) -> dict[int, str]:
+    """The names of the compute instances that share GPU instances, by the box of the bar in which each begins."""
+    found: dict[int, str] = {}
+    first = 0
+    for segment in shown.segments:
+        found |= {first + each.start: f"{each.size}c" for each in segment.compute}
+        first += segment.profile.compute_slices if segment.profile else 0
+    return found
 
 
 def _left_out(sheet: _Sheet, shown: Picture) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from skyinfra import mig
 from skyinfra.errors import InvalidDemand, MigNotSupported, UnknownProfile
 from skyinfra.mig import Geometry, Profile
-from skyinfra.mig.geometry import is_profile_name
+from skyinfra.mig.geometry import gpu_profile, is_profile_name
 
 DemandInput: TypeAlias = str | Mapping[str, int]
 
@@ -111,7 +111,11 @@ def _counted(wanted: object, count: object) -> tuple[str, int]:
         return f">={int(size['memory'])}GB", count
     if not isinstance(wanted, str) or not is_profile_name(wanted):
         raise InvalidDemand("not the name of a profile, nor a size", field="demand", given=wanted, hint=_HINT)
-    return wanted.strip().lower(), count
+    name = wanted.strip().lower()
+    if gpu_profile(name) != name:
+        hint = f"Ask for {gpu_profile(name)}, and declare its compute instances in the pool."
+        raise InvalidDemand("a demand has no compute instances", field="demand", given=wanted, hint=hint)
+    return name, count
 
 
 def _demand(wanted: str, count: int) -> Demand:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 from skyinfra.errors import InvalidNodeConfig, NotInTask
+from skyinfra.mig import Compute, Placement, gpu_profile
 from skyinfra.protocol import _schema
 from skyinfra.protocol.manifest import SlotKind
 
 VARIABLE = "SKYINFRA_SLOT"
+# The compute slices of a compute instance, and those of the GPU instance that it shares.
+_SHARE = re.compile(r"(\d+)c\.(\d+)g\.", re.ASCII)
 # The variable that names the node's writable folder.
 NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
 # The key under which a worker's registration carries the same description.
@@ -37,6 +41,9 @@ class InstanceInfo(_schema.Document, error=InvalidNodeConfig, source=VARIABLE):
     head: whether the node carries the scheduler. simulated: whether the accelerator is simulated.
     start, size, units: of a partition, where it stands on its GPU and what the whole GPU has, in the placement units of
     its MIG geometry, or in XCDs on an AMD GPU; None for what is no partition, or where it is not known.
+    compute: of a partition that shares its GPU instance (``1c.3g.40gb``), its place in the compute slices of that;
+    start, size and memory_gb are those of the GPU instance. shared_by: how many slots had that memory together when
+    this one began, this one counted; None for one that has its memory alone.
     """
 
     node: str
@@ -55,6 +62,22 @@ class InstanceInfo(_schema.Document, error=InvalidNodeConfig, source=VARIABLE):
     start: int | None = None
     size: int | None = None
     units: int | None = None
+    compute: Compute | None = field(default=None, metadata={"later": True})
+    shared_by: int | None = field(default=None, compare=False, metadata={"later": True})
+
+    @property
+    def placement(self) -> Placement:
+        """The place of a partition on its GPU; its profile and size are empty where they are not known."""
+        shares = () if self.compute is None else (self.compute,)
+        return Placement(gpu_profile(self.profile or ""), self.start or 0, self.size or 0, compute=shares)
+
+    @property
+    def own_memory_gb(self) -> float | None:
+        """The memory that a task can count on, in GB: of what slots share, the part of its compute slices."""
+        slices = _SHARE.match(self.profile or "")
+        if self.memory_gb is None or slices is None:
+            return self.memory_gb
+        return self.memory_gb * int(slices[1]) / int(slices[2])
 
     @property
     def accelerators(self) -> tuple[str, ...]:

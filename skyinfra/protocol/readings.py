@@ -32,7 +32,8 @@ class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
 
     utilization: percent of the time that something ran on it; of a MIG partition, percent of its multiprocessors that
     were busy, by NVIDIA's GPM, which Hopper and later have; of NeuronCores, their mean. memory_used, memory_total:
-    bytes of its device.
+    bytes of its device. NVIDIA measures memory and activity by GPU instance: slots whose compute instances share one
+    (``slot.compute``) all have those of the whole of it.
     temperature (degrees Celsius), power (watts) and energy (joules since its driver was loaded) are those of the whole
     accelerator that it stands on. share: the slot's part of that accelerator, from 0 to 1: the compute slices of the
     partition over those of the GPU, 3/7 for a 3g of an H100.

@@ -236,7 +236,8 @@ def _text(status: Status) -> str:
     lines.extend(f"waits for {each}" for each in status.waits_for)
     for slot in status.slots:
         what = " ".join(str(part) for part in (slot.accelerator, slot.profile, slot.uuid) if part)
-        lines.append(f"slot {slot.slot} {slot.kind} {what}".rstrip())
+        shared = f" ({slot.memory_gb:g} GB shared by {slot.shared_by})" if (slot.shared_by or 0) > 1 else ""
+        lines.append(f"slot {slot.slot} {slot.kind} {what}".rstrip() + shared)
     if status.error:
         lines.append(": ".join(status.error))
     return "\n".join(lines)

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,7 @@ def _export(form: str | None) -> int:
 
 def _print_partitions(partitions: Sequence[Any]) -> None:
     for partition in partitions:
-        _print({"event": "standing", **asdict(partition)})
+        _print({"event": "standing", **partition.to_json()})
 
 
 def _print_steps(steps: Sequence[Any], standing: Sequence[Any], options: argparse.Namespace) -> int:
@@ -169,7 +168,7 @@ def _print_steps(steps: Sequence[Any], standing: Sequence[Any], options: argpars
         _print({"event": "differs", **step.to_json()})
     for partition in standing if options.dry_run else ():
         if not any(step.ends(partition.gpu, partition.uuid) for step in steps):
-            _print({"event": "stays", **asdict(partition)})
+            _print({"event": "stays", **partition.to_json()})
     return 1 if steps and options.check else 0
 
 

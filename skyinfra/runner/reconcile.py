@@ -20,9 +20,9 @@ from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
 from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.transition import Partition
 from skyinfra.head import start
-from skyinfra.mig import Layout
+from skyinfra.mig import At, Layout
+from skyinfra.mig.steps import Partition
 from skyinfra.node.folder import NodeDirectory, State
 from skyinfra.node.node import Node
 from skyinfra.protocol.instance import InstanceInfo
@@ -126,10 +126,10 @@ class Reconciler:
         hardware = self._hardware(self._node.config)
         if not self.partitions and not isinstance(hardware, RecordedHardware):
             return
-        in_use: dict[int, set[int]] = {}
+        in_use: dict[int, set[At]] = {}
         for key in await self.workers.busy():
             if key.slot.gpu is not None and key.slot.start is not None:
-                in_use.setdefault(key.slot.gpu, set()).add(key.slot.start)
+                in_use.setdefault(key.slot.gpu, set()).add(key.slot.placement.at)
         await asyncio.to_thread(hardware.choose, in_use)
 
     def _hardware(self, config: NodeConfig) -> Hardware:

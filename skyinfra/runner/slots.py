@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from skyinfra import mig
 from skyinfra.gpu.amd.partitioner import ComputePartition
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.transition import Partition
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import slot_kind
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
@@ -82,7 +83,7 @@ def count(config: NodeConfig) -> int:
         return config.cpu_slots
     if config.slice_hosts:
         return 1
-    return sum(len(layout) or 1 for layout in accelerator.per_gpu)
+    return sum(len(mig.parts(layout)) or 1 for layout in accelerator.per_gpu)
 
 
 def names(node: str, total: int, kept: Iterable[int]) -> tuple[str, ...]:
@@ -128,8 +129,9 @@ def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[P
             memory_gb=accelerator.memory_gb,
             simulated=config.simulate,
         )
-        mine = sorted((p for p in partitions if p.gpu == device.index), key=lambda p: p.start)
+        mine = sorted((p for p in partitions if p.gpu == device.index), key=_by_place)
         units = _units(accelerator, mine) if mine else None
+        shared = Counter(partition.start for partition in mine)
         for partition in mine:
             yield replace(
                 whole,
@@ -144,11 +146,17 @@ def _slots(config: NodeConfig, devices: Sequence[Device], partitions: Sequence[P
                 start=partition.start,
                 size=partition.size,
                 units=units,
+                compute=partition.compute,
+                shared_by=shared[partition.start] if partition.compute is not None else None,
             )
         if not mine and device.profile is not None:
             yield replace(whole, kind="partition", profile=device.profile, memory_gb=_profile_memory_gb(device.profile))
         elif not mine:
             yield whole
+
+
+def _by_place(partition: Partition) -> tuple[int, int]:
+    return partition.start, partition.compute.start if partition.compute is not None else 0
 
 
 def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int | None:

@@ -54,13 +54,17 @@ class GpuStrip:
 
     @property
     def doing(self) -> tuple[str, ...]:
-        """The names of the tasks on each slot, in one line; empty where nothing runs at all."""
-        return tuple(", ".join(task.name for task in tasks) for tasks in self.tasks) if any(self.tasks) else ()
+        """The names of the tasks on each of `layout`, in one line; empty where nothing runs at all."""
+        if not any(self.tasks):
+            return ()
+        pairs = list(zip(self.slots, self.tasks, strict=True))
+        here = ([tasks for slot, tasks in pairs if (slot.start or 0) == place.start] for place in self.layout)
+        return tuple(", ".join(task.name for tasks in each for task in tasks) for each in here)
 
     @property
     def layout(self) -> tuple[Placement, ...]:
-        """The partitions by start."""
-        return tuple(Placement(slot.profile or "", slot.start or 0, slot.size or 0) for slot in self.slots)
+        """The partitions by start, those that share a GPU instance together."""
+        return mig.together(slot.placement for slot in self.slots)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -75,6 +79,7 @@ class GpuStrip:
                     "size": s.size,
                     "worker": s.worker,
                     "uuid": s.uuid,
+                    **({"compute": asdict(s.compute), "shared_by": s.shared_by} if s.compute is not None else {}),
                     "tasks": [asdict(task) for task in tasks],
                 }
                 for s, tasks in zip(self.slots, self.tasks or ((),) * len(self.slots), strict=True)
@@ -102,7 +107,7 @@ def strips(
     absent = [slot.gpu for slot in wanted if slot.index not in there]
     made = []
     for gpu, slots in sorted(by_gpu.items()):
-        placed = tuple(sorted(slots, key=lambda slot: slot.start or 0))
+        placed = tuple(sorted(slots, key=lambda slot: (slot.start or 0, slot.compute.start if slot.compute else 0)))
         doing = tuple(tuple(tasks.get(slot.slot, ())) for slot in placed)
         units = max(slot.units or 0 for slot in slots)
         made.append(GpuStrip(gpu, slots[0].accelerator or "", units, placed, absent.count(gpu), doing))
@@ -253,7 +258,7 @@ def _summary(found: Transition) -> str:
 
 
 def _places(layout: Iterable[mig.Placement]) -> str:
-    return ", ".join(f"{place.profile} at {place.start}:{place.size}" for place in layout) or "nothing"
+    return ", ".join(map(str, layout)) or "nothing"
 
 
 def _changed(alike: Sequence[GpuChange]) -> str:

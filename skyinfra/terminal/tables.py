@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -113,7 +114,8 @@ def table(
 
 def place(placement: Placement) -> dict[str, object]:
     """Returns the place of a partition as JSON values."""
-    return {"profile": placement.profile, "start": placement.start, "size": placement.size}
+    where: dict[str, object] = {"profile": placement.profile, "start": placement.start, "size": placement.size}
+    return where | ({"compute": [asdict(each) for each in placement.compute]} if placement.compute else {})
 
 
 def simulated_mark(simulated: bool) -> str:

@@ -180,7 +180,7 @@ def resources(slot: InstanceInfo) -> dict[str, float]:
         labels.append(f"profile:{slot.profile}")
     if slot.accelerator:
         labels.append(f"accel:{slot.accelerator}")
-    memory = {GPU_MEMORY: slot.memory_gb * 1000} if slot.memory_gb else {}
+    memory = {GPU_MEMORY: slot.own_memory_gb * 1000} if slot.own_memory_gb else {}
     return {**dict.fromkeys(labels, 1.0), **memory}
 
 

@@ -79,6 +79,15 @@ static bool free_at(const struct instance *instance, unsigned start, unsigned sl
     return true;
 }
 
+/* Where a compute instance may start, as go-nvml's H100 has it: at multiples of 1, of 2, and of 4 for one of 3 or 4. */
+static unsigned step(unsigned slices)
+{
+    unsigned found = 1;
+    while (found < slices)
+        found *= 2;
+    return found;
+}
+
 nvmlReturn_t compute_capacity(nvmlGpuInstance_t instance, unsigned id, unsigned *count)
 {
     struct target target;
@@ -87,11 +96,8 @@ nvmlReturn_t compute_capacity(nvmlGpuInstance_t instance, unsigned id, unsigned 
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
     unsigned all = profile_of(target.gpu, target.instance)->slices;
     *count = 0;
-    for (unsigned start = 0; start + slices <= all;) {
-        bool free = free_at(target.instance, start, slices);
-        *count += free;
-        start += free ? slices : 1;
-    }
+    for (unsigned start = 0; start + slices <= all; start += step(slices))
+        *count += free_at(target.instance, start, slices);
     return NVML_SUCCESS;
 }
 
@@ -101,9 +107,11 @@ nvmlReturn_t compute_placements(nvmlGpuInstance_t instance, unsigned id, nvmlCom
     unsigned slices;
     TRY(root_in(instance, id, &target, &slices));
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
-    *count = profile_of(target.gpu, target.instance)->slices - slices + 1;
-    for (unsigned start = 0; placements && start < *count; start++)
-        placements[start] = (nvmlComputeInstancePlacement_t){start, slices};
+    unsigned all = profile_of(target.gpu, target.instance)->slices;
+    *count = 0;
+    for (unsigned start = 0; start + slices <= all; start += step(slices), ++*count)
+        if (placements)
+            placements[*count] = (nvmlComputeInstancePlacement_t){start, slices};
     return NVML_SUCCESS;
 }
 
@@ -126,9 +134,10 @@ nvmlReturn_t compute_create(nvmlGpuInstance_t instance, unsigned id, const nvmlC
     TRY(root_in(instance, id, &target, &slices));
     unsigned all = profile_of(target.gpu, target.instance)->slices;
     NEED(created && (placement || !placed), NVML_ERROR_INVALID_ARGUMENT);
-    NEED(!placed || (placement->size == slices && placement->start + slices <= all), NVML_ERROR_INVALID_ARGUMENT);
+    bool right = placed && placement->size == slices && placement->start + slices <= all;
+    NEED(!placed || (right && placement->start % step(slices) == 0), NVML_ERROR_INVALID_ARGUMENT);
     while (!placed && start + slices <= all && !free_at(target.instance, start, slices))
-        start++;
+        start += step(slices);
     start = placed ? placement->start : start;
     NEED(start + slices <= all && free_at(target.instance, start, slices), NVML_ERROR_INSUFFICIENT_RESOURCES);
     NEED(target.instance->compute_count < MAX_COMPUTE, NVML_ERROR_INSUFFICIENT_RESOURCES);
@@ -145,7 +154,7 @@ nvmlReturn_t compute_destroy(nvmlComputeInstance_t compute)
     struct target target;
     TRY(find(compute, KIND_COMPUTE, &target));
     NEED(privileged(), NVML_ERROR_NO_PERMISSION);
-    NEED(!gpu_held(target.gpu, (int)target.instance->id), NVML_ERROR_IN_USE);
+    NEED(!compute_held(target.gpu, (int)target.instance->id, (int)target.compute->id), NVML_ERROR_IN_USE);
     changed();
     struct compute *last = &target.instance->compute[--target.instance->compute_count];
     memmove(target.compute, target.compute + 1, (size_t)(last - target.compute) * sizeof *last);

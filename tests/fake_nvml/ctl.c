@@ -12,8 +12,9 @@ static const char USAGE[] =
     "fake-nvml-ctl show                   the machine, as JSON\n"
     "fake-nvml-ctl reboot                 instances and processes go; MIG mode stays on Ampere only\n"
     "fake-nvml-ctl passthrough GPU        from now on the GPU is a virtual machine's, which cannot reset it\n"
-    "fake-nvml-ctl hold GPU [--pid PID] [--start START] [--graphics | --look] [--live]\n"
-    "                                     a process computes on the GPU, or on the instance at START; or draws; or only\n"
+    "fake-nvml-ctl hold GPU [--pid PID] [--start START [--compute AT]] [--graphics | --look] [--live]\n"
+    "                                     a process computes on the GPU, or on the instance at START, or on the compute\n"
+    "                                     instance that begins there at the compute slice AT; or draws; or only\n"
     "                                     has it open, as a monitor does, listed nowhere; with --live for as long as it runs\n"
     "fake-nvml-ctl release GPU [--pid PID]   it is no longer; without a PID, all of them\n";
 
@@ -43,15 +44,27 @@ static int instance_at(const struct gpu *gpu, unsigned start)
     exit(1);
 }
 
+static int compute_at(const struct gpu *gpu, int id, unsigned start)
+{
+    for (unsigned i = 0; i < gpu->instance_count; i++)
+        for (unsigned j = 0; (int)gpu->instances[i].id == id && j < gpu->instances[i].compute_count; j++)
+            if (gpu->instances[i].compute[j].start == start)
+                return (int)gpu->instances[i].compute[j].id;
+    fprintf(stderr, "fake-nvml-ctl: no compute instance begins at %u\n", start);
+    exit(1);
+}
+
 static int hold(int argc, char **argv)
 {
     struct gpu *gpu = gpu_argument(argc, argv);
-    struct process process = {.pid = 4242, .instance = -1};
+    struct process process = {.pid = 4242, .instance = -1, .compute = -1};
     for (int i = 3; i < argc; i++) {
         if (strcmp(argv[i], "--pid") == 0)
             process.pid = number(argc, argv, ++i, 1 << 30);
         else if (strcmp(argv[i], "--start") == 0)
             process.instance = instance_at(gpu, (unsigned)number(argc, argv, ++i, 16));
+        else if (strcmp(argv[i], "--compute") == 0)
+            process.compute = compute_at(gpu, process.instance, (unsigned)number(argc, argv, ++i, 16));
         else if (strcmp(argv[i], "--graphics") == 0)
             process.use = USE_GRAPHICS;
         else if (strcmp(argv[i], "--look") == 0)
@@ -99,7 +112,8 @@ static void show_instance(const struct gpu *gpu, const struct instance *instance
     printf("{\"profile\": \"%s\", \"id\": %u, \"start\": %u, \"size\": %u, \"compute\": [", profile->name, instance->id,
            instance->start, instance->size);
     for (unsigned i = 0; i < instance->compute_count; i++)
-        printf("%s{\"id\": %u, \"slices\": %u}", i ? ", " : "", instance->compute[i].id, instance->compute[i].slices);
+        printf("%s{\"id\": %u, \"slices\": %u, \"start\": %u}", i ? ", " : "", instance->compute[i].id,
+               instance->compute[i].slices, instance->compute[i].start);
     printf("]}");
 }
 

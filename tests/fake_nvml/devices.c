@@ -201,6 +201,8 @@ nvmlReturn_t device_attributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attr
 static bool listed(const struct target *target, const struct process *process, enum use use)
 {
     bool there = target->kind == KIND_GPU || process->instance == (int)target->instance->id;
+    if (target->kind == KIND_DEVICE && process->compute >= 0)
+        there = there && process->compute == (int)target->compute->id;
     return there && process->use == use && process_counts(process);
 }
 
@@ -217,7 +219,7 @@ nvmlReturn_t device_processes(nvmlDevice_t device, enum use use, unsigned *count
             continue;
         if (found < *count) {
             unsigned place = process->instance < 0 ? NO_INSTANCE : (unsigned)process->instance;
-            unsigned compute = process->instance < 0 ? NO_INSTANCE : 0;
+            unsigned compute = process->instance < 0 ? NO_INSTANCE : process->compute < 0 ? 0 : (unsigned)process->compute;
             processes[found] = (nvmlProcessInfo_t){(unsigned)process->pid, 1 << 20, place, compute};
         }
         found++;

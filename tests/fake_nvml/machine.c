@@ -11,7 +11,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#define FORMAT "fake-nvml 3"
+#define FORMAT "fake-nvml 4"
 #define DEFAULT_GPUS                                                                                                   \
     "h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb,h100_80gb"
 #define PATH_SIZE 4096
@@ -213,9 +213,15 @@ bool process_counts(const struct process *process)
 
 bool gpu_held(const struct gpu *gpu, int instance)
 {
+    return compute_held(gpu, instance, -1);
+}
+
+bool compute_held(const struct gpu *gpu, int instance, int compute)
+{
     for (unsigned i = 0; i < gpu->process_count; i++) {
         const struct process *process = &gpu->processes[i];
         bool there = instance < 0 || process->instance < 0 || process->instance == instance;
+        there = there && (compute < 0 || process->compute < 0 || process->compute == compute);
         /* Who only looks holds an instance whose capability it has open, and no more. */
         bool looks = process->use == USE_LOOK && process->instance < 0;
         if (there && !looks && process_counts(process))

@@ -50,9 +50,10 @@ struct instance {
 /* What a process does on a GPU: compute or draw, or only look, as a monitor with the device open does. */
 enum use { USE_COMPUTE, USE_GRAPHICS, USE_LOOK };
 
-/* A process on an instance, or, with instance -1, on the whole GPU. One with `lives` is there while the process is. */
+/* A process on an instance, or, with instance -1, on the whole GPU; on one compute instance of it, or, with compute -1,
+   on all of them. One with `lives` is there while the process is. */
 struct process {
-    int pid, instance;
+    int pid, instance, compute;
     enum use use;
     bool lives;
 };
@@ -93,6 +94,8 @@ void client_leave(void);
 const struct board *board_of(const struct gpu *gpu);
 /* Whether a process computes or draws on the instance (or on the whole GPU; -1: on any part of it). */
 bool gpu_held(const struct gpu *gpu, int instance);
+/* Whether a process is on that compute instance, on all of the instance, or on the whole GPU. */
+bool compute_held(const struct gpu *gpu, int instance, int compute);
 /* Whether anybody has it open, for whatever: on the GPU, or by NVML in another process. */
 bool gpu_open(const struct gpu *gpu);
 bool process_counts(const struct process *process);

@@ -14,7 +14,7 @@ from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 from skyinfra import PartitionBusy
 from skyinfra.gpu import actual
 from skyinfra.gpu.actual import RecordedHardware
-from skyinfra.gpu.transition import Partition
+from skyinfra.mig.steps import Partition
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeAccelerator

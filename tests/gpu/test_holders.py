@@ -24,8 +24,8 @@ from skyinfra.gpu.hardware import session
 from skyinfra.gpu.machine import SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
-from skyinfra.gpu.transition import Partition
 from skyinfra.mig import Placement
+from skyinfra.mig.steps import Partition
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator

@@ -7,7 +7,7 @@ import contextlib
 import pynvml
 import pytest
 from nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
-from nvml_worlds import at, create, partition, profile, standing
+from nvml_worlds import at, create, listed, partition, profile, standing
 
 from skyinfra.gpu.nvml import Nvml
 
@@ -78,6 +78,51 @@ def test_a_part_of_an_instance_is_not_the_partition(world: Make) -> None:
     gpu.empty(instance)
     gpu.destroy(instance)
     assert standing(gpu) == []
+
+
+def test_compute_instances_in_their_places(world: Make) -> None:
+    here = world()
+    gpu = here.gpu()
+    gpu.set_mig_mode(True)
+    handle = create(gpu, "7g.80gb", 0, 8)
+    known = {each.name: each for each in gpu.profiles()}["7g.80gb"]
+    places = here.api.nvmlGpuInstanceGetComputeInstancePossiblePlacements
+    starts = {}
+    for number, size in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 7)):
+        found = listed(places, pynvml.c_nvmlComputeInstancePlacement_t, handle, number)
+        assert {place.size for place in found} == {size}
+        starts[size] = [place.start for place in found]
+    assert starts == {1: [*range(7)], 2: [0, 2, 4], 3: [0, 4], 4: [0], 7: [0]}
+    refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, lambda: gpu.share(handle, known, start=1, size=2))
+    three = gpu.share(handle, known, start=4, size=3)
+    refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, lambda: gpu.share(handle, known, start=4, size=2))
+    for start in (2, 0):
+        gpu.share(handle, known, start=start, size=2)
+    instance = at(gpu, 0)
+    assert [(each.start, each.size) for each in instance.shares] == [(0, 2), (2, 2), (4, 3)]
+    assert instance.uuid is None and len({each.uuid for each in instance.compute}) == 3
+    device = Nvml(here.api).mig_device(three.uuid)
+    assert device is not None and device.profile == "3c.7g.80gb"
+    gpu.destroy_compute(three)
+    assert [(each.start, each.size) for each in at(gpu, 0).shares] == [(0, 2), (2, 2)]
+
+
+def test_processes_of_compute_instances_apart(world: Make) -> None:
+    here = world()
+    gpu = here.gpu()
+    gpu.set_mig_mode(True)
+    handle = create(gpu, "3g.40gb", 4, 4)
+    known = {each.name: each for each in gpu.profiles()}["3g.40gb"]
+    for start in range(3):
+        gpu.share(handle, known, start=start, size=1)
+    here.hold(0, 77, start=4, compute=1)
+    shares = sorted(at(gpu, 4).compute, key=lambda each: each.start)
+    assert [gpu.processes_in(each) for each in shares] == [(), (77,), ()]
+    assert gpu.processes_on(at(gpu, 4)) == (77,)
+    refused(pynvml.NVML_ERROR_IN_USE, gpu.destroy_compute, shares[1])
+    gpu.destroy_compute(shares[0])
+    gpu.destroy_compute(shares[2])
+    refused(pynvml.NVML_ERROR_IN_USE, gpu.destroy, at(gpu, 4))
 
 
 def test_an_instance_with_compute_instances_stays(world: Make) -> None:

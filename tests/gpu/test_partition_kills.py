@@ -26,6 +26,7 @@ CHANGING = {
     "nvmlDeviceSetMigMode",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
     "nvmlComputeInstanceDestroy",
     "nvmlGpuInstanceDestroy",
 }
@@ -59,6 +60,8 @@ CHANGES = {
     "blackwell": Change("rtx_pro_6000", "1g.24gb*4", "2g.48gb+1g.24gb-me*2"),
     # Through a reset, with NVML closed and opened in between.
     "reset": Change("a30,a30", None, "2g.12gb+1g.6gb*2", needs_reset=True),
+    # Two GPU instances stay; of one a compute instance goes, that of the other makes way for two.
+    "shares": Change("h100_80gb", "1c.3g.40gb*3+2g.20gb", "1c.3g.40gb*2+1c.2g.20gb*2"),
     "double": Change("a100_40gb", "1g.5gb*7", "1g.10gb*3+1g.5gb"),
 }
 
@@ -126,6 +129,7 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
     ("name", "step"),
     [
         ("hopper", 7),
+        ("shares", 17),
         *(pytest.param(name, 7, marks=pytest.mark.slow) for name in ("ampere", "off")),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CHANGES),
     ],
@@ -158,7 +162,7 @@ def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot:
         assert machine_of(runs[-1]["out"]) == full.machine, death
 
 
-@pytest.mark.parametrize("name", ["hopper", "ampere"])
+@pytest.mark.parametrize("name", ["hopper", "ampere", pytest.param("shares", marks=pytest.mark.slow)])
 def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
     """NVML says no to one function, whichever: the message says so, and the next run gets it right."""
     change = CHANGES[name]
@@ -191,11 +195,11 @@ def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
         if function not in ("nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"):
             assert re.search(r"\bGPU 0\b", refused["err"]), (function, refused["err"])
         if function in CHANGING:
-            assert f"GPU 0 (NVIDIA {'H100' if name == 'hopper' else 'A100'}" in refused["err"]
+            assert f"GPU 0 (NVIDIA {'A100' if name == 'ampere' else 'H100'}" in refused["err"]
             assert re.search(r"Wanted: .+\. Found: .+\.", refused["err"]), refused["err"]
 
 
-@pytest.mark.parametrize("name", ["hopper", "ampere"])
+@pytest.mark.parametrize("name", ["hopper", "ampere", pytest.param("shares", marks=pytest.mark.slow)])
 def test_refused_at_any_change(fake_machine: Machine, name: str) -> None:
     """Each time that something is changed, and by each error that says why."""
     change = CHANGES[name]

@@ -15,7 +15,7 @@ from running_node import until
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu import partitioner
-from skyinfra.gpu.machine import Holder, SystemMachine
+from skyinfra.gpu.machine import Holder, InstanceId, SystemMachine
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -44,7 +44,7 @@ class Machine:
     def alone(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def holders(self, gpu: int, address: str, instance: int | None, *, device: bool) -> list[Holder]:
+    def holders(self, gpu: int, address: str, instance: InstanceId | None, *, device: bool) -> list[Holder]:
         return [Holder(700, "dcgm.service")] if gpu in self.held and device else []
 
     def unit(self, pid: int) -> str | None:

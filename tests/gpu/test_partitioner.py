@@ -21,8 +21,8 @@ from skyinfra.gpu import partitioner
 from skyinfra.gpu.nvml import Nvml, ProfileInfo
 from skyinfra.gpu.partitioner import ApplyOptions
 from skyinfra.gpu.simulated.driver import SimulatedDriver
-from skyinfra.gpu.transition import Partition, Step
 from skyinfra.mig import Placement
+from skyinfra.mig.steps import Partition, Step
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))

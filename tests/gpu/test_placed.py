@@ -154,6 +154,36 @@ def test_tasks_go_on_on_partitions_that_need_not_go(make_node: MakeNode, recorde
             assert codes == ([0] if recorded else [])
 
 
+def test_tasks_go_on_beside_compute_instances_that_come_and_go(make_node: MakeNode, tmp_path: Path) -> None:
+    def of(declared: str) -> NodeAccelerator:
+        return replace(THREES, layouts=mig.resolve(declared, mig.geometry("h100_80gb"), 1))
+
+    node, end = make_node(accelerator=of("1c.3g.40gb*2")), tmp_path / "end"
+    with node.foreground("boot") as process:
+        node.until("ready")
+        with node.client() as client:
+            before = {slot.slot: (slot.uuid, on_slot(client, slot.slot, os.getpid)) for slot in node.status().slots}
+            assert len({uuid for uuid, _ in before.values()}) == len({pid for _, pid in before.values()}) == 2
+            node.configure(accelerator=of("1c.3g.40gb*3+1g.10gb"))
+            process.send_signal(1)
+            until(lambda: len(node.status().slots) == 4 and node.status().state == "ready", "the new layout serves")
+            now = {slot.slot: slot.uuid for slot in node.status().slots}
+            assert {slot: (now[slot], on_slot(client, slot, os.getpid)) for slot in before} == before
+            # The one with a task stays, wherever it stands.
+            busy = next(slot.slot for slot in node.status().slots if slot.compute and slot.compute.start == 2)
+            args = (client, busy, until_there, str(end), str(tmp_path / "on"))
+            running = threading.Thread(target=on_slot, args=args)
+            running.start()
+            until((tmp_path / "on").exists, "the task runs")
+            node.configure(accelerator=of("1c.3g.40gb*1"))
+            process.send_signal(1)
+            until(lambda: len(node.status().slots) == 1 and node.status().state == "ready", "the others have gone")
+            assert [(slot.slot, slot.uuid) for slot in node.status().slots] == [(busy, now[busy])]
+            assert running.is_alive(), "its task was not waited for"
+            end.touch()
+            running.join()
+
+
 def test_the_slot_with_a_task_is_not_drained(make_node: MakeNode, tmp_path: Path) -> None:
     """Either of two partitions may go: the one without a task goes, at once."""
     node = make_node(accelerator=THREES)

@@ -32,8 +32,8 @@ class World(ABC):
         return self.api.nvmlDeviceGetHandleByIndex(index)
 
     @abstractmethod
-    def hold(self, index: int, pid: int, start: int | None = None) -> None:
-        """The process *pid* is on the GPU, or on the instance at *start*."""
+    def hold(self, index: int, pid: int, start: int | None = None, compute: int | None = None) -> None:
+        """The process *pid* is on the GPU, or on the instance at *start*, or on the compute instance at *compute*."""
 
     @abstractmethod
     def release(self, index: int, pid: int, start: int | None = None) -> None:
@@ -61,8 +61,8 @@ class Simulated(World):
         self.api: Any = SimulatedDriver(accelerator, path=folder / "gpus.json", seed="n1")
         self.api.nvmlInit()
 
-    def hold(self, index: int, pid: int, start: int | None = None) -> None:
-        self.api.hold(index, pid=pid, start=start)
+    def hold(self, index: int, pid: int, start: int | None = None, compute: int | None = None) -> None:
+        self.api.hold(index, pid=pid, start=start, compute=compute or 0)
 
     def release(self, index: int, pid: int, start: int | None = None) -> None:
         self.api.hold(index, held=False, pid=pid, start=start)
@@ -91,8 +91,9 @@ class Fake(World):
         self.machine = machine
         pynvml.nvmlInit()
 
-    def hold(self, index: int, pid: int, start: int | None = None) -> None:
-        self.machine.control("hold", index, "--pid", pid, *(() if start is None else ("--start", start)))
+    def hold(self, index: int, pid: int, start: int | None = None, compute: int | None = None) -> None:
+        where = (*(() if start is None else ("--start", start)), *(() if compute is None else ("--compute", compute)))
+        self.machine.control("hold", index, "--pid", pid, *where)
 
     def release(self, index: int, pid: int, start: int | None = None) -> None:
         self.machine.control("release", index, "--pid", pid)

@@ -152,7 +152,8 @@ def test_a_filter_is_compared_with_the_model() -> None:
     ("changed", "error", "path"),
     [
         ({"devices": [1]}, InvalidLayout, "[0].devices"),
-        ({"mig-devices": {"1c.3g.40gb": 3}}, InvalidLayout, "[0].mig-devices"),
+        ({"mig-devices": {"3c.4g.40gb": 1}}, UnknownProfile, "[0].mig-devices"),
+        ({"mig-devices": {"1c.3g.40gb": 7}}, LayoutDoesNotFit, "[0].mig-devices"),
         ({"mig-devices": {"4g.40gb": 2}}, LayoutDoesNotFit, "[0].mig-devices"),
         ({"mig-devices": {"1g.10gb": 10**9}}, LayoutDoesNotFit, "[0].mig-devices"),
         ({"mig-devices": {"3g.20gb": 2}}, UnknownProfile, "[0].mig-devices"),

@@ -10,7 +10,8 @@ from running_node import h100
 import skyinfra as sky
 from skyinfra.gpu import inventory
 from skyinfra.gpu.inventory import Device
-from skyinfra.gpu.transition import Partition
+from skyinfra.mig import Compute
+from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
 from skyinfra.runner import slots
 from skyinfra.worker import process
@@ -31,6 +32,26 @@ def test_partitions_come_by_gpu_and_place() -> None:
         (1, "n1/1", 0, "1g.10gb", "MIG-a4", 10.0),
         (2, "n1/2", 1, "7g.80gb", "MIG-b0", 80.0),
     ]
+
+
+def test_compute_instances_share_the_memory_of_their_gpu_instance() -> None:
+    ones = [Partition(0, "1c.3g.40gb", 4, 4, f"MIG-c{at}", compute=Compute(at, 1)) for at in (2, 0)]
+    planned = slots.plan(config(h100((), ())), GPUS, [*ones, Partition(0, "3g.40gb", 0, 4, "MIG-a0"), *ON_1])
+    assert [(s.slot, s.profile, s.uuid, s.memory_gb, s.shared_by) for s in planned] == [
+        ("n1/0", "3g.40gb", "MIG-a0", 40.0, None),
+        ("n1/1", "1c.3g.40gb", "MIG-c0", 40.0, 2),
+        ("n1/2", "1c.3g.40gb", "MIG-c2", 40.0, 2),
+        ("n1/3", "7g.80gb", "MIG-b0", 80.0, None),
+    ]
+    assert [(s.placement.profile, s.placement.at) for s in planned[:2]] == [("3g.40gb", 0), ("3g.40gb", (4, 0))]
+    assert [round(s.own_memory_gb or 0, 1) for s in planned] == [40.0, 13.3, 13.3, 80.0]
+    # One that comes beside it changes nothing of what runs: no worker ends for it.
+    third = Partition(0, "1c.3g.40gb", 4, 4, "MIG-c1", compute=Compute(1, 1))
+    more = slots.plan(config(h100((), ())), GPUS, [*ones, third], running=planned[1:3])
+    assert {slot.uuid: slot.shared_by for slot in more if slot.compute} == {f"MIG-c{at}": 3 for at in range(3)}
+    assert {*planned[1:3]} < {*more}
+    kept = slots.plan(config(h100((), ())), GPUS, ones, running=planned[1:3])
+    assert {slot.uuid: slot for slot in kept if slot.kind == "partition"} == {s.uuid: s for s in planned[1:3]}
 
 
 def test_a_gpu_without_partitions_is_one_slot() -> None:

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from skyinfra.client.fleet import RunningTask
+from skyinfra.mig import Compute
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.terminal.drawing import STYLES, GpuStrip, lines, strips
@@ -133,3 +134,18 @@ def test_tasks_stand_below_their_partitions() -> None:
 def test_a_slot_whose_place_is_not_known_is_left_out() -> None:
     (slot,) = on_gpus((("7g.80gb", 0, 8),))
     assert strips([dataclasses.replace(slot, units=None)], []) == []
+
+
+def test_compute_instances_are_drawn_in_their_gpu_instance() -> None:
+    whole, *ones = on_gpus((("3g.40gb", 0, 4), ("1c.3g.40gb", 4, 4), ("1c.3g.40gb", 4, 4)))
+    live = [whole, *(dataclasses.replace(s, compute=Compute(i, 1), shared_by=2) for i, s in enumerate(ones))]
+    tasks = {"n1/2": (RunningTask("b", "train", 3.0),), "n1/1": (RunningTask("a", "eval", 3.0),)}
+    (found,) = strips(live, promised(live), tasks)
+    assert drawn(("n1", [found])) == [
+        "n1  GPU 0  H100  |3g.40gb        |1c.3g.40gb*2   |",
+        "                                  eval, train",
+    ]
+    document = json.loads(json.dumps(found.to_json()))
+    assert [each.get("shared_by") for each in document["partitions"]] == [None, 2, 2]
+    assert document["partitions"][2]["compute"] == {"start": 1, "size": 1}
+    assert "compute" not in document["partitions"][0]

@@ -19,7 +19,7 @@ from skyinfra.gpu.amd.simulated import SimulatedAmd
 from skyinfra.gpu.amd.smi import AmdGpu, AmdSmi, Answer
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.partitioner import Emit
-from skyinfra.gpu.transition import Partition, Step, check_no_steps
+from skyinfra.mig.steps import Partition, Step, check_no_steps
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 

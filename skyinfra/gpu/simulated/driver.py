@@ -62,22 +62,31 @@ class SimulatedDriver:
     # For tests and tours: what a person at the machine, or its hypervisor, does.
 
     def hold(
-        self, index: int, *, held: bool = True, pid: int | None = None, start: int | None = None, used: int = 0
+        self,
+        index: int,
+        *,
+        held: bool = True,
+        pid: int | None = None,
+        start: int | None = None,
+        compute: int = 0,
+        used: int = 0,
     ) -> None:
         """The process *pid* (or this one) opens the GPU *index*, or the instance at *start*; ``held=False`` closes it.
 
-        *used*: bytes of memory that it takes there. Raises ValueError where there is no instance at *start*.
+        *compute*: where its compute instance starts in that. *used*: bytes of memory that it takes there. Raises
+        ValueError where there is no such instance.
         """
         with self._state.change() as gpus:
-            there = {instance.start: instance.id for instance in gpus[index].instances}
-            if start is not None and start not in there:
+            there = {(each.start, 0): (each.id, 0) for each in gpus[index].instances}
+            there |= {(i.start, c.start): (i.id, c.id) for i in gpus[index].instances for c in i.compute}
+            if start is not None and (start, compute) not in there:
                 raise ValueError(f"no instance stands at {start}")
-            process = ProcessState(pid or os.getpid(), None if start is None else there[start], used)
-            who = process.pid, process.instance
+            instance, number = (None, 0) if start is None else there[start, compute]
+            process = ProcessState(pid or os.getpid(), instance, used, number)
             if held:
                 gpus[index].processes.append(process)
             else:
-                gpus[index].processes = [each for each in gpus[index].processes if (each.pid, each.instance) != who]
+                gpus[index].processes = [each for each in gpus[index].processes if _who(each) != _who(process)]
 
     def pass_through(self, index: int) -> None:
         """The GPU *index* belongs to a virtual machine from now on, whose driver cannot reset it."""
@@ -149,7 +158,10 @@ class SimulatedDriver:
     def nvmlDeviceGetName(self, device: Any) -> str:
         found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
         name = f"NVIDIA {self._accelerator.name} (simulated)"
-        return name if found.handle.kind == HandleKind.GPU else f"{name} MIG {found.instance.profile}"
+        if found.handle.kind == HandleKind.GPU:
+            return name
+        whole = found.compute.slices == self._model.of(found.instance).compute_slices
+        return f"{name} MIG {'' if whole else f'{found.compute.slices}c.'}{found.instance.profile}"
 
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
         bus = _FIRST_BUS + self._find(device, HandleKind.GPU).handle.gpu
@@ -168,8 +180,10 @@ class SimulatedDriver:
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any) -> list[Any]:
         found = self._find(device, HandleKind.GPU, HandleKind.DEVICE)
-        every = found.handle.kind == HandleKind.GPU
-        return [_running(each) for each in found.gpu.processes if every or each.instance == found.instance.id]
+        if found.handle.kind == HandleKind.GPU:
+            return [_running(each) for each in found.gpu.processes]
+        here = (found.instance.id, found.compute.id)
+        return [_running(each) for each in found.gpu.processes if (each.instance, each.compute) == here]
 
     # NVML: MIG mode.
 
@@ -258,15 +272,32 @@ class SimulatedDriver:
         info.instanceCount = self._model.of(existing).compute_slices // slices
         return info
 
+    def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+        self, instance: Any, profile: int, array: Any, count: Any
+    ) -> None:
+        existing = self._find(instance, HandleKind.INSTANCE).instance
+        slices = self._model.compute_slices(existing, profile)
+        starts = self._model.compute_starts(existing, slices)
+        fill(array, count, [pynvml.c_nvmlComputeInstancePlacement_t(start=start, size=slices) for start in starts])
+
     def nvmlGpuInstanceCreateComputeInstance(self, instance: Any, profile: int) -> Any:
+        return self._create_compute(instance, profile, None)
+
+    def nvmlGpuInstanceCreateComputeInstanceWithPlacement(self, instance: Any, profile: int, placement: Any) -> Any:
+        return self._create_compute(instance, profile, pointed(placement))
+
+    def _create_compute(self, instance: Any, profile: int, place: Any) -> Any:
         with self._state.change() as gpus:
             handle, _, existing, _ = self._find(instance, HandleKind.INSTANCE, gpus=gpus)
             slices = self._model.compute_slices(existing, profile)
-            used = sum(compute.slices for compute in existing.compute)
-            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, used + slices > self._model.of(existing).compute_slices)
+            if place is not None:
+                allowed = place.size == slices and place.start in self._model.compute_starts(existing, slices)
+                refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, not allowed)
+            free = self._model.compute_free(existing, slices)
+            refuse(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, not free if place is None else place.start not in free)
             taken = {compute.id for compute in existing.compute}
             number = next(i for i in range(len(taken) + 1) if i not in taken)
-            existing.compute.append(ComputeState(number, slices))
+            existing.compute.append(ComputeState(number, slices, free[0] if place is None else place.start))
         return handle._replace(kind=HandleKind.COMPUTE, compute=number).pointer()
 
     def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile: int, array: Any, count: Any) -> None:
@@ -276,17 +307,18 @@ class SimulatedDriver:
         fill(array, count, [handle._replace(kind=HandleKind.COMPUTE, compute=id).pointer() for id in found])
 
     def nvmlComputeInstanceGetInfo_v2(self, compute: Any) -> Any:
-        handle = self._find(compute, HandleKind.COMPUTE).handle
+        handle, _, _, existing = self._find(compute, HandleKind.COMPUTE)
         return pynvml.c_nvmlComputeInstanceInfo_t(
             device=handle._replace(kind=HandleKind.DEVICE).pointer(),
             gpuInstance=handle._replace(kind=HandleKind.INSTANCE, compute=0).pointer(),
             id=handle.compute,
+            placement=pynvml.c_nvmlComputeInstancePlacement_t(start=existing.start, size=existing.slices),
         )
 
     def nvmlComputeInstanceDestroy(self, compute: Any) -> None:
         with self._state.change() as gpus:
             _, gpu, instance, existing = self._find(compute, HandleKind.COMPUTE, gpus=gpus)
-            refuse(pynvml.NVML_ERROR_IN_USE, gpu.holds(instance.id))
+            refuse(pynvml.NVML_ERROR_IN_USE, gpu.holds(instance.id, existing.id))
             instance.compute.remove(existing)
 
     # NVML: MIG devices.
@@ -359,6 +391,11 @@ def _placement(start: int, size: int | None) -> Any:
     return pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
 
 
+def _who(process: ProcessState) -> tuple[int | None, ...]:
+    return process.pid, process.instance, process.compute
+
+
 def _running(process: ProcessState) -> Any:
-    where, compute = (_NO_INSTANCE, _NO_INSTANCE) if process.instance is None else (process.instance, 0)
+    none = process.instance is None
+    where, compute = (_NO_INSTANCE, _NO_INSTANCE) if none else (process.instance, process.compute)
     return pynvml.c_nvmlProcessInfo_v3_t(pid=process.pid, gpuInstanceId=where, computeInstanceId=compute)

@@ -103,10 +103,11 @@ def pointed(reference: Any) -> Any:
 
 @dataclass
 class ComputeState:
-    """One compute instance."""
+    """One compute instance, at ``start`` in the compute slices of its GPU instance."""
 
     id: int
     slices: int
+    start: int = 0
 
 
 @dataclass
@@ -122,11 +123,15 @@ class InstanceState:
 
 @dataclass
 class ProcessState:
-    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU. used: bytes."""
+    """A process on a GPU: on the instance ``instance``, or, where that is None, on the whole GPU. used: bytes.
+
+    compute: the compute instance, where several share the instance.
+    """
 
     pid: int
     instance: int | None = None
     used: int = 0
+    compute: int = 0
 
 
 @dataclass
@@ -144,9 +149,10 @@ class GpuState:
     instances: list[InstanceState] = field(default_factory=list)
     processes: list[ProcessState] = field(default_factory=list)
 
-    def holds(self, instance: int) -> bool:
-        """Whether a process is on that instance, or on the whole GPU."""
-        return any(process.instance in (None, instance) for process in self.processes)
+    def holds(self, instance: int, compute: int | None = None) -> bool:
+        """Whether a process is on that instance (on *compute* of it, if given), or on the whole GPU."""
+        on = [process for process in self.processes if process.instance in (None, instance)]
+        return any(process.instance is None or compute in (None, process.compute) for process in on)
 
     def used(self, instance: int | None) -> int:
         """Bytes that the processes on that instance use; of all of them where it is None."""
@@ -232,6 +238,16 @@ class SimulatedModel:
     def instance_id(self, start: int, size: int) -> int:
         """The number that the current driver gives: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
         return self.units // size - 1 + start // size
+
+    def compute_starts(self, instance: InstanceState, slices: int) -> list[int]:
+        """The compute slices at which a compute instance of so many *slices* may start in *instance*, free or not."""
+        return list(self.of(instance).compute_starts(slices))
+
+    def compute_free(self, instance: InstanceState, slices: int) -> list[int]:
+        """Those of `compute_starts` where it is free."""
+        taken = {at for each in instance.compute for at in range(each.start, each.start + each.slices)}
+        starts = self.compute_starts(instance, slices)
+        return [start for start in starts if taken.isdisjoint(range(start, start + slices))]
 
     def compute_slices(self, instance: InstanceState, number: int) -> int:
         """Compute slices of the compute instance profile *number* in *instance*; refused where it has none."""
