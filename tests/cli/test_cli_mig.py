@@ -170,7 +170,7 @@ def test_gallery_draws_every_complete_layout(tmp_path: Path) -> None:
         geometry = mig.geometry(model)
         layouts = mig.maximal_layouts(geometry, mig.plain_profiles(geometry))
         page = pages[f"{model}.html"]
-        drawn = re.findall(r'aria-label="([^"]*)"', page)
+        drawn = re.findall(r'<svg[^>]* aria-label="([^"]*)"', page)
         assert sorted(drawn) == sorted("+".join(p.profile for p in layout) for layout in layouts)
         assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
         # Nothing is fetched: no address but the name of the namespace, no script.
