@@ -94,6 +94,21 @@ def plan(
 
 
 @app.command()
+def advise(
+    fleet: Fleet,
+    save: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the tasks to this file as well, CSV, as `sky.mig.advise` reads it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Recommend a fixed layout, from the tasks that ran on a fleet: what they used, how long they waited."""
+    from skyinfra.cli.layouts import show_advice
+
+    show_advice(fleet, save=save, as_json=as_json)
+
+
+@app.command()
 def gallery(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pages; made where it is not there.")],
     accelerators: Annotated[

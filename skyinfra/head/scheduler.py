@@ -16,6 +16,7 @@ from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
+from skyinfra.head.records import Records
 from skyinfra.head.tunnel import Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
@@ -53,6 +54,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
         self.followed: Followed | None = None
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
+        records = Records(self)
+        self.add_plugin(records)
         self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
@@ -60,6 +63,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
+            services.records.by(records.records),
             services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})

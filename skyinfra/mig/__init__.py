@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skyinfra
+from skyinfra.mig.advice import Advice, advise
 from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
@@ -39,6 +40,7 @@ from skyinfra.mig.parted import (
     read_parted,
 )
 from skyinfra.mig.placement import Attempt, attempt, carries, fill, joinable, max_count, place, rearranged, resolve
+from skyinfra.mig.simulation import TraceTask, read_trace, write_trace
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ else:
 
 
 __all__ = [
+    "Advice",
     "Attempt",
     "Declared",
     "Follow",
@@ -65,7 +68,9 @@ __all__ = [
     "Picture",
     "Placement",
     "Profile",
+    "TraceTask",
     "Segment",
+    "advise",
     "attempt",
     "carries",
     "check_driver",
@@ -101,6 +106,7 @@ __all__ = [
     "plain_profiles",
     "read_listing",
     "read_parted",
+    "read_trace",
     "rearranged",
     "render",
     "required_driver",
@@ -109,4 +115,5 @@ __all__ = [
     "sources",
     "svg",
     "text",
+    "write_trace",
 ]
