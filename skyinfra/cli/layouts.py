@@ -1,4 +1,4 @@
-"""``skyinfra mig show | check | plan | advise | profiles | layouts | gallery``: lists, drawings and advice on layouts."""
+"""``skyinfra mig show | check | plan | advise | profiles | layouts | gallery``: drawings, lists and advice."""
 
 from __future__ import annotations
 

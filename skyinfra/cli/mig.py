@@ -31,6 +31,7 @@ class ExportFormat(StrEnum):
     """For whom a layout is printed."""
 
     parted = "mig-parted"
+    manager = "mig-manager"
     gres = "gres"
     plugin = "device-plugin"
 
@@ -151,11 +152,11 @@ def export(
     label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
     form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
 ) -> None:
-    """Print a layout for NVIDIA mig-parted, Slurm's gres.conf, or NVIDIA's device plugin for Kubernetes."""
+    """Print a layout for NVIDIA's mig-parted or mig-manager, Slurm's gres.conf, or NVIDIA's device plugin."""
     from skyinfra.cli import parted
 
-    if form == ExportFormat.parted:
-        parted.export_parted(accelerator, label=label)
+    if form in (ExportFormat.parted, ExportFormat.manager):
+        parted.export_parted(accelerator, label=label, manager=form == ExportFormat.manager)
     else:
         parted.export_for_cluster(accelerator, slurm=form == ExportFormat.gres)
 

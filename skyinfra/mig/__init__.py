@@ -29,6 +29,7 @@ from skyinfra.mig.layouts import (
     plain_profiles,
 )
 from skyinfra.mig.listing import check_listed, placed_text, read_listing
+from skyinfra.mig.manager import Selected, manager_text, selected
 from skyinfra.mig.parted import (
     PartedEntry,
     PartedWarning,
@@ -68,6 +69,7 @@ __all__ = [
     "Picture",
     "Placement",
     "Profile",
+    "Selected",
     "TraceTask",
     "Segment",
     "advise",
@@ -88,6 +90,7 @@ __all__ = [
     "joinable",
     "layouts",
     "layouts_from_parted",
+    "manager_text",
     "max_count",
     "maximal_layouts",
     "maximal_multisets",
@@ -112,6 +115,7 @@ __all__ = [
     "required_driver",
     "resolve",
     "same_profile",
+    "selected",
     "sources",
     "svg",
     "text",
