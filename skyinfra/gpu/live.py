@@ -166,7 +166,7 @@ def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     warnings: list[str] = []
     with asking(_UNREADABLE):
         found = {gpu.index: _actual(gpu, warnings) for gpu in nvml.gpus()}
-    return _declared({index: layout and mig.placed_text(layout) for index, layout in found.items()}, warnings)
+    return _declared({index: _placed(layout) for index, layout in found.items()}, warnings)
 
 
 def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
@@ -178,7 +178,7 @@ def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
     warnings: list[str] = []
     texts: dict[int, str | None] = {}
     for index, (standing, given) in _given(nvml, wanted, warnings).items():
-        texts[index] = standing and mig.placed_text(standing) if given is _UNNAMED else given
+        texts[index] = _placed(standing) if given is _UNNAMED else given
     return _declared(texts, warnings)
 
 
@@ -213,6 +213,11 @@ def _given(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> dict[int, t
                 layout = layouts[index]
                 found[index] = found[index][0], None if layout is None else _names(layout)
     return found
+
+
+def _placed(layout: mig.Layout | None) -> str | None:
+    """The layout with its places; None is MIG off, "" MIG without partitions."""
+    return None if layout is None else mig.placed_text(layout) if layout else ""
 
 
 def _names(layout: mig.Layout) -> str:
