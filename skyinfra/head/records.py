@@ -54,6 +54,10 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         slots = {id(each.worker): slot_of(each.worker) for each in {id(e.worker): e for e in self._kept}.values()}
         return [_record(each, slot) for each in self._kept if (slot := slots[id(each.worker)]) is not None]
 
+    def came(self, key: str, waited: float) -> None:
+        """Notes that the task *key*, which is about to come, has waited for so many seconds, at its client or here."""
+        self._came.setdefault(key, time.time() - max(0.0, waited))
+
     def transition(self, key: str, start: str, finish: str, *_: Any, **details: Any) -> None:
         """Notes when a task comes, where it is sent, and when it ends."""
         if finish in _WAITS:
@@ -93,7 +97,8 @@ def slot_of(extra: Described) -> InstanceInfo | None:
 
 
 def _record(ended: _Ended, slot: InstanceInfo) -> TaskRecord:
-    named = {kind: value for kind, _, value in (name.partition(":") for name in ended.resources)}
+    # The resource "slot", without a name behind it, is that of every task.
+    named = {kind: value for kind, _, value in (name.partition(":") for name in ended.resources) if value}
     bound = slot.profile if named.keys() & {"slot", "node"} else None
     return TaskRecord(
         key=ended.key,

@@ -81,8 +81,8 @@ def manager_text(entries: Sequence[PartedEntry], label: str = _OWN) -> str:
         "#   [Service]",
         f'#   Environment="{_FILE}={file}"',
         f'#   Environment="{_LABEL}={label}"',
-        "# For the GPU operator, whose nodes all take their configurations from it then; nvidia.com/mig.config.state of the",
-        "# node says success in the end:",
+        "# For the GPU operator, all of whose nodes take their configurations from it then; the label",
+        "# nvidia.com/mig.config.state of the node says success in the end:",
         f"#   kubectl create configmap {_OWN}-mig-config -n gpu-operator --from-file=config.yaml={_OWN}.yaml",
         "#   kubectl patch clusterpolicies.nvidia.com/cluster-policy --type=merge "
         f"""-p '{{"spec": {{"migManager": {{"config": {{"name": "{_OWN}-mig-config"}}}}}}}}'""",

@@ -81,6 +81,16 @@ def test_one_that_is_lost_came_when_it_came_first(clock: list[float]) -> None:
     assert (head.one().profile, head.one().memory_gb) == (None, 0.0)
 
 
+def test_the_time_before_a_task_was_sent_counts(clock: list[float]) -> None:
+    head = Head()
+    head.records.came("a-1", 30.5)
+    head.come("a-1", {"slot": 1})
+    head.send("a-1")
+    head.end("a-1")
+    assert (head.one().submitted, head.one().started) == (969.5, 1000)
+    assert head.one().profile is None, "every task asks for a slot"
+
+
 def test_what_is_bound_to_a_slot_asks_for_its_profile(clock: list[float]) -> None:
     head = Head()
     for key, resources in {"a-1": {"slot:n1/1": 1.0}, "b-1": {"node:n1": 1.0}}.items():
@@ -122,6 +132,11 @@ def test_a_client_is_told_of_tasks_and_jobs(make_node: MakeNode) -> None:
     with head.pool() as pool:
         assert pool.records() == []
         assert list(pool.map(add, range(3), range(3))) == [0, 2, 4]
+        # More than there are slots: the others wait at the client, which says so.
+        slow = [pool.submit(Task(time.sleep, (0.5,))) for _ in range(4)]
+        assert [each.result() for each in slow] == [None] * 4
+        came = [each.submitted for each in pool.records() if each.key.startswith("sleep")]
+        assert len(came) == 4 and max(came) - min(came) < 0.4
         assert Task(add, (1, 2)).options(gpu_memory_gb=30, profile="3g.40gb") >> pool == 3
         assert pool.submit(add, 1, 2, detach="kept").result(timeout=60) == 3
         asked = until(lambda: (found := pool.records()) and found[-1].key.startswith("kept") and found, "the job ended")
