@@ -68,7 +68,7 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
             task = self._scheduler.tasks.get(key)
             if task is not None and task.processing_on is not None:
                 self._sent[key] = task.processing_on.extra, now
-        elif start == "processing" and finish == "memory":
+        elif finish == "memory":  # from processing; where its worker was gone for a moment, from another state
             self._end(key, details.get("startstops"))
         elif finish in ("erred", "forgotten"):
             self._came.pop(key, None)

@@ -81,6 +81,17 @@ def test_one_that_is_lost_came_when_it_came_first(clock: list[float]) -> None:
     assert (head.one().profile, head.one().memory_gb) == (None, 0.0)
 
 
+def test_a_worker_that_was_gone_for_a_moment_has_the_result(clock: list[float]) -> None:
+    head = Head()
+    head.come("a-1")
+    head.send("a-1")
+    head.records.transition("a-1", "processing", "released")
+    head.records.transition("a-1", "released", "waiting")
+    clock[0] = 1050
+    head.records.transition("a-1", "waiting", "memory")
+    assert (head.one().submitted, head.one().ended) == (1000, 1050)
+
+
 def test_the_time_before_a_task_was_sent_counts(clock: list[float]) -> None:
     head = Head()
     head.records.came("a-1", 30.5)
