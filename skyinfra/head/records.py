@@ -62,17 +62,16 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         """Notes when a task comes, where it is sent, and when it ends."""
         if finish in _WAITS:
             self._came.setdefault(key, time.time())
+            self._sent.pop(key, None)  # its worker is gone: it is sent anew
         elif finish == "processing":
             now = time.time()
             self._came.setdefault(key, now)
             task = self._scheduler.tasks.get(key)
             if task is not None and task.processing_on is not None:
                 self._sent[key] = task.processing_on.extra, now
-        elif finish == "memory":  # from processing; where its worker was gone for a moment, from another state
+        elif finish in ("memory", "erred", "forgotten"):
+            # Forgotten: a client took it back while it ran, or had its outcome and left before its worker said so.
             self._end(key, details.get("startstops"))
-        elif finish in ("erred", "forgotten"):
-            self._came.pop(key, None)
-            self._sent.pop(key, None)
 
     def _end(self, key: str, measured: Any) -> None:
         came, sent = self._came.pop(key, None), self._sent.pop(key, None)

@@ -81,15 +81,20 @@ def test_one_that_is_lost_came_when_it_came_first(clock: list[float]) -> None:
     assert (head.one().profile, head.one().memory_gb) == (None, 0.0)
 
 
-def test_a_worker_that_was_gone_for_a_moment_has_the_result(clock: list[float]) -> None:
+def test_what_is_taken_back_while_it_runs_had_its_slot_until_then(clock: list[float]) -> None:
     head = Head()
     head.come("a-1")
     head.send("a-1")
-    head.records.transition("a-1", "processing", "released")
-    head.records.transition("a-1", "released", "waiting")
     clock[0] = 1050
-    head.records.transition("a-1", "waiting", "memory")
-    assert (head.one().submitted, head.one().ended) == (1000, 1050)
+    head.records.transition("a-1", "processing", "released")
+    head.records.transition("a-1", "released", "forgotten")
+    assert (head.one().started, head.one().ended) == (1000, 1050)
+    head.come("b-1")
+    head.send("b-1")
+    head.records.transition("b-1", "processing", "released")
+    head.records.transition("b-1", "released", "waiting")
+    head.records.transition("b-1", "waiting", "forgotten")
+    assert head.one().key == "a-1", "the other was lost, and waited"
 
 
 def test_the_time_before_a_task_was_sent_counts(clock: list[float]) -> None:
@@ -115,9 +120,6 @@ def test_what_never_ran_or_ran_elsewhere_leaves_nothing(clock: list[float]) -> N
     head = Head()
     head.come("cancelled-1")
     head.records.transition("cancelled-1", "no-worker", "forgotten")
-    head.come("erred-1")
-    head.send("erred-1")
-    head.end("erred-1", finish="erred")
     head.worker.extra = {}  # what is no worker of ours
     head.come("other-1")
     head.send("other-1")
@@ -146,11 +148,21 @@ def test_a_client_is_told_of_tasks_and_jobs(make_node: MakeNode) -> None:
         # More than there are slots: the others wait at the client, which says so.
         slow = [pool.submit(Task(time.sleep, (0.5,))) for _ in range(4)]
         assert [each.result() for each in slow] == [None] * 4
-        came = [each.submitted for each in pool.records() if each.key.startswith("sleep")]
-        assert len(came) == 4 and max(came) - min(came) < 0.4
+
+        def came() -> list[float]:
+            return [each.submitted for each in pool.records() if each.key.startswith("sleep")]
+
+        until(lambda: len(came()) == 4, "the head knows that they have ended")
+        assert max(came()) - min(came()) < 0.4
         assert Task(add, (1, 2)).options(gpu_memory_gb=30, profile="3g.40gb") >> pool == 3
         assert pool.submit(add, 1, 2, detach="kept").result(timeout=60) == 3
-        asked = until(lambda: (found := pool.records()) and found[-1].key.startswith("kept") and found, "the job ended")
+
+        def narrow_and_kept() -> list[TaskRecord]:
+            found = pool.records()
+            there = any(each.memory_gb for each in found) and any(each.key.startswith("kept") for each in found)
+            return found if there else []
+
+        asked = until(narrow_and_kept, "both have ended")
         (narrow,) = [each for each in asked if each.memory_gb]
         assert (narrow.profile, narrow.memory_gb, narrow.slot_profile, narrow.slot_memory_gb) == (
             *("3g.40gb", 30.0),
@@ -158,10 +170,17 @@ def test_a_client_is_told_of_tasks_and_jobs(make_node: MakeNode) -> None:
         )
         assert all(begin - 1 <= each.submitted <= each.started <= each.ended for each in asked)
         assert {each.slot.rpartition("/")[0] for each in asked} == {"n1"}
-        count = len(asked)
-    # A head that started anew knows of its jobs what the journal does.
+
+
+@pytest.mark.slow
+def test_a_head_that_started_anew_knows_of_its_jobs_what_the_journal_does(make_node: MakeNode) -> None:
+    head = make_node(accelerator=h100(BIG))
+    head.boot()
+    with head.pool() as pool:
+        assert Task(add, (1, 2)) >> pool == 3
+        assert pool.submit(add, 1, 2, detach="kept").result(timeout=60) == 3
     head.run("stop", "--timeout", "10")
     head.boot()
     with head.pool() as pool:
         (job,) = pool.records()
-        assert (job.key.startswith("kept-"), job.slot_profile, count >= 3) == (True, None, True)
+        assert (job.key.startswith("kept-"), job.slot_profile) == (True, None)
