@@ -217,7 +217,8 @@ class _Simulation:
                 if slot.free <= now:
                     free.setdefault(slot.place.profile, []).append(slot)
         for slots in free.values():
-            slots.sort(key=lambda slot: -slot.free)
+            slots.sort(key=lambda slot: slot.free)
+            slots.reverse()  # the one that is free for longest is taken from the end
         sizes = self._sizes
         order = sorted(free, key=lambda name: (sizes.memory[name], sizes.slices[name], name))
         while free:
