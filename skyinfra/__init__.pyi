@@ -89,6 +89,7 @@ from skyinfra.errors import TaskTooLarge as TaskTooLarge
 from skyinfra.errors import TerraformError as TerraformError
 from skyinfra.errors import TerraformFailed as TerraformFailed
 from skyinfra.errors import TerraformNotFound as TerraformNotFound
+from skyinfra.errors import TooLittleMeasured as TooLittleMeasured
 from skyinfra.errors import UnknownAccelerator as UnknownAccelerator
 from skyinfra.errors import UnknownModel as UnknownModel
 from skyinfra.errors import UnknownProfile as UnknownProfile

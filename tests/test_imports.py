@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "head": {"blobs", "engine", "mig", "node", "protocol", "worker"},
     "gpu": {"mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
-    "doctor": {"gpu", "node", "protocol"},
+    "doctor": {"gpu", "mig", "node", "protocol"},
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
         "blobs",

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skyinfra.client.fleet import RunningTask
+from skyinfra.deploy.advice import FleetAdvice
 from skyinfra.deploy.last_run import LastRun
+from skyinfra.mig.advice import Advice
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.offers import Offer, Price
 from skyinfra.packing.result import Given, Waste
@@ -269,6 +271,10 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
     "mig-plan": (
         "skyinfra mig plan STACK/POOL --json",
         {"fleet": str, "gpus": [GPU_CHANGE], "unchanged": int, "drain_seconds": float},
+    ),
+    "mig-advise": (
+        "skyinfra mig advise STACK/POOL --json",
+        {**fields(FleetAdvice, "advice", "trace"), **fields(Advice), "keeps": bool, "declaration": str},
     ),
     "mig-profiles": (
         "skyinfra mig profiles --json",

@@ -1,4 +1,4 @@
-"""``skyinfra mig show | check | plan | profiles | layouts | gallery``: drawings and lists of profiles and layouts."""
+"""``skyinfra mig show | check | plan | advise | profiles | layouts | gallery``: drawings, lists and advice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from rich.table import Table
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
+from skyinfra.deploy.advice import advice
 from skyinfra.deploy.transitions import transition
 from skyinfra.errors import InvalidField, InvalidLayout
 from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
+from skyinfra.protocol.manifest import Manifest
+from skyinfra.terminal import advice as terminal_advice
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
 from skyinfra.terminal.progress import synthesized
@@ -140,14 +143,7 @@ def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bo
 
     Raises `InvalidField` for a pool without accelerators, what reading and placing a layout raises, and `FleetError`.
     """
-    name, _, pool_name = fleet.partition("/")
-    project = Project.find()
-    stack = project.stack(name, stacks=synthesized(project))
-    manifest = stack.fleet(pool_name or stack.only_pool)
-    pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
-    if not pool.get("accelerator"):
-        raise InvalidField("no accelerators are declared for this pool", given=fleet)
-    accelerator = Accelerator.parse(pool["accelerator"]).with_(count=pool["accelerators_per_node"])
+    manifest, pool, accelerator = _deployed(fleet)
     if layout is not None:
         accelerator = accelerator.with_(mig=None if mig.is_off(layout) else grammar.read_layout(layout))
     found = transition(manifest, accelerator, pool.get("drain_seconds", 600.0))
@@ -159,6 +155,37 @@ def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bo
     show_transition(found)
     if svg is not None:
         tables.console().print(f"written to {svg}", markup=False)
+
+
+def show_advice(fleet: str, *, save: Path | None, as_json: bool) -> None:
+    """Prints the fixed layout under which the tasks that ran on the fleet ``STACK/POOL`` would have waited least.
+
+    save: a file for the trace of those tasks. Raises `TooLittleMeasured`, and as plan_layout().
+    """
+    manifest, _, accelerator = _deployed(fleet)
+    with tables.console(to_stderr=True).status("asking the fleet, and trying layouts ..."):
+        found = advice(manifest, accelerator)
+    if save is not None:
+        mig.write_trace(save, found.trace)
+    if as_json:
+        tables.print_document(found.to_json())
+    else:
+        terminal_advice.show(found)
+
+
+def _deployed(fleet: str) -> tuple[Manifest, dict[str, Any], Accelerator]:
+    """The manifest of the fleet ``STACK/POOL``, its pool as compiled, and the accelerators of a node as declared.
+
+    Raises `InvalidField` for a pool without accelerators, and `FleetError`.
+    """
+    name, _, pool_name = fleet.partition("/")
+    project = Project.find()
+    stack = project.stack(name, stacks=synthesized(project))
+    manifest = stack.fleet(pool_name or stack.only_pool)
+    pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
+    if not pool.get("accelerator"):
+        raise InvalidField("no accelerators are declared for this pool", given=fleet)
+    return manifest, pool, Accelerator.parse(pool["accelerator"]).with_(count=pool["accelerators_per_node"])
 
 
 def show_profiles(accelerator: str, *, as_json: bool) -> None:

@@ -52,6 +52,7 @@ class ExportFormat(StrEnum):
     """For whom a layout is printed."""
 
     parted = "mig-parted"
+    manager = "mig-manager"
     gres = "gres"
     plugin = "device-plugin"
 
@@ -117,6 +118,21 @@ def plan(
 
 
 @app.command()
+def advise(
+    fleet: Fleet,
+    save: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the tasks to this file as well, CSV, as `sky.mig.advise` reads it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Recommend a fixed layout, from the tasks that ran on a fleet: what they used, how long they waited."""
+    from skyinfra.cli.layouts import show_advice
+
+    show_advice(fleet, save=save, as_json=as_json)
+
+
+@app.command()
 def gallery(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pages; made where it is not there.")],
     accelerators: Annotated[
@@ -160,11 +176,11 @@ def export(
     label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
     form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
 ) -> None:
-    """Print a layout for mig-parted, Slurm or Kubernetes. The last is for the device plugin of NVIDIA."""
+    """Print a layout for mig-parted, mig-manager, Slurm or Kubernetes, whose device plugin is that of NVIDIA."""
     from skyinfra.cli import parted
 
-    if form == ExportFormat.parted:
-        parted.export_parted(accelerator, label=label)
+    if form in (ExportFormat.parted, ExportFormat.manager):
+        parted.export_parted(accelerator, label=label, manager=form == ExportFormat.manager)
     else:
         parted.export_for_cluster(accelerator, slurm=form == ExportFormat.gres)
 

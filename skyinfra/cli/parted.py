@@ -17,12 +17,15 @@ from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
 
 
-def export_parted(accelerator: str, *, label: str) -> None:
-    """Prints the configuration that gives a node of this accelerator its declared layout."""
+def export_parted(accelerator: str, *, label: str, manager: bool = False) -> None:
+    """Prints the configuration that gives a node of this accelerator its declared layout.
+
+    manager: as a file for NVIDIA's mig-manager, with where that takes it from.
+    """
     named, layouts = _declared(accelerator)
     entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
     _warn(warnings)
-    sys.stdout.write(mig.parted_text({label: entries}))
+    sys.stdout.write(mig.manager_text(entries, label) if manager else mig.parted_text({label: entries}))
 
 
 def export_for_cluster(accelerator: str, *, slurm: bool) -> None:

@@ -336,9 +336,11 @@ class Connection(Asker):
         self._prepared = dask_private.client_stream(self._client)
         self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
-    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> distributed.Future[Any]:
+    def submit(
+        self, key: str, header: bytes, call: bytes, resources: dict[str, int], waited: float
+    ) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
-        return dask_private.send_task(self._client, key, header, call, resources)
+        return dask_private.send_task(self._client, key, header, call, resources, waited)
 
     @property
     def client(self) -> Any:

@@ -137,9 +137,11 @@ class Dispatcher:
         number = next(numbers)
         while True:
             waiting.key, header = shipment.attempt(number)
-            outcome = await self.fetched(
-                await self.executor.attempt(shipment.name, waiting.key, header, shipment.call, waiting.target.resources)
+            waited = time.monotonic() - shipment.came if number == 0 else 0.0
+            sent = self.executor.attempt(
+                shipment.name, waiting.key, header, shipment.call, waiting.target.resources, waited=waited
             )
+            outcome = await self.fetched(await sent)
             if outcome is None:
                 continue
             if not outcome.missing:

@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import inspect
 import pickle
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -182,7 +183,10 @@ class Sender:
         return functools.partial(
             Flow,
             tasks,
-            send=functools.partial(self._send_together, windowed=window is None),
+            # Where it is known how many there are, all are there from the beginning, however late they are sent.
+            send=functools.partial(
+                self._send_together, windowed=window is None, came=None if total is None else time.monotonic()
+            ),
             slots=lambda: self._fleet.dispatcher.window(self.target).limit,
             window=window,
             total=total,
@@ -194,8 +198,10 @@ class Sender:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
         return self._ship(self._shipment(task), target, windowed=windowed)
 
-    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool) -> list[Future[T]]:
+    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool, came: float | None = None) -> list[Future[T]]:
         shipments = [self._shipment(task) for task in tasks]
+        for shipment in shipments:
+            shipment.came = shipment.came if came is None else came
         places = {(shipment.settings.profile, shipment.settings.gpu_memory_gb) for shipment in shipments}
         if len(shipments) == 1 or len(places) > 1 or not all(map(chunks.suits, shipments)):
             return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -13,9 +14,10 @@ from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.engine.forwarding import Forward
 from skyinfra.errors import NodeError
-from skyinfra.protocol import services
+from skyinfra.protocol import questions, services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.readings import Figures, TaskRecord
 
 # Nodes that are asked at the same time.
 _AT_ONCE = 32
@@ -100,6 +102,19 @@ class Questions:
         """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
         return Job(self._fleet, self._fleet.in_loop(Line(self._fleet.connection).wait(name, 0)))
 
+    def records(self) -> list[TaskRecord]:
+        """The tasks that ended last, in the order of their ends, with what they used.
+
+        The head remembers five thousand since it started, each node what the last thousand used there; of jobs from
+        before that, the journal knows. Nodes that do not answer tell nothing.
+        """
+        found = self._fleet.in_loop(Line(self._fleet.connection).ask(services.records))
+        told = self.ask_all(sorted({each.slot.rpartition("/")[0] for each in found}), questions.MEASURED)
+        used = {key: each for answer in told.values() if isinstance(answer, dict) for key, each in answer.items()}
+        found = [replace(each, figures=Figures.read(used[each.key])) if each.key in used else each for each in found]
+        since = min((each.submitted for each in found), default=float("inf"))
+        return [*_earlier(self.jobs(), since), *found]
+
     def close(self) -> None:
         """Leaves the fleet, which stays as it is. May be called again."""
         self._fleet.close()
@@ -109,3 +124,12 @@ class Questions:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _earlier(jobs: Sequence[JobInfo], since: float) -> list[TaskRecord]:
+    """Returns the records of *jobs* that ended before *since*, on which slot they ran is all that is known of it."""
+    return [
+        TaskRecord(job.key, job.submitted, job.started, job.ended, job.slot, figures=job.figures)
+        for job in jobs
+        if job.state in ("done", "failed") and job.slot and job.started and job.ended and job.ended < since
+    ]

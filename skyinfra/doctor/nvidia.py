@@ -13,10 +13,12 @@ from skyinfra.doctor import known, packages
 from skyinfra.doctor.kernel_log import xids
 from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
-from skyinfra.gpu import inventory, machine
+from skyinfra.gpu import inventory, live, machine
 from skyinfra.gpu.actual import RecordedHardware
 from skyinfra.gpu.hardware import Hardware, session
 from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.mig.manager import BOOT_HINT, OPERATED_HINT, boots, operated
+from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -64,6 +66,7 @@ def _opened(
         yield judged("accelerators", bool(gpus), names, wanted, "")
     else:
         yield from _as_declared(node, directory, names, wanted)
+    yield from _others(nvml)
     yield from _driver(nvml, packages.cuda(path))
     yield from known.look(path, partitions=any((gpu.mig_mode() or (False,))[0] for gpu in gpus))
     yield from _fabric(gpus, root)
@@ -88,6 +91,19 @@ def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted:
     spelled = ", ".join("+".join(p.name for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
     todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
     yield layout("MIG layout", hardware, spelled, todo, counted=True)
+
+
+def _others(nvml: Nvml) -> Iterator[Finding]:
+    """Whoever else partitions the GPUs undoes what is declared; one that keeps what stands does not."""
+    here, what, wanted = machine.SystemMachine(), "MIG layout: others", "skyinfra alone, or another one's same layout"
+    if (manager := here.mig_manager()) is not None:
+        yield Finding(what, "wrong", operated(processes.describe(manager)), wanted, OPERATED_HINT)
+    if (selected := here.selected_at_boot()) is not None:
+        try:
+            same = live.keeps(nvml, selected)
+        except SkyinfraError:
+            same = False
+        yield judged(what, same, boots(selected), wanted, BOOT_HINT)
 
 
 def _driver(nvml: Nvml, needs: Sequence[packages.Need]) -> Iterator[Finding]:

@@ -75,13 +75,19 @@ def prepare_client(client: Client) -> None:
     stream.recent_message_log = collections.deque(maxlen=0)
 
 
-def send_task(client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int]) -> Any:
-    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future."""
+def send_task(
+    client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int], waited: float = 0.0
+) -> Any:
+    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future.
+
+    waited: for how many seconds the task did so before.
+    """
     from distributed import Future
 
     future = Future(key, client)
     carried = without_copy(call) if len(call) > _LARGE_CALL else call
     message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
+    message["waited"] = waited
     client._send_to_scheduler(message)
     return future
 

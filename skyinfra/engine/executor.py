@@ -42,8 +42,8 @@ class Fleet(Protocol):
     async def ready(self) -> None:
         """Waits until the scheduler is connected, again if need be."""
 
-    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> Any:
-        """Sends a call; its future is done when it has ended."""
+    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int], waited: float) -> Any:
+        """Sends a call, which has waited for so many seconds; its future is done when it has ended."""
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
         """Asks the runner of *node*. Raises the error of the answer."""
@@ -67,8 +67,12 @@ class Executor:
         call: bytes,
         resources: dict[str, int],
         take: Callable[[Any], Any] = pickle.loads,
+        *,
+        waited: float = 0.0,
     ) -> Any:
         """Sends a call once and waits for its end; being cancelled ends the call on its slot.
+
+        waited: for how many seconds the call has waited to be sent, for the records of the head.
 
         Returns what *take* makes of the events under the key, as soon as that is not None; else the call's result.
         None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, and what
@@ -76,7 +80,7 @@ class Executor:
         """
         await self._fleet.ready()
         try:
-            future = self._fleet.submit(key, header, call, resources)
+            future = self._fleet.submit(key, header, call, resources, waited)
             del call  # the scheduler keeps it while it needs it
             result = await self._end_of(future, take)
         except asyncio.CancelledError:

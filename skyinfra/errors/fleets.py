@@ -37,6 +37,10 @@ class UnsafeAnswer(FleetError):
     """The answer to a question would run code here if it was read as Dask reads it; it was not read."""
 
 
+class TooLittleMeasured(FleetError):
+    """Too few tasks ran, or too little is known of them, to say which layout they need."""
+
+
 class InvalidManifest(FleetError):
     """The manifest cannot be read."""
 

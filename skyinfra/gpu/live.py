@@ -1,4 +1,5 @@
-"""Layouts of the GPUs in this machine: desired ones read from text, actual ones written for others.
+"""Layouts of the GPUs in this machine: desired ones read from text and from others' files, actual ones written for
+others.
 
 They are written as mig-parted's YAML, as Slurm's `gres.conf`, and for NVIDIA's device plugin for Kubernetes.
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from skyinfra import mig
 from skyinfra.errors import (
     AcceleratorMissing,
     InvalidField,
+    InvalidLayout,
     LayoutError,
     MigNotSupported,
     PartitionFailed,
@@ -33,6 +35,8 @@ from skyinfra.protocol.nodeconfig import NodeAccelerator
 
 OFF = "off"
 _LABEL = "current"
+# What a configuration gives to a GPU that it does not name.
+_UNNAMED = "unnamed"
 _UNREADABLE = "NVML does not say what is there"
 
 
@@ -120,15 +124,22 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
 
     GPUs without MIG are left out; indices are those of the node.
     """
+    entries, warnings = _parted(nvml)
+    return mig.parted_text({_LABEL: entries}), warnings
+
+
+def mig_manager(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
+    """The same as a configuration for NVIDIA's mig-manager, with what makes it keep that. Raises `PartitionFailed`."""
+    entries, warnings = _parted(nvml)
+    return mig.manager_text(entries), warnings
+
+
+def _parted(nvml: Nvml) -> tuple[tuple[mig.PartedEntry, ...], tuple[str, ...]]:
     entries: list[mig.PartedEntry] = []
     warnings: list[str] = []
     with asking(_UNREADABLE):
         gpus = nvml.gpus()
-        models: dict[tuple[str, str], list[Gpu]] = {}
-        for gpu in gpus:
-            if gpu.mig_mode() is not None:
-                models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
-        for members in models.values():
+        for members in _by_model(gpus):
             found = {gpu.index: _actual(gpu, warnings) for gpu in members}
             example = next((gpu for gpu in members if found[gpu.index] is not None), None)
             if example is None:
@@ -137,7 +148,16 @@ def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
             written, lost = mig.parted_from_layouts(found, geometry_of(example), len(gpus))
             entries += written
             warnings += map(str, lost)
-    return mig.parted_text({_LABEL: tuple(entries)}), tuple(warnings)
+    return tuple(entries), tuple(warnings)
+
+
+def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
+    """The GPUs with MIG, those of one model together."""
+    models: dict[tuple[str, str], list[Gpu]] = {}
+    for gpu in gpus:
+        if gpu.mig_mode() is not None:
+            models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
+    return list(models.values())
 
 
 def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
@@ -148,9 +168,89 @@ def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     warnings: list[str] = []
     with asking(_UNREADABLE):
         found = {gpu.index: _actual(gpu, warnings) for gpu in nvml.gpus()}
-    empty = [index for index, each in found.items() if each == ()]
+    return _declared({index: _placed(layout) for index, layout in found.items()}, warnings)
+
+
+def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
+    """The declaration of what a configuration of mig-parted gives to the GPUs of this machine, and warnings.
+
+    A GPU that it does not name stays as it stands. Raises `InvalidField` where the file cannot be read, `LayoutError`
+    and its kinds with the path of what is wrong in it, and `PartitionFailed`.
+    """
+    warnings: list[str] = []
+    texts: dict[int, str | None] = {}
+    for index, (standing, given) in _given(nvml, wanted, warnings).items():
+        texts[index] = _placed(standing) if given is _UNNAMED else given
+    return _declared(texts, warnings)
+
+
+def keeps(nvml: Nvml, wanted: mig.Selected) -> bool:
+    """Whether that configuration of mig-parted leaves every GPU as it stands. Raises as `configured` does."""
+    found = _given(nvml, wanted, []).values()
+    return all(given in (_UNNAMED, standing if standing is None else _names(standing)) for standing, given in found)
+
+
+def _given(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> dict[int, tuple[mig.Layout | None, str | None]]:
+    """The actual layout of each GPU, and the profiles that the configuration gives it.
+
+    Profiles: None is MIG off, "" MIG without partitions, `_UNNAMED` a GPU that it does not name.
+    """
+    entries = read_config(wanted)
+    with asking(_UNREADABLE):
+        gpus = nvml.gpus()
+        found: dict[int, tuple[mig.Layout | None, str | None]] = {
+            gpu.index: (_actual(gpu, warnings), _UNNAMED) for gpu in gpus
+        }
+        for members in _by_model(gpus):
+            with noting(members[0].index):
+                geometry = geometry_of(members[0])
+            try:
+                layouts, lost = mig.layouts_from_parted(entries, geometry, len(gpus))
+            except LayoutError as error:
+                error.at(f"{wanted.file}: mig-configs.{wanted.label}")
+                raise
+            here = {gpu.index for gpu in members}
+            warnings += [str(each) for each in lost if each.field in {f"GPU {index}" for index in here}]
+            for index in sorted(here & layouts.keys()):
+                layout = layouts[index]
+                found[index] = found[index][0], None if layout is None else _names(layout)
+    return found
+
+
+def _placed(layout: mig.Layout | None) -> str | None:
+    """The layout with its places; None is MIG off, "" MIG without partitions."""
+    return None if layout is None else mig.placed_text(layout) if layout else ""
+
+
+def _names(layout: mig.Layout) -> str:
+    """The profiles of a layout, the largest first; "" without any."""
+    names = sorted((place.profile for place in layout), key=lambda name: (-int(name.partition("g")[0]), name))
+    return mig.text(names) if names else ""
+
+
+def read_config(wanted: mig.Selected) -> tuple[mig.PartedEntry, ...]:
+    """The entries of that configuration. Raises `InvalidField` for its file, `InvalidLayout` for what stands there."""
+    from dask import config  # no node has another reader of YAML
+
+    try:
+        with Path(wanted.file).open("rb"):
+            (document,) = config.collect_yaml([wanted.file])
+    except OSError as error:
+        raise InvalidField(f"cannot be read: {error.strerror}", field=wanted.file) from None
+    except ValueError:  # also where it is empty
+        raise InvalidField("holds no mapping in YAML", field=wanted.file) from None
+    try:
+        return mig.choose_config(mig.read_parted(document), wanted.label)
+    except InvalidLayout as error:
+        error.at(wanted.file)
+        raise
+
+
+def _declared(texts: Mapping[int, str | None], warnings: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The value of ``mig=`` for GPUs with these layouts: None is MIG off, "" MIG without partitions."""
+    empty = [index for index, each in texts.items() if each is not None and not each]
     warnings += [f"GPU {index}: MIG without partitions cannot be declared" for index in empty]
-    layouts = [mig.placed_text(each) if each else OFF for each in found.values()]
+    layouts = [each or OFF for each in texts.values()]
     if all(each == OFF for each in layouts):
         return "None\n", tuple(warnings)
     if len(layouts) == 1:

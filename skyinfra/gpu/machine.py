@@ -24,8 +24,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pynvml
 
+from skyinfra import mig
 from skyinfra.errors import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu.nvml import error_name
+from skyinfra.mig.manager import BOOT_HINT, OPERATED_HINT, UNIT, boots, operated
 from skyinfra.node import cdi, processes
 from skyinfra.node.folder import replace_file, writing
 
@@ -51,6 +53,7 @@ _MONITOR = "mig/monitor"
 _DISPLAY = "nvidia_drm"
 # NVIDIA/mig-parted, cmd/nvidia-mig-manager.
 _MIG_MANAGER = "nvidia-mig-manager"
+_ENABLED = ("UnitFileState", "Environment")
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)$", re.MULTILINE)
 
 
@@ -100,6 +103,21 @@ class SystemMachine:
     def mig_manager(self) -> int | None:
         """The process of the GPU operator's mig-manager, which brings this machine to the layout of its own label."""
         return next(iter(processes.named(_MIG_MANAGER, proc=_ROOT / "proc")), None)
+
+    def selected_at_boot(self) -> mig.Selected | None:
+        """The configuration to which nvidia-mig-manager.service brings this machine at every boot, if it is enabled."""
+        asked = (self._ask_systemctl("show", "--value", f"--property={name}", UNIT) for name in _ENABLED)
+        (known, state), (_, environment) = asked
+        return mig.selected(environment) if known and state.startswith("enabled") else None
+
+    def others_that_partition(self) -> list[str]:
+        """Sentences on who else brings the GPUs of this machine to a layout, and what to do about it."""
+        found = []
+        if (manager := self.mig_manager()) is not None:
+            found.append(f"{operated(processes.describe(manager))}. {OPERATED_HINT}")
+        if (wanted := self.selected_at_boot()) is not None:
+            found.append(f"{boots(wanted)}. {BOOT_HINT}")
+        return found
 
     def unit(self, pid: int) -> str | None:
         """The unit of systemd that a process is in, see `processes.unit`."""

@@ -27,6 +27,7 @@ from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.transition import GpuTransition
 from skyinfra.mig import Layout
+from skyinfra.mig.manager import OPERATED_HINT, operated
 from skyinfra.mig.steps import Partition, Step, check_no_steps
 from skyinfra.node import processes
 
@@ -153,13 +154,8 @@ class _Run:
         """Refuses a change where the GPU operator would undo it."""
         manager = self._options.machine.mig_manager() if self._options.machine is not None else None
         if manager is not None and any(gpu.steps() for gpu in gpus):
-            raise PartitionFailed(
-                f"the GPU operator's mig-manager partitions the GPUs of this machine: {processes.describe(manager)}",
-                field="accelerator.layouts",
-                hint="Nothing was changed. Set its label `nvidia.com/mig.config` to a configuration with this layout "
-                "(`skyinfra mig export` writes one), or take the node from it: "
-                "`kubectl label node NODE nvidia.com/gpu.deploy.mig-manager=false --overwrite`.",
-            )
+            hint = f"Nothing was changed. {OPERATED_HINT}"
+            raise PartitionFailed(operated(processes.describe(manager)), field="accelerator.layouts", hint=hint)
 
     def _emit(self, phase: str, **fields: Any) -> None:
         self._emit_event({"phase": phase, **fields})

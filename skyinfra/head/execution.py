@@ -58,12 +58,16 @@ class Execution:
             key: (slot, seconds) for slot, tasks in tasks_on_slots(self._scheduler).items() for key, _, seconds in tasks
         }
 
-    async def run(self, header: Header, call: bytes, resources: Resources) -> tuple[Ending, str | None] | None:
+    async def run(
+        self, header: Header, call: bytes, resources: Resources, waited: float = 0.0
+    ) -> tuple[Ending, str | None] | None:
         """Runs *call* on a slot; returns its end, and the slot's name. None: the scheduler lost it.
+
+        waited: for how many seconds the call has waited.
 
         A call whose worker process dies starts again elsewhere. Being cancelled ends the call on its slot.
         """
-        attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources)
+        attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources, waited=waited)
         del call  # it may be large
         try:
             given: dask_private.Serialized | None = await attempt
@@ -124,9 +128,9 @@ class Execution:
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
 
-    def submit(self, key: str, header: bytes, call: bytes, resources: Resources) -> Any:
+    def submit(self, key: str, header: bytes, call: bytes, resources: Resources, waited: float) -> Any:
         """Sends a call; its future is done when it has ended."""
-        return dask_private.send_task(self.client, key, header, call, resources)
+        return dask_private.send_task(self.client, key, header, call, resources, waited)
 
 
 def _failed(error: Exception) -> Ending:

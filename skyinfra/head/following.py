@@ -20,12 +20,12 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from skyinfra import mig
-from skyinfra.errors import InvalidNodeConfig, StateDirectoryError, UnknownProfile
+from skyinfra.errors import StateDirectoryError, UnknownProfile
+from skyinfra.head.records import slot_of
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.mig import Follow, Geometry, Placement, follow
-from skyinfra.protocol import rpc
 from skyinfra.protocol.fleet import FleetLayout, Followed, LayoutChange
-from skyinfra.protocol.instance import GPU_MEMORY, STARTUP_KEY, InstanceInfo
+from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -168,7 +168,7 @@ class Following(SchedulerPlugin):  # type: ignore[misc]
     def _there(self, now: float) -> dict[Place, dict[Placement, float]]:
         """The partitions of each GPU that take tasks, and when each had a task last."""
         workers = self._scheduler.workers.items()
-        slots = {address: self._slots.get(address) or _slot(worker.extra) for address, worker in workers}
+        slots = {address: self._slots.get(address) or slot_of(worker.extra) for address, worker in workers}
         self._slots = {address: slot for address, slot in slots.items() if slot is not None}
         known = {(slot.slot, slot.uuid) for slot in self._slots.values()}
         self._used = {slot: at for slot, at in self._used.items() if slot in known}
@@ -221,11 +221,3 @@ def _want(resources: Mapping[str, float], geometry: Geometry) -> tuple[str | Non
 
 def _counted(geometry: Geometry, names: Iterable[str]) -> Counter[str]:
     return Counter(geometry.profile(name).name for name in names)
-
-
-def _slot(extra: Mapping[str, Any]) -> InstanceInfo | None:
-    """The slot of a worker; None for one that does not say what it is."""
-    try:
-        return InstanceInfo.read(rpc.lists(extra.get(STARTUP_KEY)))
-    except InvalidNodeConfig:
-        return None

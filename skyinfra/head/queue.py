@@ -207,9 +207,9 @@ class Queue:
         header = job.record.attempt()
         job.key = header.key
         try:
-            ended = await execution.run(
-                header, await asyncio.to_thread(self._journal.call, job.record), job.record.resources
-            )
+            call = await asyncio.to_thread(self._journal.call, job.record)
+            waited = time.time() - job.info.submitted if job.info.attempts == 1 else 0.0
+            ended = await execution.run(header, call, job.record.resources, waited)
         except StateDirectoryError as error:
             return _failed(error)
         if ended is None:

@@ -16,6 +16,7 @@ from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
+from skyinfra.head.records import Records
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
@@ -53,6 +54,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
         self.followed: Followed | None = None
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
+        self._records = Records(self)
+        self.add_plugin(self._records)
         self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
@@ -60,6 +63,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
+            services.records.by(self._records.records),
             services.forget_topic.by(self.forget_topic),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
@@ -148,9 +152,20 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         await super().handle_stream(comm, extra)
 
     def take_task(
-        self, client: str, key: str, header: bytes, call: bytes | memoryview, resources: dict[str, float], **_: object
+        self,
+        client: str,
+        key: str,
+        header: bytes,
+        call: bytes | memoryview,
+        resources: dict[str, float],
+        waited: float = 0.0,
+        **_: object,
     ) -> None:
-        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, which would unpickle here."""
+        """Takes a task for a slot with *resources*: what Dask's `update_graph` does, which would unpickle here.
+
+        waited: how long it did so before it was sent, in seconds.
+        """
+        self._records.came(key, waited)
         dask_private.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:

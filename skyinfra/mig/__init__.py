@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import skyinfra
+from skyinfra.mig.advice import Advice, advise
 from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type, mig_resource
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
@@ -28,6 +29,7 @@ from skyinfra.mig.layouts import (
     plain_profiles,
 )
 from skyinfra.mig.listing import check_listed, placed_text, read_listing
+from skyinfra.mig.manager import Selected, manager_text, selected
 from skyinfra.mig.parted import (
     PartedEntry,
     PartedWarning,
@@ -39,6 +41,7 @@ from skyinfra.mig.parted import (
     read_parted,
 )
 from skyinfra.mig.placement import Attempt, attempt, carries, fill, joinable, max_count, place, rearranged, resolve
+from skyinfra.mig.simulation import TraceTask, read_trace, write_trace
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ else:
 
 
 __all__ = [
+    "Advice",
     "At",
     "Attempt",
     "Compute",
@@ -67,7 +71,10 @@ __all__ = [
     "Picture",
     "Placement",
     "Profile",
+    "Selected",
+    "TraceTask",
     "Segment",
+    "advise",
     "attempt",
     "carries",
     "check_driver",
@@ -86,6 +93,7 @@ __all__ = [
     "joinable",
     "layouts",
     "layouts_from_parted",
+    "manager_text",
     "max_count",
     "maximal_layouts",
     "maximal_multisets",
@@ -106,13 +114,16 @@ __all__ = [
     "plain_profiles",
     "read_listing",
     "read_parted",
+    "read_trace",
     "rearranged",
     "render",
     "required_driver",
     "resolve",
     "same_profile",
+    "selected",
     "sources",
     "svg",
     "text",
     "together",
+    "write_trace",
 ]

@@ -3,6 +3,7 @@
 DOCTOR = "doctor"
 METRICS = "metrics"
 FIGURES = "figures"
+MEASURED = "measured"
 LOG = "log"
 START = "start"
 OUTPUT = "output"

@@ -1,4 +1,5 @@
-"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them, and what a task has used in all."""
+"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them, what a task has used in all, and the
+records of tasks that ended."""
 
 from __future__ import annotations
 
@@ -24,6 +25,29 @@ class Figures(_schema.Document, error=InvalidManifest, source="figures"):
     memory_peak: int | None = None
     energy: float | None = None
     activity: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskRecord(_schema.Document, error=InvalidManifest, source="record"):
+    """A task that ended, as the head remembers it.
+
+    key: unique. submitted, started, ended: UNIX seconds by the clock of the head. profile, memory_gb: what it asked
+    for; None and 0 for neither. A task that was bound to a slot or node, such as a rank of a gang, asks for the profile
+    of the slot that it ran on. slot: ``NODE/INDEX``, with its own profile and memory in GB; None for none. figures:
+    its use of the device, as its node remembers; None where it was not measured: it took less than two seconds or so,
+    or the device tells nothing.
+    """
+
+    key: str
+    submitted: float
+    started: float
+    ended: float
+    slot: str
+    profile: str | None = None
+    memory_gb: float = 0.0
+    slot_profile: str | None = None
+    slot_memory_gb: float | None = None
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.gang import Candidates, GangState
 from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.readings import TaskRecord
 from skyinfra.protocol.rpc import Envelope, call
 
 
@@ -26,6 +27,8 @@ def promise(*, node: str, slots: list[str] | tuple[str, ...]) -> None: ...
 def leave(*, node: str, why: str, if_others: bool = False) -> bool: ...
 @call(read_only=True)
 def running() -> dict[str, list[tuple[str, str, float]]]: ...
+@call(read_only=True)
+def records() -> list[TaskRecord]: ...
 @call()
 def forget_topic(*, topic: str) -> None: ...
 

@@ -109,6 +109,10 @@ class TaskFigures:
         found = self._sums.get(task)
         return None if found is None else found.figures().to_json()
 
+    def all(self) -> dict[str, Any]:
+        """The figures of all tasks that are remembered as JSON, by their keys."""
+        return {key: found.figures().to_json() for key, found in list(self._sums.items())}
+
     def _add(self, key: str, reading: SlotReading, now: float) -> None:
         if reading.memory_used is None and reading.slot_energy is None and not reading.activity:
             return

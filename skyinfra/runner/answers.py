@@ -32,14 +32,15 @@ _JOURNAL_S = 20.0
 
 
 class Answers:
-    """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`; *figures_of*:
-    `TaskFigures.of`."""
+    """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`; *figures_of*,
+    *measured*: `TaskFigures.of` and `TaskFigures.all`."""
 
     def __init__(
         self,
         config: Path,
         kill_task: Callable[[str, str], bool],
         figures_of: Callable[[str], dict[str, Any] | None],
+        measured: Callable[[], dict[str, Any]],
     ) -> None:
         self._config = config
         self._directory = directory_of(config)
@@ -49,6 +50,7 @@ class Answers:
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,
             questions.FIGURES: figures_of,
+            questions.MEASURED: measured,
             questions.LOG: partial(read_log, self._directory),
             questions.START: commands.start,
             questions.OUTPUT: commands.output,

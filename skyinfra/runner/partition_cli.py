@@ -1,4 +1,5 @@
 """``skyinfra-runner partition``: brings GPUs to a layout by hand or at boot, compares them with it, exports it.
+``skyinfra-runner adopt``: the declaration that keeps what others have partitioned.
 
 The output is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each change,
 ``standing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute.
@@ -17,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyinfra.errors import SkyinfraError
+from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.mig.manager import DEFAULT_CONFIG, Selected
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -27,7 +29,8 @@ _ROOT = Path("/etc/skyinfra")
 
 
 def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    """Adds the command."""
+    """Adds the commands."""
+    _add_adopt(commands)
     text = "bring the GPUs to a layout; changes nothing where it stands already"
     parser = commands.add_parser("partition", help=text, description=text)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -37,10 +40,11 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     text = "note how the GPUs are in FILE, unless that is there; change nothing"
     source.add_argument("--save", type=Path, metavar="FILE", help=text)
     source.add_argument("--restore", type=Path, metavar="FILE", help="bring the GPUs back to what --save noted")
-    text = "with --export: mig-parted's YAML (the default), lines of Slurm's gres.conf with the device files of what "
+    text = "with --export: mig-parted's YAML (the default), a file for NVIDIA's mig-manager with what makes it "
+    text += "keep what stands, lines of Slurm's gres.conf with the device files of what "
     text += "stands, the configuration of NVIDIA's device plugin for Kubernetes, or the mig= of a declaration that "
     text += "keeps every partition where it stands"
-    forms = ("mig-parted", "gres", "device-plugin", "declaration")
+    forms = ("mig-parted", "mig-manager", "gres", "device-plugin", "declaration")
     parser.add_argument("--format", choices=forms, help=text)
     parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
     mode = parser.add_mutually_exclusive_group()
@@ -53,6 +57,49 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
         "--reboot", action="store_true", help="reboot, once, where the driver needs it for the MIG mode"
     )
     parser.set_defaults(command=run, usage=parser.error)
+
+
+def _add_adopt(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    text = "print the mig= of a declaration that keeps the GPUs as others have partitioned them; change nothing"
+    parser = commands.add_parser("adopt", help=text, description=text)
+    text = "not what stands, but what nvidia-mig-manager.service selects on this machine"
+    parser.add_argument("--selected", action="store_true", help=text)
+    text = "not what stands, but that configuration of mig-parted: the value of the node's label nvidia.com/mig.config"
+    parser.add_argument("--label", metavar="LABEL", help=text)
+    text = "with --label: the file of the configurations; else that of nvidia-mig-manager.service"
+    parser.add_argument("--file", type=Path, metavar="FILE", help=text)
+    parser.set_defaults(command=adopt, usage=parser.error, config=None)
+
+
+def adopt(options: argparse.Namespace) -> int:
+    """Prints the declaration; who else partitions this machine is told on stderr."""
+    from skyinfra.gpu import live
+    from skyinfra.gpu.hardware import session
+    from skyinfra.gpu.machine import SystemMachine
+    from skyinfra.gpu.nvml import Nvml
+
+    if options.file is not None and options.label is None:
+        options.usage("--file goes with --label, which names one of its configurations")
+    if options.selected and options.label is not None:
+        options.usage("--selected and --label name a configuration each")
+    machine = SystemMachine()
+    wanted = machine.selected_at_boot()
+    if options.selected and wanted is None:
+        raise InvalidField(
+            "nvidia-mig-manager.service is not enabled on this machine, or selects nothing",
+            field="--selected",
+            hint="Name a configuration with --label and its file with --file, or leave them out for what stands.",
+        )
+    chosen = None
+    if options.selected or options.label is not None:
+        file = options.file or (wanted.file if wanted is not None else DEFAULT_CONFIG)
+        chosen = Selected(str(file), options.label or (wanted.label if wanted is not None else ""))
+    with session(Nvml()) as nvml:
+        text, warnings = live.declaration(nvml) if chosen is None else live.configured(nvml, chosen)
+    sys.stdout.write(text)
+    for warning in [*warnings, *machine.others_that_partition()]:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -149,7 +196,12 @@ def _export(form: str | None) -> int:
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
 
-    exports = {"gres": live.gres, "device-plugin": live.device_plugin, "declaration": live.declaration}
+    exports = {
+        "mig-manager": live.mig_manager,
+        "gres": live.gres,
+        "device-plugin": live.device_plugin,
+        "declaration": live.declaration,
+    }
     with session(Nvml()) as nvml:
         text, warnings = exports.get(form or "", live.export)(nvml)
     sys.stdout.write(text)

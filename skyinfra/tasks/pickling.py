@@ -14,6 +14,7 @@ import site
 import sys
 import sysconfig
 import threading
+import time
 import types
 import uuid
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class Shipment:
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
-    see. echo: whether the client wants what the task prints.
+    see. echo: whether the client wants what the task prints. came: when it was there to be run (``time.monotonic``).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Shipment:
         whole: bool = False,
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
+        self.came = time.monotonic()
         self.name = name or task.name
         self.key = key or _key(self.name)
         self.settings = task.settings

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "mig show": ('skyinfra mig show H100 "3g.40gb+2g.20gb+1g.10gb*2"', "skyinfra mig show A30 1g.6gb --svg a30.svg"),
     "mig check": ("skyinfra mig check H100 3g.40gb*2", "skyinfra mig check H100:8/3g.40gb --driver 535.161.07"),
     "mig plan": ("skyinfra mig plan my-stack/pool", "skyinfra mig plan my-stack/pool 3g.40gb+1g.10gb*3"),
+    "mig advise": ("skyinfra mig advise my-stack/pool", "skyinfra mig advise my-stack/pool --save tasks.csv --json"),
     "mig pack": ('skyinfra mig pack "1g.10gb*20, 3g.40gb*4"', 'skyinfra mig pack ">=18GB*6" --provider aws --spot'),
     "mig profiles": ("skyinfra mig profiles H100", "skyinfra mig profiles A100-40GB --json"),
     "mig layouts": ("skyinfra mig layouts H100", "skyinfra mig layouts A30 --all-profiles"),

@@ -97,6 +97,16 @@ def test_export_and_import_give_the_accelerator_back(accelerator: str, tmp_path:
     assert back == (accelerator if ":" in name else accelerator.replace("/", ":1/")) + "\n"
 
 
+def test_export_for_mig_manager(tmp_path: Path) -> None:
+    out, _ = run("export", "H100:2/off|1g.10gb*7", "--format", "mig-manager", "--label", "mine")
+    assert "nvidia.com/mig.config=mine" in out
+    file = tmp_path / "out.yaml"
+    file.write_text(out)
+    back = run("import", str(file), "--config", "mine", "--accelerator", "H100:2", "--json")[0]
+    assert json.loads(back)["layouts"] == {"0": None, "1": "1g.10gb*7"}
+    assert set(yaml.safe_load(out)["mig-configs"]) == {"all-disabled", "mine"}
+
+
 def test_export_says_where_placements_are_lost() -> None:
     out, err = run("export", "H100/3g.40gb*1")
     assert yaml.safe_load(out)["mig-configs"]["skyinfra"][0]["mig-devices"] == {"3g.40gb": 1}

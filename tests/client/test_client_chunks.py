@@ -100,9 +100,9 @@ def sent(pool, monkeypatch):
     connection = pool._fleet.connection
     submit = connection.submit
 
-    def noting(key, header, call, resources):
+    def noting(key, header, call, resources, waited):
         found.append(header.count(b'"chunk": true'))
-        return submit(key, header, call, resources)
+        return submit(key, header, call, resources, waited)
 
     monkeypatch.setattr(connection, "submit", noting)
     return found

@@ -323,3 +323,18 @@ def test_what_packages_need(tmp_path: Path) -> None:
         ("jax-cuda12-plugin 0.7.0", "12"),
         ("nvidia-cuda-runtime 13.0.96", "13.0"),
     ]
+
+
+def test_who_else_partitions_is_told_unless_that_keeps_what_stands(fake_machine: Machine, tmp_path: Path) -> None:
+    machine, what, file = fake_machine("h100_80gb"), "MIG layout: others", tmp_path / "config.yaml"
+    assert what not in doctor(machine)[1]
+    file.write_text("version: v1\nmig-configs:\n  all-disabled:\n    - devices: all\n      mig-enabled: false\n")
+    machine.mig_manager(f"MIG_PARTED_CONFIG_FILE={file} MIG_PARTED_SELECTED_CONFIG=all-disabled")
+    same = doctor(machine)[1][what]
+    assert (same.result, "`all-disabled`" in same.found) == ("ok", True)
+    done = machine.python("-m", "skyinfra.runner", "partition", "--layout", "3g.40gb")
+    assert done.returncode == 0, done.stderr
+    other = doctor(machine)[1][what]
+    assert (other.result, "systemctl disable nvidia-mig-manager.service" in other.to_do) == ("wrong", True)
+    file.unlink()
+    assert doctor(machine)[1][what].result == "wrong", "it cannot be read"

@@ -50,7 +50,7 @@ class Fleet:
     async def ready(self) -> None:
         pass
 
-    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int]) -> Sent:
+    def submit(self, key: str, header: bytes, call: bytes, resources: dict[str, int], waited: float) -> Sent:
         self.sent.append(Sent(key))
         return self.sent[-1]
 

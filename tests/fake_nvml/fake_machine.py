@@ -80,6 +80,13 @@ class FakeMachine:
             (folder / f"{name}.required-by").write_text(f"{required_by}\n")
         self.opens(pid, gpu, start=start, group=f"/system.slice/{name}")
 
+    def mig_manager(self, environment: str, state: str = "enabled") -> None:
+        """systemd has nvidia-mig-manager.service, with this environment."""
+        folder = self.folder / "state.services"
+        folder.mkdir(exist_ok=True)
+        for name, value in (("UnitFileState", state), ("Environment", environment)):
+            (folder / f"nvidia-mig-manager.service.{name}").write_text(f"{value}\n")
+
     def opens(self, pid: int, gpu: int | None, *, start: int | None = None, group: str, live: bool = False) -> None:
         """A process of the control group *group* opens the GPU, and the partition at *start*. live: until it ends."""
         process = self.root / "proc" / str(pid)

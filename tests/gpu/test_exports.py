@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from capability_files import list_capabilities
 from fake_nvml.fake_machine import FakeMachine
 from test_partition_on_fake import run
 
-from skyinfra import PartitionFailed
+from skyinfra import PartitionFailed, mig
 from skyinfra.gpu import live
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
+from skyinfra.runner import cli
 
 Machine = Callable[..., FakeMachine]
 
@@ -79,3 +83,123 @@ def test_the_command_line(fake_machine: Machine) -> None:
     assert run(machine, "--export", "--format", "mig-parted").stdout == run(machine, "--export").stdout
     wrong = machine.python("-m", "skyinfra.runner", "partition", "--layout", "off", "--format", "gres")
     assert (wrong.returncode, "--format goes with --export" in wrong.stderr) == (2, True)
+
+
+# Beside NVIDIA's mig-manager.
+
+
+CONFIGS = """\
+version: v1
+mig-configs:
+  all-disabled:
+    - devices: all
+      mig-enabled: false
+  small:
+    - device-filter: "0x233010DE"
+      devices: [0]
+      mig-enabled: true
+      mig-devices:
+        "1g.10gb": 2
+        "3g.40gb": 1
+    - device-filter: "0x20B010DE"
+      devices: all
+      mig-enabled: true
+      mig-devices: {"1g.5gb": 7}
+  empty:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+  wrong:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"4g.40gb": 2}
+"""
+
+
+def adopt(machine: FakeMachine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return machine.python("-m", "skyinfra.runner", "adopt", *arguments)
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIGS)
+    return file
+
+
+def test_what_stands_is_adopted(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb")
+    assert adopt(machine).stdout == "None\n"
+    assert run(machine, "--layout", "1g.10gb@2+3g.40gb@4", "--gpu", "1").returncode == 0
+    done = adopt(machine)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run(machine, "--export", "--format", "declaration").stdout
+    machine.mig_manager("MIG_PARTED_SELECTED_CONFIG=all-disabled")
+    told = adopt(machine)
+    assert told.stdout == done.stdout
+    assert "brings this machine to `all-disabled` of /etc/nvidia-mig-manager/config.yaml at every boot" in told.stderr
+    assert "systemctl disable nvidia-mig-manager.service" in told.stderr
+    machine.mig_manager("MIG_PARTED_SELECTED_CONFIG=all-disabled", state="disabled")
+    assert adopt(machine).stderr == ""
+
+
+def test_a_configuration_of_mig_manager_is_adopted(fake_machine: Machine, configs: Path) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb,t4")
+    assert run(machine, "--layout", "2g.20gb@4", "--gpu", "1").returncode == 0
+    machine.mig_manager(f"MIG_PARTED_CONFIG_FILE={configs} MIG_PARTED_SELECTED_CONFIG=small")
+    done = adopt(machine, "--selected")
+    expected = 'sky.mig.per_gpu("3g.40gb+1g.10gb*2", "2g.20gb@4", "off")\n'
+    assert (done.returncode, done.stdout) == (0, expected), "a GPU that is not named stays, in its place"
+    assert "GPU 1: no entry names it: it stays as it is" in done.stderr
+    assert adopt(machine, "--label", "small", "--file", str(configs)).stdout == expected
+    assert adopt(machine, "--label", "all-disabled").stdout == "None\n", "the file is that of the service"
+    empty = adopt(machine, "--label", "empty")
+    assert (empty.stdout, "GPU 0: MIG without partitions cannot be declared" in empty.stderr) == ("None\n", True)
+    assert run(machine, "--export").stdout.count("mig-devices") == 1, "nothing was changed"
+
+
+def test_a_configuration_that_cannot_be_adopted(
+    fake_machine: Machine, configs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = fake_machine("h100_80gb")
+    none = adopt(machine, "--selected")
+    assert (none.returncode, "nvidia-mig-manager.service is not enabled" in none.stderr) == (2, True)
+
+    def refused(*arguments: str) -> str:
+        try:
+            assert cli.main(["adopt", *arguments]) == 2
+        except SystemExit as usage:
+            assert usage.code == 2
+        out, err = capsys.readouterr()
+        assert not out
+        return err
+
+    label = ("--label", "small", "--file", str(configs))
+    with machine.loaded(), mock.patch.dict(os.environ, {"PATH": machine.environment()["PATH"]}):
+        assert "no configuration of that label" in refused("--label", "smal", *label[2:])
+        assert f"{configs}: mig-configs.wrong[0].mig-devices" in refused("--label", "wrong", *label[2:])
+        assert "/nowhere.yaml: cannot be read" in refused("--label", "small", "--file", "/nowhere.yaml")
+        assert "/etc/nvidia-mig-manager/config.yaml: cannot be read" in refused("--label", "small")
+        assert "--file goes with --label" in refused("--file", str(configs))
+        assert "name a configuration each" in refused("--selected", "--label", "small")
+        for text in ("", "[1]", "a: [", "version: v2\nmig-configs: {}\n"):
+            configs.write_text(text)
+            assert str(configs) in refused(*label)
+
+
+def test_what_stands_is_handed_to_mig_manager_and_back(fake_machine: Machine, tmp_path: Path) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb")
+    assert run(machine, "--layout", "3g.40gb*2", "--gpu", "0").returncode == 0
+    text = run(machine, "--export", "--format", "mig-manager").stdout
+    assert "nvidia.com/mig.config=skyinfra" in text
+    file = tmp_path / "skyinfra.yaml"
+    file.write_text(text)
+    machine.mig_manager(f"MIG_PARTED_CONFIG_FILE={file} MIG_PARTED_SELECTED_CONFIG=skyinfra")
+    assert adopt(machine, "--selected").stdout == 'sky.mig.per_gpu("3g.40gb*2", "off")\n'
+    wanted = mig.Selected(str(file), "skyinfra")
+    with machine.loaded(), session(Nvml()) as nvml:
+        assert live.keeps(nvml, wanted)
+        assert not live.keeps(nvml, mig.Selected(str(file), "all-disabled"))
+    assert run(machine, "--layout", "1g.10gb", "--gpu", "1").returncode == 0
+    with machine.loaded(), session(Nvml()) as nvml:
+        assert not live.keeps(nvml, wanted)

@@ -88,7 +88,9 @@ class Slots:
     def running(self) -> dict[str, tuple[str, float]]:
         return dict.fromkeys(self.tasks, ("n1/0", 1.0))
 
-    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Ending, str | None] | None:
+    async def run(
+        self, header: Header, call: bytes, resources: dict[str, int], waited: float
+    ) -> tuple[Ending, str | None] | None:
         self.started.append(header.key.split("-")[0])
         self.tasks[header.key] = asyncio.get_running_loop().create_future()
         try:

@@ -115,7 +115,9 @@ class Slots:
     def running(self) -> dict[str, tuple[str, float]]:
         return {}
 
-    async def run(self, header: Header, call: bytes, resources: dict[str, int]) -> tuple[Ending, str | None]:
+    async def run(
+        self, header: Header, call: bytes, resources: dict[str, int], waited: float
+    ) -> tuple[Ending, str | None]:
         self.found.append(there(self.store, self.tree))
         await self.go_on.wait()
         return Ending.of(OUTCOME), "n1/0"

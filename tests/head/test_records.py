@@ -1,0 +1,186 @@
+"""The head remembers the tasks that ended: when they came, began and ended, where, and what they asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from job_tasks import BIG, add
+from running_node import RunningNode, h100, until
+
+from skyinfra.head import records
+from skyinfra.head.records import Records
+from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
+from skyinfra.protocol.readings import TaskRecord
+from skyinfra.tasks import Task
+
+MakeNode = Callable[..., RunningNode]
+SLOT = InstanceInfo("n1", 1, "n1/1", "partition", "s/p", profile="3g.40gb", memory_gb=40.0)
+
+
+class Head:
+    """A scheduler with one slot, as far as records look at it."""
+
+    def __init__(self) -> None:
+        self.worker = SimpleNamespace(extra={STARTUP_KEY: SLOT.to_json()})
+        self.tasks: dict[str, SimpleNamespace] = {}
+        self.records = Records(self)  # type: ignore[arg-type]
+
+    def come(self, key: str, resources: dict[str, float] | None = None) -> None:
+        self.tasks[key] = SimpleNamespace(processing_on=None, resource_restrictions=resources)
+        self.records.transition(key, "released", "no-worker")
+
+    def send(self, key: str) -> None:
+        self.tasks[key].processing_on = self.worker
+        self.records.transition(key, "no-worker", "processing")
+
+    def end(self, key: str, ran: float | None = None, finish: str = "memory") -> None:
+        told: list[dict[str, Any]] = [{"action": "transfer", "start": 0.0, "stop": 99.0}]
+        if ran is not None:
+            told.append({"action": "compute", "start": 5.0, "stop": 5.0 + ran})
+        self.records.transition(key, "processing", finish, startstops=told)
+
+    def one(self) -> TaskRecord:
+        (record,) = self.records.records()
+        return record
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the head, to be set."""
+    now = [1000.0]
+    monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda: now[0]))
+    return now
+
+
+def test_a_task_from_its_coming_to_its_end(clock: list[float]) -> None:
+    head = Head()
+    head.come("a-1", {"profile:3g.40gb": 1, "gpu_memory_mb": 20500})
+    clock[0] = 1010
+    head.send("a-1")
+    clock[0] = 1040
+    head.end("a-1", ran=12.5)
+    assert head.one() == TaskRecord("a-1", 1000, 1027.5, 1040, "n1/1", "3g.40gb", 20.5, "3g.40gb", 40.0)
+
+
+def test_one_that_is_lost_came_when_it_came_first(clock: list[float]) -> None:
+    head = Head()
+    head.come("a-1")
+    head.send("a-1")
+    clock[0] = 1010
+    head.records.transition("a-1", "processing", "released")
+    head.come("a-1")
+    clock[0] = 1020
+    head.send("a-1")
+    clock[0] = 1030
+    head.end("a-1")
+    assert (head.one().submitted, head.one().started, head.one().ended) == (1000, 1020, 1030)
+    assert (head.one().profile, head.one().memory_gb) == (None, 0.0)
+
+
+def test_what_is_taken_back_while_it_runs_had_its_slot_until_then(clock: list[float]) -> None:
+    head = Head()
+    head.come("a-1")
+    head.send("a-1")
+    clock[0] = 1050
+    head.records.transition("a-1", "processing", "released")
+    head.records.transition("a-1", "released", "forgotten")
+    assert (head.one().started, head.one().ended) == (1000, 1050)
+    head.come("b-1")
+    head.send("b-1")
+    head.records.transition("b-1", "processing", "released")
+    head.records.transition("b-1", "released", "waiting")
+    head.records.transition("b-1", "waiting", "forgotten")
+    assert head.one().key == "a-1", "the other was lost, and waited"
+
+
+def test_the_time_before_a_task_was_sent_counts(clock: list[float]) -> None:
+    head = Head()
+    head.records.came("a-1", 30.5)
+    head.come("a-1", {"slot": 1})
+    head.send("a-1")
+    head.end("a-1")
+    assert (head.one().submitted, head.one().started) == (969.5, 1000)
+    assert head.one().profile is None, "every task asks for a slot"
+
+
+def test_what_is_bound_to_a_slot_asks_for_its_profile(clock: list[float]) -> None:
+    head = Head()
+    for key, resources in {"a-1": {"slot:n1/1": 1.0}, "b-1": {"node:n1": 1.0}}.items():
+        head.come(key, resources)
+        head.send(key)
+        head.end(key)
+    assert [each.profile for each in head.records.records()] == ["3g.40gb", "3g.40gb"]
+
+
+def test_what_never_ran_or_ran_elsewhere_leaves_nothing(clock: list[float]) -> None:
+    head = Head()
+    head.come("cancelled-1")
+    head.records.transition("cancelled-1", "no-worker", "forgotten")
+    head.worker.extra = {}  # what is no worker of ours
+    head.come("other-1")
+    head.send("other-1")
+    head.end("other-1")
+    assert head.records.records() == []
+    assert not head.records._came and not head.records._sent
+
+
+def test_the_last_ones_are_kept(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_KEPT", 2)
+    head = Head()
+    for key in ("a-1", "b-1", "c-1"):
+        head.come(key)
+        head.send(key)
+        head.end(key)
+    assert [each.key for each in head.records.records()] == ["b-1", "c-1"]
+
+
+def test_a_client_is_told_of_tasks_and_jobs(make_node: MakeNode) -> None:
+    head = make_node(accelerator=h100(BIG))
+    head.boot()
+    begin = time.time()
+    with head.pool() as pool:
+        assert pool.records() == []
+        assert list(pool.map(add, range(3), range(3))) == [0, 2, 4]
+        # More than there are slots: the others wait at the client, which says so.
+        slow = [pool.submit(Task(time.sleep, (0.5,))) for _ in range(4)]
+        assert [each.result() for each in slow] == [None] * 4
+
+        def came() -> list[float]:
+            return [each.submitted for each in pool.records() if each.key.startswith("sleep")]
+
+        until(lambda: len(came()) == 4, "the head knows that they have ended")
+        assert max(came()) - min(came()) < 0.4
+        assert Task(add, (1, 2)).options(gpu_memory_gb=30, profile="3g.40gb") >> pool == 3
+        assert pool.submit(add, 1, 2, detach="kept").result(timeout=60) == 3
+
+        def narrow_and_kept() -> list[TaskRecord]:
+            found = pool.records()
+            there = any(each.memory_gb for each in found) and any(each.key.startswith("kept") for each in found)
+            return found if there else []
+
+        asked = until(narrow_and_kept, "both have ended")
+        (narrow,) = [each for each in asked if each.memory_gb]
+        assert (narrow.profile, narrow.memory_gb, narrow.slot_profile, narrow.slot_memory_gb) == (
+            *("3g.40gb", 30.0),
+            *("3g.40gb", 40.0),
+        )
+        assert all(begin - 1 <= each.submitted <= each.started <= each.ended for each in asked)
+        assert {each.slot.rpartition("/")[0] for each in asked} == {"n1"}
+
+
+@pytest.mark.slow
+def test_a_head_that_started_anew_knows_of_its_jobs_what_the_journal_does(make_node: MakeNode) -> None:
+    head = make_node(accelerator=h100(BIG))
+    head.boot()
+    with head.pool() as pool:
+        assert Task(add, (1, 2)) >> pool == 3
+        assert pool.submit(add, 1, 2, detach="kept").result(timeout=60) == 3
+    head.run("stop", "--timeout", "10")
+    head.boot()
+    with head.pool() as pool:
+        (job,) = pool.records()
+        assert (job.key.startswith("kept-"), job.slot_profile) == (True, None)
