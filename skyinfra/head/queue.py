@@ -251,9 +251,13 @@ class Queue:
 
     async def _measured(self, job: Job, record: Record) -> Record:
         """*record* with what the last attempt of *job* used, where it ran and its node says that."""
-        if self._execution is None or job.info.slot is None or not job.key:
+        if self._execution is None or not job.key:
             return record
-        figures = await self._execution.figures(job.info.slot, job.key)
+        # Since the last look it may have begun to run.
+        slot = job.info.slot or self._execution.running().get(job.key, (None, 0.0))[0]
+        if slot is None:
+            return record
+        figures = await self._execution.figures(slot, job.key)
         return replace(record, info=replace(record.info, figures=figures))
 
     async def _over(self, job: Job, record: Record, running: asyncio.Task[None] | None = None) -> None:

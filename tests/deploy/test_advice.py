@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from schemas import valid
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -83,7 +84,7 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert words in shown.stdout, words
     assert "2x 7g.80gb*1" in shown.stdout
     told = CliRunner().invoke(app, ["mig", "advise", "s/p", "--json"], catch_exceptions=False)
-    document = json.loads(told.stdout)
+    document = valid("mig-advise", told.stdout)
     assert (document["declaration"], document["measured"]) == (found.declaration, 40)
     assert document["declared"]["wait"] > document["advised"]["wait"]
     # What is pasted is a declaration.

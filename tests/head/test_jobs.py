@@ -169,9 +169,6 @@ def test_the_record_of_a_job_says_what_it_used(tmp_path: Path, ends: str) -> Non
         if ends == "done":
             fleet.end("measured")
         else:
-            # Where it runs is known by the next look.
-            while (await head.info("measured")).slot is None:
-                await asyncio.sleep(0.05)
             await head.ask(services.job_cancel, job="measured")
         await until(lambda: fleet.started[1:] == ["short"])
         fleet.end("short")
