@@ -27,6 +27,7 @@ _NAMES = {
     "skyinfra.protocol.interruption": "Interruption",
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
+    "skyinfra.protocol.secrets": "Secret",
     "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container Crusoe DigitalOcean GCP GCPTPU "
     "Host Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
     "skyinfra.recommendation": "recommend",

@@ -72,6 +72,7 @@ from skyinfra.errors import ProjectNotFound as ProjectNotFound
 from skyinfra.errors import QuotaExceeded as QuotaExceeded
 from skyinfra.errors import RunsElsewhere as RunsElsewhere
 from skyinfra.errors import ScriptFailed as ScriptFailed
+from skyinfra.errors import SecretNotFound as SecretNotFound
 from skyinfra.errors import SkyinfraError as SkyinfraError
 from skyinfra.errors import SlotLost as SlotLost
 from skyinfra.errors import SpotPriceTooLow as SpotPriceTooLow
@@ -108,6 +109,7 @@ from skyinfra.protocol.instance import instance_info as instance_info
 from skyinfra.protocol.interruption import Interruption as Interruption
 from skyinfra.protocol.jobs import JobInfo as JobInfo
 from skyinfra.protocol.manifest import Manifest as Manifest
+from skyinfra.protocol.secrets import Secret as Secret
 from skyinfra.providers import AWS as AWS
 from skyinfra.providers import Azure as Azure
 from skyinfra.providers import CapacityBlock as CapacityBlock

@@ -115,7 +115,7 @@ def _request(pool: ComputePool) -> Request:
 def _check_placeholders(pool: ComputePool) -> None:
     """Terraform replaces the placeholders wherever they stand, so a declared value must not hold one."""
     image = pool.image
-    values = {f"image.env.{name}": value for name, value in image.env.items()}
+    values = {f"image.env.{name}": value for name, value in image.env.items() if isinstance(value, str)}
     values.update({f"image.pip[{i}]": value for i, value in enumerate(image.pip)})
     values.update({f"image.run[{i}]": value for i, value in enumerate(image.run)})
     values.update({f"image.apt[{i}]": value for i, value in enumerate(image.apt)})
@@ -152,6 +152,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         preload=tuple(pool.image.preload),
         slice_hosts=selection.hosts if selection.hosts > 1 else 0,
         follow=follow_on(accelerator, pool.layout) if accelerator else None,
+        secrets=dict(sorted(pool.secrets.items())),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, InstanceOf, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainValidator, model_validator
 
 import skyinfra
 from skyinfra import accelerators as catalog
@@ -17,6 +17,7 @@ from skyinfra.declared import Declaration
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
+from skyinfra.protocol.secrets import Secret
 from skyinfra.providers import Provider, strings
 
 if TYPE_CHECKING:
@@ -35,21 +36,37 @@ _PROXY = re.compile(r"https?://[^\s/@?#,]+/?", re.ASCII)
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
 _Module = Annotated[str, Field(pattern=_MODULE)]
 Modules = Annotated[tuple[_Module, ...] | list[_Module], BeforeValidator(strings)]
-# No variable of a process can hold a NUL.
-Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
+
+
+def _variable(value: object) -> object:
+    if not isinstance(value, str | Secret):
+        raise ValueError("expected text, or sky.Secret(NAME)")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("no variable of a process can hold a NUL")
+    return value
+
+
+def _written(value: str | Secret) -> str | dict[str, str]:
+    return value if isinstance(value, str) else {"secret": value.name}
+
+
+_Value = Annotated[str | Secret, PlainValidator(_variable), PlainSerializer(_written)]
+Variables = dict[Annotated[str, Field(pattern=_VARIABLE)], _Value]
 
 
 class Image(Declaration):
     """The software of a node besides the runner.
 
     python: version such as ``"3.12"``; None is that of the machine that deploys the fleet first. pip: requirements.
-    apt: Debian packages. env: variables of every worker, no secrets: they stand in clear in the plan, in the state and
-    on the nodes. preload: modules, such as ``torch``, that are imported once on each node, before the processes of its
-    slots are forked, which then start in a moment; one that opens a device while it is imported is not kept. run: shell
-    commands, once, before the first slot starts. runner: where a cloud node gets skyinfra itself, as pip takes it (a
-    URL of a wheel, ``skyinfra==0.1.0``); a wheel is held to the hash that its URL may end with
-    (``#sha256=...``). None is a wheel of the code that deploys the fleet first, which travels with it and is kept for
-    nodes that come later; pods and instances of marketplaces, to which nothing travels, need one with its hash.
+    apt: Debian packages. env: variables of every worker, which stand in clear in the plan, in the state and on the
+    nodes; a secret is named, ``env={"HF_TOKEN": sky.Secret("HF_TOKEN")}``, and each task has it from the client that
+    submits it: neither run nor pip has it. preload: modules, such as ``torch``, that are imported once on each node,
+    before the processes of its slots are forked, which then start in a moment; one that opens a device while it is
+    imported is not kept. run: shell commands, once, before the first slot starts. runner: where a cloud node gets
+    skyinfra itself, as pip takes it (a URL of a wheel, ``skyinfra==0.1.0``); a wheel is held to the hash that its URL
+    may end with (``#sha256=...``). None is a wheel of the code that deploys the fleet first, which travels with it and
+    is kept for nodes that come later; pods and instances of marketplaces, to which nothing travels, need one with its
+    hash.
 
     index: URL of the package index, in place of PyPI. extra_indexes: asked besides. wheelhouse: URL of a page, or path
     of a folder on the image, with links to wheels; where no index is declared with it, nothing else is asked. proxy:
@@ -82,6 +99,13 @@ class Image(Declaration):
                 _check_no_credentials(f"Image.{field}", value)
         if self.ca_certificate is not None:
             _check_certificate(self.ca_certificate)
+        for variable, secret in self.env.items():
+            if isinstance(secret, Secret) and secret.file is not None:
+                raise InvalidField(
+                    "an image names a secret, and each client finds it where it has it",
+                    field=f"Image.env.{variable}",
+                    hint=f"Leave the file out here: sky.connect(..., secrets=[sky.{secret!r}]) says where it is.",
+                )
         return self
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
@@ -179,7 +203,13 @@ class ComputePool(Declaration):
         for plugin in self.plugins:
             if isinstance(plugin, Environment):
                 declared.update(plugin.variables)
-        return {**declared, **self.image.env}
+        clear = {name: value for name, value in self.image.env.items() if isinstance(value, str)}
+        return {name: value for name, value in (declared | clear).items() if name not in self.secrets}
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The names of the secrets that the image declares, by their variables."""
+        return {name: value.name for name, value in self.image.env.items() if isinstance(value, Secret)}
 
     @property
     def extra_indexes(self) -> tuple[str, ...]:

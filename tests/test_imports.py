@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "offers": {"accelerators"},
     "providers": {"offers", "accelerators", "mig", "declared"},
     "plugins": {"accelerators", "mig", "protocol"},
-    "pool": {"providers", "accelerators", "mig", "plugins", "declared"},
+    "pool": {"providers", "accelerators", "mig", "plugins", "protocol", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
     "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},

@@ -34,6 +34,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "command-line",
         "tasks",
         "jobs",
+        "secrets",
         "slurm-and-kubernetes",
         "hcp-terraform",
         "upgrading",

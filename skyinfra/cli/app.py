@@ -287,6 +287,10 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="PROFILE", help="On a slot with this profile.", autocompletion=of_fleet("profiles")),
     ] = None,
+    secret: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME[=@FILE]", help="A secret for it: from this shell, the keyring, or FILE."),
+    ] = None,
 ) -> None:
     """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
 
@@ -299,7 +303,7 @@ def run(
     check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
     given = arguments or []
     given = given[1:] if given[:1] == ["--"] else given
-    goes = Goes(alone, tuple(include or ()), tuple(env or ()), env_file, node, profile)
+    goes = Goes(alone, tuple(include or ()), tuple(env or ()), env_file, node, profile, tuple(secret or ()))
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
     if detach:

@@ -115,6 +115,25 @@ def cancel(fleet: Fleet, job: JobName) -> None:
 
 
 @app.command()
+def give(
+    fleet: Fleet,
+    job: JobName,
+    secret: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME[=@FILE]", help="In place of those that it waits for: from FILE, for instance."),
+    ] = None,
+) -> None:
+    """Give a job the secrets again that it waits for: a head that starts anew has forgotten them."""
+    from skyinfra.cli.run import named_secret
+    from skyinfra.client import ask
+
+    with ask(fleet) as pool:
+        found = pool.job(job)
+        info = found.give(*map(named_secret, secret or ()))
+    sys.stdout.write(f"{info.name}: {'waits for ' + ', '.join(info.lacks) if info.lacks else info.state}\n")
+
+
+@app.command()
 def result(
     fleet: Fleet,
     job: JobName,
@@ -201,7 +220,7 @@ def submit_script(
     from skyinfra.client import connect, detach_script
     from skyinfra.terminal import names
 
-    with connect(fleet) as pool:
+    with connect(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
             slots, script, list(arguments), env=variables, name=name, priority=priority, replace=replace

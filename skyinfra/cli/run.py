@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
 from skyinfra.errors import GangFailed, InvalidField, InvalidInclude, NotSupported
+from skyinfra.protocol.secrets import Secret
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
@@ -26,7 +27,7 @@ class Goes:
     """The files and variables that go with a script, and the slots that it may run on.
 
     alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
-    env_file: a file of such lines. node, profile: of the slots that it may run on.
+    env_file: a file of such lines. node, profile: of the slots that it may run on. secrets: ``NAME``, ``NAME=@FILE``.
     """
 
     alone: bool = False
@@ -35,6 +36,7 @@ class Goes:
     env_file: Path | None = None
     node: str | None = None
     profile: str | None = None
+    secrets: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
         """The variables. Raises `InvalidField`."""
@@ -47,6 +49,10 @@ class Goes:
                 raise InvalidField("this shell has no such variable", field="--env", given=name)
             found[name.strip()] = value if given else os.environ[name.strip()]
         return found
+
+    def named_secrets(self) -> list[Secret]:
+        """The secrets. Raises `InvalidField`, and shows no value: one in a command line stands in the process list."""
+        return [named_secret(text) for text in self.secrets]
 
     def _lines(self) -> list[str]:
         if self.env_file is None:
@@ -82,6 +88,19 @@ class Goes:
         return pool.select(node=self.node, profile=self.profile), variables
 
 
+def named_secret(text: str) -> Secret:
+    """The secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
+    name, given, file = text.partition("=")
+    if given and not file.startswith("@"):
+        raise InvalidField(
+            "a value in a command line stands in the process list and in the history of the shell",
+            field="--secret",
+            given=name,
+            hint=f"Set the variable {name} and say --secret {name}, or --secret {name}=@FILE.",
+        )
+    return Secret(name, file[1:] if given else None)
+
+
 def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) -> int:
     """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output.
 
@@ -97,7 +116,7 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
         target.write(f"{line}\n")
         target.flush()
 
-    with connect(fleet) as pool:
+    with connect(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         code = run_script(slots, script, list(arguments), env=variables, on_line=show)
     return exit_code(code)
@@ -135,7 +154,8 @@ def run_gang(
         target.write(f"{rank}: {line}\n")
         target.flush()
 
-    with connect(fleet) as pool, errors_name_options(), warnings.catch_warnings():
+    secrets = goes.named_secrets()
+    with connect(fleet, secrets=secrets) as pool, errors_name_options(), warnings.catch_warnings():
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
         slots, env = goes.bring(pool, script)

@@ -28,7 +28,7 @@ def suits(shipment: Shipment) -> bool:
     """Whether a task may travel with others."""
     settings = shipment.settings
     alone = settings.timeout is not None or settings.retries or settings.slots > 1 or not shipment.brought
-    return not alone and len(shipment.call) <= _SMALL_CALL
+    return not (alone or shipment.uses) and len(shipment.call) <= _SMALL_CALL
 
 
 class Chunk:

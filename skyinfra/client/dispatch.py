@@ -197,6 +197,12 @@ class Dispatcher:
                 self._look_for_slots(now)
                 await self._look_for_overtime()
 
+    @property
+    def declared_secrets(self) -> dict[str, str]:
+        """The names of the secrets that the image declares, by their variables."""
+        state = self._snapshot.state
+        return state.secrets if state is not None else {}
+
     async def saw(self, now: Snapshot) -> None:
         """Sets the windows to the number of slots *now*."""
         self._snapshot = now

@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,9 +22,11 @@ from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.secrets import Secret
 from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
+from skyinfra.tasks.secrets import Secrets
 from skyinfra.worker.execute import ENDED
 
 T = TypeVar("T")
@@ -182,17 +184,21 @@ class Fleet(AskedFleet):
 
     topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
     before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
-    the files that were synced last, which tasks see. Closing it cancels all tasks that were not waited for.
+    the files that were synced last, which tasks see. secrets: those of its tasks, of all of them those that were
+    *given*. Closing it cancels all tasks that were not waited for.
     """
 
     connection: Connection
 
-    def __init__(self, manifest: Manifest, limits: Limits, *, watcher: Watcher) -> None:
+    def __init__(
+        self, manifest: Manifest, limits: Limits, *, watcher: Watcher, secrets: Sequence[str | Secret] = ()
+    ) -> None:
         self.watcher = watcher
         self.brings_first = True
         self.includes: Includes | None = None
         self.included: Included | None = None
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
+        self.secrets = Secrets(self.topic, secrets, lambda: self.dispatcher.declared_secrets)
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
         super().__init__(manifest, limits)
 

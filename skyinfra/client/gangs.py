@@ -205,6 +205,8 @@ class _Start:
             name=title,
             key=None if place.rank else launch.key,
             included=launch.included,
+            secrets=self._fleet.secrets,
+            uses=launch.secrets,
         )
         target = Target(slot=place.slots[place.rank])
         outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)

@@ -22,7 +22,9 @@ from skyinfra.protocol import jobs, questions, services
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
 from skyinfra.protocol.rpc import Call
+from skyinfra.protocol.secrets import Secret, named
 from skyinfra.tasks import pickling
+from skyinfra.tasks.secrets import look_up
 from skyinfra.tasks.task import Task
 
 P = ParamSpec("P")
@@ -123,6 +125,19 @@ class Job(Generic[T]):
         found = self._fleet.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
         return str(found["text"]) if found is not None else ""
 
+    def give(self, *secrets: str | Secret) -> JobInfo:
+        """Gives the head the secrets again that the job waits for: one that starts anew has forgotten them.
+
+        secrets: in place of those that it lacks, for instance with the files that they are in. Returns the job as it is
+        then. Raises `SecretNotFound`, `InvalidField`.
+        """
+        wanted = named(secrets or self.info().lacks)
+        return self.take_secrets({secret.name: look_up(secret) for secret in wanted})
+
+    def take_secrets(self, values: dict[str, str]) -> JobInfo:
+        """Gives the head the *values* of secrets of the job, by their names. See `give`."""
+        return self._fleet.in_loop(self._line.ask(services.job_secrets, job=self.id, values=values))
+
     def forget(self) -> None:
         """Makes the head forget the job and its result. Raises `InvalidField` where it has not ended."""
         self._fleet.in_loop(self._line.ask(services.job_forget, job=self.id))
@@ -194,15 +209,18 @@ def detach(
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
     target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
-    shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True)
+    identity = uuid.uuid4().hex
+    secrets = fleet.secrets.of(identity)
+    shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True, secrets=secrets)
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(fleet, target)
     if fleet.included is not None:
+        shipment.secrets = None  # they are the job's, and there is none yet
         fleet.in_loop(fleet.dispatcher.bring(shipment, files=True))
     wanted = Submission(
         version=jobs.VERSION,
-        id=uuid.uuid4().hex,
+        id=identity,
         name=name,
         task=shown,
         kind=kind,
@@ -214,7 +232,10 @@ def detach(
         retries=task.settings.retries,
         replace=replace,
     )
-    return Job(fleet, fleet.in_loop(Line(fleet.connection).submit(wanted, shipment.call)))
+    job: Job[T] = Job(fleet, fleet.in_loop(Line(fleet.connection).submit(wanted, shipment.call)))
+    if shipment.uses:
+        job.take_secrets(secrets.values(shipment.uses))
+    return job
 
 
 def _check_prospect(fleet: Fleet, target: Target) -> None:

@@ -23,6 +23,7 @@ from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.secrets import Secret, met
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Task
@@ -43,16 +44,23 @@ class GangWarning(UserWarning):
     """
 
 
-def work_of(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None) -> Work:
-    """Returns what the ranks run. Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script."""
+def work_of(
+    target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None
+) -> tuple[Work, list[str | Secret]]:
+    """Returns what the ranks run, and the secrets that it names.
+
+    Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script.
+    """
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
-        return Work(task.name, pickling.dump_call(task, included))
+        with met() as named:
+            work = Work(task.name, pickling.dump_call(task, included))
+        return work, [*task.settings.secrets, *named.values()]
     if not target.is_file():
         raise InvalidField("there is no such file", field="target", given=str(target))
     if kwargs:
         raise InvalidField("a script has no named arguments", field="target", given=", ".join(kwargs))
-    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args)))
+    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args))), []
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -
         timeout=settings.timeout,
         key=shipment.key,
         included=shipment.included,
+        secrets=shipment.uses,
     )
     inner = fleet.in_loop_soon(gangs.run_task(fleet, launch, settings.retries))
     return Future(shipment.name, inner, key=shipment.key)
@@ -212,7 +221,9 @@ class Sender:
     def _shipment(self, task: Task[Any]) -> pickling.Shipment:
         fleet, several = self._fleet, task.settings.slots > 1
         echo = fleet.watcher.echoes
-        return pickling.Shipment(task, topic=fleet.topic, echo=echo, included=fleet.included, whole=several)
+        return pickling.Shipment(
+            task, topic=fleet.topic, echo=echo, included=fleet.included, whole=several, secrets=fleet.secrets
+        )
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
         target = target.narrowed(profile=shipment.settings.profile, memory_gb=shipment.settings.gpu_memory_gb)
@@ -238,11 +249,22 @@ class Sender:
         **kwargs: Any,
     ) -> Gang:
         """Returns the gang of `launch`, for callers that wait in another way."""
-        work = work_of(target, args, kwargs, self._fleet.included)
-        where = (self.target, nodes, per_node)
-        launch = Launch(work, *where, framework, env or {}, max_restarts, timeout, included=self._fleet.included)
+        fleet = self._fleet
+        work, named = work_of(target, args, kwargs, fleet.included)
+        launch = Launch(
+            work,
+            self.target,
+            nodes,
+            per_node,
+            framework,
+            env or {},
+            max_restarts,
+            timeout,
+            included=fleet.included,
+            secrets=fleet.secrets.uses(named),
+        )
         launch = replace(launch, nodes=ranks.nodes_of(self.manifest, launch))
-        return Gang(self._fleet, launch, on_line)
+        return Gang(fleet, launch, on_line)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")

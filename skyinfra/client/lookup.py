@@ -14,6 +14,7 @@ from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.errors import BootFailed, FleetUnreachable, InvalidField
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.secrets import Secret
 from skyinfra.terraform.project import Project
 
 _PATIENCE_S = 30.0
@@ -31,6 +32,7 @@ def connect(
     progress: bool = True,
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
+    secrets: Sequence[str | Secret] = (),
 ) -> Pool:
     """A connection to a deployed fleet; close it, or use it in a ``with`` block.
 
@@ -41,7 +43,7 @@ def connect(
     with the slot in front; False: it is not, and a function is called with slot and line instead. progress: how far
     maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as bars where someone watches.
     includes: files and folders that tasks are to have, such as the package they are in, without *excludes*; see
-    `Pool.sync`.
+    `Pool.sync`. secrets: names of secrets that every task is given, see `Secret`.
 
     Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
     `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `UnsafeAnswer`,
@@ -50,7 +52,7 @@ def connect(
     manifest = find_manifest(fleet, pool)
     watcher = Watcher(output, progress=progress)
     limits = Limits(_TIMEOUT_S if timeout is None else timeout, _PATIENCE_S, closed=timeout is not None)
-    return _open(manifest, limits, watcher, includes, excludes)
+    return _open(manifest, limits, watcher, includes, excludes, secrets)
 
 
 def open_pool(
@@ -62,21 +64,27 @@ def open_pool(
     progress: bool = True,
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
+    secrets: Sequence[str | Secret] = (),
 ) -> Pool:
     """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
 
-    output, progress: see `connect`. timeout: seconds for the connection. patience: seconds for which the head or a slot
-    may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads that
-    restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
+    output, progress, secrets: see `connect`. timeout: seconds for the connection. patience: seconds for which the head
+    or a slot may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads
+    that restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
     `InvalidInclude`.
     """
-    return _open(manifest, Limits(timeout, patience), Watcher(output, progress=progress), includes, excludes)
+    return _open(manifest, Limits(timeout, patience), Watcher(output, progress=progress), includes, excludes, secrets)
 
 
 def _open(
-    manifest: Manifest, limits: Limits, watcher: Watcher, includes: Sequence[str | Path], excludes: Sequence[str]
+    manifest: Manifest,
+    limits: Limits,
+    watcher: Watcher,
+    includes: Sequence[str | Path],
+    excludes: Sequence[str],
+    secrets: Sequence[str | Secret],
 ) -> Pool:
-    pool = Pool(Fleet(manifest, limits, watcher=watcher))
+    pool = Pool(Fleet(manifest, limits, watcher=watcher, secrets=secrets))
     if includes:
         try:
             pool.sync(*includes, excludes=excludes)

@@ -12,7 +12,7 @@ from typing import cast, get_args
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, SlotLost, did_you_mean
-from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -30,8 +30,9 @@ class Launch:
 
     nodes, per_node: the number of nodes, and of slots on each; None is all that are there. start_within: seconds until
     all ranks must have their slots. timeout: seconds for which each rank may run. key: of one task that takes several
-    slots, which has no framework. included: the synced files of the client. deliver: called with the slots of the gang,
-    and with the lines of its ranks where it is *watched*; those of others stay in the output of the tasks.
+    slots, which has no framework. included: the synced files of the client. secrets: those of each rank. deliver:
+    called with the slots of the gang, and with the lines of its ranks where it is *watched*; those of others stay in
+    the output of the tasks.
     """
 
     work: Work
@@ -45,6 +46,7 @@ class Launch:
     timeout: float | None = None
     key: str | None = None
     included: Included | None = None
+    secrets: tuple[SecretUse, ...] = ()
     watched: bool = False
     deliver: Callable[[Received], object] = lambda _: None
 

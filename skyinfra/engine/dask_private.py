@@ -111,12 +111,18 @@ def has_listeners(scheduler: Scheduler, topic: str) -> bool:
     return found is not None and bool(found.subscribers)
 
 
-def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> None:
-    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, and their events."""
+def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> list[str]:
+    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, with their events.
+
+    Returns those that were forgotten.
+    """
+    forgotten = []
     for topic in [topic for topic in scheduler._broker._topics if topic.startswith(prefix)]:
         scheduler.unsubscribe_topic(topic, client)
         if not has_listeners(scheduler, topic):
             del scheduler._broker._topics[topic]
+            forgotten.append(topic)
+    return forgotten
 
 
 def drop_events(scheduler: Scheduler, topic: str) -> None:

@@ -68,6 +68,10 @@ class TaskInputsLost(TaskError):
     """The inputs of the task are gone from the head and have changed on the client: submit the task again."""
 
 
+class SecretNotFound(TaskError):
+    """The value of a secret was not found here, or the task was not given it."""
+
+
 class NotSynced(TaskError):
     """The path was not synced."""
 

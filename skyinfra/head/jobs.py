@@ -15,6 +15,7 @@ from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirect
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
 from skyinfra.head.queue import Job, Queue, View
+from skyinfra.head.secrets import HeadSecrets
 from skyinfra.protocol import jobs, rpc, services
 from skyinfra.protocol.jobs import JobInfo, Submission
 
@@ -40,11 +41,13 @@ class Jobs:
         self._jobs: dict[str, Job] = {}  # by id, in the order of submission
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
         self._adding = asyncio.Lock()
+        self.secrets = HeadSecrets()
         self._leaving = False
         self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
             services.job_submit.by(self._submit),
+            services.job_secrets.by(self._take_secrets),
             services.job_list.by(self._list),
             services.job_wait.by(self._wait),
             services.job_outcome.by(self._outcome),
@@ -108,6 +111,17 @@ class Jobs:
         self._queue.wake()
         return self._info(added)
 
+    async def _take_secrets(self, job: str, values: dict[str, str]) -> JobInfo:
+        found = self._find(job)
+        uses = found.record.task.secrets
+        others = values.keys() - {use.name for use in uses}
+        if others:
+            raise InvalidField("the job has no such secret", field="secrets", given=", ".join(sorted(others)))
+        if not found.info.over:
+            self.secrets.keep(found.info.id, {use.ref: values[use.name] for use in uses if use.name in values})
+            self._queue.wake()
+        return self._info(found)
+
     async def _list(self) -> list[JobInfo]:
         view = self._queue.view()
         return [self._info(job, view) for job in self._jobs.values()]
@@ -165,16 +179,20 @@ class Jobs:
         if job.running and job.info.slot is not None:
             return replace(job.info, state="running")
         problem = None if view.takes(job.needs) else "no slot of the fleet takes it now"
-        return replace(job.info, started=None, problem=problem)
+        if job.lacks:
+            lacks = ", ".join(job.lacks)
+            problem = f"waits for {lacks}, as its head started anew: `skyinfra jobs give STACK/POOL {job.info.name}`"
+        return replace(job.info, started=None, problem=problem, lacks=job.lacks)
 
     def _keep(self, record: Record) -> Job:
-        job = self._jobs[record.info.id] = Job(record)
+        job = self._jobs[record.info.id] = Job(record, secrets=self.secrets)
         if record.info.over:
             job.size = self._journal.size(record.info.id)
         return job
 
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
+        self.secrets.forget(ended.info.id)
         # Of those that ended at once, the one that was submitted last stays.
         over = [job for job in reversed(self._jobs.values()) if job.info.over]
         over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)

@@ -21,6 +21,7 @@ from skyinfra.errors import StateDirectoryError
 from skyinfra.head.execution import Execution
 from skyinfra.head.fair_share import FairShare
 from skyinfra.head.journal import Journal, Record, settled
+from skyinfra.head.secrets import HeadSecrets
 from skyinfra.protocol import failures, jobs
 from skyinfra.protocol.calls import Ending, Outcome
 from skyinfra.protocol.jobs import JobInfo
@@ -41,7 +42,8 @@ Needs = tuple[tuple[str, int], ...]
 class Job:
     """A job in memory. size: its bytes on the disk, once it has ended. running: the task of asyncio that runs it.
 
-    key: of its last attempt. settling: its end is being written. writing: held while its record is written.
+    key: of its last attempt. settling: its end is being written. writing: held while its record is written. secrets:
+    those of all tasks.
     """
 
     record: Record
@@ -51,6 +53,7 @@ class Job:
     settling: bool = False
     changes: Changes = field(default_factory=Changes)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    secrets: HeadSecrets = field(default_factory=HeadSecrets)
 
     def __post_init__(self) -> None:
         self.needs: Needs = tuple(sorted(self.record.resources.items()))
@@ -63,7 +66,12 @@ class Job:
     @property
     def waits(self) -> bool:
         """Whether it may be started."""
-        return not (self.info.over or self.settling or self.running)
+        return not (self.info.over or self.settling or self.running or self.lacks)
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The names of the secrets that it waits for."""
+        return self.secrets.lacks(self.record.task.secrets)
 
     def note(self, **changes: object) -> None:
         """Changes the information about the job; it is in the journal after the next write."""

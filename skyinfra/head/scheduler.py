@@ -17,6 +17,7 @@ from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.records import Records
+from skyinfra.head.secrets import HeadSecrets
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
@@ -33,12 +34,20 @@ _REACH_S = 3.0
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that gives nodes the *layout* of the fleet, and clients the slots that the fleet is to have.
 
-    *handlers*: answer the calls of `skyinfra.protocol.services` that the scheduler does not answer itself.
+    *handlers*: answer the calls of `skyinfra.protocol.services` that the scheduler does not answer itself. *secrets*:
+    those of tasks, where they are to outlive it.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
 
-    def __init__(self, *, layout: FleetLayout, handlers: Handlers | None = None, **keywords: Any) -> None:
+    def __init__(
+        self,
+        *,
+        layout: FleetLayout,
+        handlers: Handlers | None = None,
+        secrets: HeadSecrets | None = None,
+        **keywords: Any,
+    ) -> None:
         super().__init__(**keywords)
         admission.refuse_others(self)
         dask_private.keep_no_spans(self)
@@ -53,6 +62,9 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._behind: set[str] = set()
         # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
         self.followed: Followed | None = None
+        # Those that the image declares, see `FleetState`: the runner of the head writes them.
+        self.declared_secrets: dict[str, str] = {}
+        self._secrets = secrets or HeadSecrets()
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
         self._records = Records(self)
         self.add_plugin(self._records)
@@ -66,7 +78,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.records.by(self._records.records),
             services.forget_topic.by(self.forget_topic),
         )
-        self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **(handlers or {})})
+        self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
+        self.handlers.update(handlers or {})
         self.handlers[PARK] = self.keep_parked
         self.handlers[forwarding.OPERATION] = Forwards().join
 
@@ -127,6 +140,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             leaving,
             self._nodes_behind(),
             self.followed,
+            self.declared_secrets,
         )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
 
@@ -175,15 +189,17 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             super().log_worker_event(worker, topic, msg)
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
-        """Forgets a client, which may have died, and the events that were for it alone."""
+        """Forgets a client, which may have died, and the events and secrets that were for it alone."""
         super().remove_client(client, stimulus_id)
         self._leases.client_gone(client)
-        dask_private.unsubscribe(self, client, calls.TOPIC)
+        for topic in dask_private.unsubscribe(self, client, calls.TOPIC):
+            self._secrets.forget(topic)
 
     def forget_topic(self, topic: str) -> None:
-        """Drops the last events of a client's *topic*, which leaves."""
+        """Drops the last events and the secrets of a client's *topic*, which leaves."""
         if topic.startswith(calls.TOPIC):
             dask_private.drop_events(self, topic)
+            self._secrets.forget(topic)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""

@@ -61,6 +61,7 @@ async def start(
         scheduler: FleetScheduler = await FleetScheduler(
             layout=layout,
             handlers=handlers,
+            secrets=jobs.secrets if jobs is not None else None,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,

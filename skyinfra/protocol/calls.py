@@ -31,6 +31,18 @@ class Part:
 
 
 @dataclass(frozen=True)
+class SecretUse:
+    """A secret of a task: the *variable* that holds its value, its name, and the reference that the head knows it by.
+
+    The reference begins with its owner, the topic of a client or the id of a job, and says nothing of the value.
+    """
+
+    variable: str
+    name: str
+    ref: str
+
+
+@dataclass(frozen=True)
 class Header:
     """The description of a task that a node reads before it unpickles the call.
 
@@ -38,7 +50,7 @@ class Header:
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     whole: it is a job, whose result is a part of the outcome, however large it is. chunk: it stands for several short
-    tasks, see `skyinfra.worker.execute`.
+    tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for.
     """
 
     key: str
@@ -50,16 +62,22 @@ class Header:
     parts: tuple[Part, ...] = ()
     whole: bool = False
     chunk: bool = False
+    secrets: tuple[SecretUse, ...] = ()
 
     def dumps(self) -> bytes:
         """One line of JSON."""
-        return json.dumps(asdict(self)).encode()
+        fields = asdict(self)
+        if not self.secrets:
+            del fields["secrets"]  # nodes of versions before do not know them
+        return json.dumps(fields).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> Header:
         """The inverse of `dumps`."""
         fields = json.loads(data)
-        return cls(**fields | {"parts": tuple(Part(**part) for part in fields.get("parts", ()))})
+        parts = tuple(Part(**part) for part in fields.get("parts", ()))
+        secrets = tuple(SecretUse(**each) for each in fields.get("secrets", ()))
+        return cls(**fields | {"parts": parts, "secrets": secrets})
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
     ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
     ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
-    ``follow``: how the layouts follow the work, where they do.
+    ``follow``: how the layouts follow the work, where they do. ``secrets``: the names of the secrets that the image
+    declares, by the variables of tasks that hold them.
     """
 
     version: int
@@ -119,3 +120,4 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     leaving: dict[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
     follow: Followed | None = field(default=None, metadata={"later": True})
+    secrets: dict[str, str] = field(default_factory=dict, metadata={"later": True})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from skyinfra.errors import InvalidField, NodeError, TaskTooLarge
@@ -36,7 +36,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     before that; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where it runs, or
     ran last. problem: why it failed, or waits, in one line. figures: what its last attempt used of the slot's device;
     None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
-    nothing.
+    nothing. lacks: the names of the secrets that it waits for.
     """
 
     name: str
@@ -53,6 +53,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     slot: str | None = None
     problem: str | None = None
     figures: Figures | None = None
+    lacks: tuple[str, ...] = field(default=(), metadata={"later": True})
 
     @property
     def key(self) -> str:

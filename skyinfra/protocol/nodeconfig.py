@@ -88,6 +88,7 @@ class NodeConfig(
     told to end (SIGTERM); 0: it ends at once. ``slice_hosts``: of how many hosts the TPU slice is that this node is a
     host of, with one slot for all chips of the node; 0: there is a slot for each accelerator. ``follow``: the layouts
     among which those of the GPUs follow the work; ``accelerator.layouts`` are then those that a node begins with.
+    ``secrets``: the names of the secrets that tasks get from their clients, by the variables that hold them.
     """
 
     version: int
@@ -113,6 +114,7 @@ class NodeConfig(
     grace_seconds: float = field(default=0.0, metadata=_LATER)
     slice_hosts: int = field(default=0, metadata=_LATER)
     follow: Follow | None = field(default=None, metadata=_LATER)
+    secrets: dict[str, str] = field(default_factory=dict, metadata=_LATER)
 
     @property
     def fleet(self) -> str:

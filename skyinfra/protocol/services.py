@@ -59,13 +59,23 @@ def blobs_read(*, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview 
 def blobs_check(*, digest: str) -> None: ...
 
 
+# Secrets: `skyinfra.head.secrets`. *values*: by their references. None stands for one that the head does not have.
+@call()
+def secrets_give(*, owner: str, values: dict[str, str]) -> None: ...
+@call()
+def secrets_take(*, refs: list[str]) -> list[str | None]: ...
+
+
 # Jobs: `skyinfra.head.jobs`. *job* is a name, an id, or the beginning of an id. A call may be made again where its
 # answer was lost, and does nothing more then. `job_part` takes a part of the pickled call, before `job_submit`, and
-# gives how many bytes have arrived; `job_outcome` gives a part of the `calls.Ending` and the whole size.
+# gives how many bytes have arrived; `job_secrets` takes values by the names of secrets, after it; `job_outcome` gives a
+# part of the `calls.Ending` and the whole size.
 @call()
 def job_part(*, job: str, offset: int, data: bytes) -> int: ...
 @call()
 def job_submit(*, submission: Submission) -> JobInfo: ...
+@call()
+def job_secrets(*, job: str, values: dict[str, str]) -> JobInfo: ...
 @call(read_only=True)
 def job_list() -> list[JobInfo]: ...
 @call(read_only=True)

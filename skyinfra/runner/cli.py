@@ -100,6 +100,9 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
         return _run_service(options, partitions=True)
+    declared = NodeConfig.load(options.config).secrets
+    for name in {*declared, *declared.values()}:
+        os.environ.pop(name, None)  # whoever deploys a local node may have them: each client gives its own
     status = detach.boot(options.config, wait_s=options.wait)
     if options.restart:
         watchdog.ensure(options.config, wait_s=options.wait)

@@ -178,6 +178,7 @@ class Membership:
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
                 self._parts.push_async_callback(reports.close)
                 await reports.start()
+        self._scheduler.declared_secrets = node.config.secrets
         return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:

@@ -69,10 +69,13 @@ async def _send(head: Peer, includes: Includes) -> tuple[Included, Sent]:
 
 
 async def bring(head: Peer, shipment: Shipment, *, files: bool) -> None:
-    """Makes sure that what *shipment* needs besides its message is at the head. *files*: those that were synced too.
+    """Makes sure that what *shipment* needs besides its message is at the head. *files*: also what was brought before,
+    those that were synced and secrets.
 
     Raises `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`, OSError where the head does not answer.
     """
+    if shipment.secrets is not None:
+        await shipment.secrets.give(head, shipment.uses, again=files)
     blobs = list(shipment.parcels)
     if files and shipment.included is not None:
         blobs += shipment.included.blobs()

@@ -27,9 +27,11 @@ import cloudpickle
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
-from skyinfra.protocol.calls import Header, Outcome, Part
+from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
+from skyinfra.protocol.secrets import met
 from skyinfra.tasks.included import Included
+from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, InObject, Task
 from skyinfra.worker import views
 from skyinfra.worker.execute import named
@@ -41,6 +43,8 @@ class Shipment:
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
     see. echo: whether the client wants what the task prints. came: when it was there to be run (``time.monotonic``).
+    secrets: those of the client, of which the task gets what its options, its function and its arguments name; uses:
+    those, where they are known.
     """
 
     def __init__(
@@ -53,17 +57,25 @@ class Shipment:
         key: str | None = None,
         included: Included | None = None,
         whole: bool = False,
+        secrets: Secrets | None = None,
+        uses: tuple[SecretUse, ...] | None = None,
     ) -> None:
-        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
+        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`, `SecretNotFound`."""
         self.came = time.monotonic()
         self.name = name or task.name
         self.key = key or _key(self.name)
         self.settings = task.settings
         self.included = included
-        packed = _pack_call(task, included, whole=whole)
-        self.brought = whole or packed.small
-        self.parcels = [] if self.brought else packed.blobs()
-        self.call = packed.joined() if self.brought else b""
+        self.secrets = secrets
+        with met() as found:
+            packed = _pack_call(task, included, whole=whole)
+        if uses is None:
+            uses = secrets.uses([*task.settings.secrets, *found.values()]) if secrets is not None else ()
+        self.uses = uses
+        small = whole or packed.small
+        self.brought = small and (secrets is None or secrets.at_head(self.uses))
+        self.parcels = [] if small else packed.blobs()
+        self.call = packed.joined() if small else b""
         self._header = Header(
             self.key,
             self.name,
@@ -71,8 +83,9 @@ class Shipment:
             task.settings.timeout,
             echo,
             tree=included.tree.name if included is not None else None,
-            parts=() if self.brought else packed.parts,
+            parts=() if small else packed.parts,
             whole=whole,
+            secrets=self.uses,
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra.errors import InvalidField
+from skyinfra.protocol import secrets
+from skyinfra.protocol.secrets import Secret
 from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local
 from skyinfra.worker import stateful
 
@@ -68,7 +70,7 @@ class Handle(Generic[C]):
         self._args = args
         self._kwargs = kwargs
         # By the code that the client has synced.
-        self._recipes: dict[str | None, stateful.Recipe] = {}
+        self._recipes: dict[str | None, tuple[stateful.Recipe, dict[str, Secret]]] = {}
 
     def __getattr__(self, name: str) -> Compute[..., Any]:
         if name.startswith("__"):
@@ -97,11 +99,14 @@ class Handle(Generic[C]):
             from skyinfra.tasks import pickling
 
             kind = self._made_by.kind
-            made = pickling.dump_call(Task(kind, self._args, self._kwargs), included)
+            with secrets.met() as met:
+                made = pickling.dump_call(Task(kind, self._args, self._kwargs), included)
             name = f"{kind.__module__}.{kind.__qualname__}"
             digest = hashlib.sha256((code or "").encode() + made).hexdigest()
-            self._recipes[code] = stateful.Recipe(name, digest, self._made_by.keep, made)
-        return self._recipes[code]
+            self._recipes[code] = stateful.Recipe(name, digest, self._made_by.keep, made), met
+        recipe, met = self._recipes[code]
+        secrets.meet(met)
+        return recipe
 
     def __repr__(self) -> str:
         return f"<handle of {self._made_by.kind.__qualname__}>"

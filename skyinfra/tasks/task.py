@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import (
     TYPE_CHECKING,
@@ -24,6 +24,7 @@ from typing import (
 
 from skyinfra.errors import InvalidField
 from skyinfra.protocol.instance import VARIABLE
+from skyinfra.protocol.secrets import Secret, named
 
 if TYPE_CHECKING:
     from skyinfra.tasks.included import Included
@@ -53,6 +54,7 @@ class Options:
     retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
     count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
+    secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name.
     """
 
     timeout: float | None = None
@@ -60,8 +62,10 @@ class Options:
     profile: str | None = None
     slots: int = 1
     gpu_memory_gb: float | None = None
+    secrets: Sequence[str | Secret] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "secrets", named(self.secrets))
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
         if self.retries < 0:
@@ -83,6 +87,7 @@ class Given(TypedDict, total=False):
     profile: str | None
     slots: int
     gpu_memory_gb: float | None
+    secrets: Sequence[str | Secret]
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,14 @@ def stoppable(key: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited(key: str, seconds: float | None, last_words: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+def limited(
+    key: str, seconds: float | None, last_words: Callable[[], object], output: int = 2
+) -> Iterator[Callable[[], bool]]:
     """Stops the task *key* after *seconds*. Yields a function that returns whether that was done.
 
     *last_words*: called in another thread before the process is killed, where the task does not end by itself. Where
     native code holds the interpreter, no thread of Python runs: a watchdog of faulthandler ends the process then, and
-    leaves the stacks of all threads in the output of the task.
+    leaves the stacks of all threads in the output of the task, the open file *output*.
     """
     if seconds is None:
         yield lambda: False
@@ -78,7 +80,7 @@ def limited(key: str, seconds: float | None, last_words: Callable[[], object]) -
         _ask(key, last_words)
 
     timer = later(seconds, end)
-    faulthandler.dump_traceback_later(seconds + _WATCHDOG_S, exit=True, file=2)
+    faulthandler.dump_traceback_later(seconds + _WATCHDOG_S, exit=True, file=output)
     try:
         yield over.is_set
     finally:

@@ -30,7 +30,8 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
-from skyinfra.worker import attempts, cancellation, inputs, interruption, output, shortage, streaming
+from skyinfra.worker import attempts, cancellation, inputs, interruption, output, secrets, shortage, streaming
+from skyinfra.worker.secrets import Masker
 
 F = TypeVar("F")
 
@@ -93,18 +94,21 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
         if task.topic:
             tell("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
-    late = False
+    late, masker = False, Masker(())
     try:
+        values = inputs.secrets(task.secrets)
+        masker = Masker(values.values())
         with (
             attempts.counted(task.key, task.name, task.timeout),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, say),
+            streaming.telling(file, say, masker),
+            secrets.given(values, masker) as unmasked,
             cancellation.stoppable(task.key),
-            cancellation.limited(task.key, task.timeout, last_words) as is_late,
+            cancellation.limited(task.key, task.timeout, last_words, unmasked) as is_late,
             interruption.task_scope(),
         ):
             try:
-                outcome = _perform(task, call)
+                outcome = _perform(task, call, masker)
             finally:
                 late = is_late()
             if late:  # it ran a program, or caught what was to end it
@@ -113,23 +117,25 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
         if late and isinstance(error, KeyboardInterrupt):
             error = _late(task).with_traceback(error.__traceback__)
-        return _failed(error)
+        return _failed(error, masker)
 
 
-def _perform(task: Header, call: bytes) -> Outcome:
-    """Calls the pickled *call*, and keeps its result. Raises what the task raises."""
+def _perform(task: Header, call: bytes, masker: Masker | None = None) -> Outcome:
+    """Calls the pickled *call*, and keeps its result, in which no disk gets what *masker* masks. Raises what the task
+    raises."""
     start = time.perf_counter()
     inputs.use_tree(task.tree)
     function, args, kwargs = load(task, call)
     result = function(*args, **kwargs)
-    return _keep_result(task, result, start)
+    return _keep_result(task, result, start, masker)
 
 
-def _failed(error: BaseException) -> Outcome:
-    """The outcome of a task that raised *error*."""
+def _failed(error: BaseException, masker: Masker | None = None) -> Outcome:
+    """The outcome of a task that raised *error*, which shows none of the secrets of *masker*."""
     if isinstance(error, BlobsMissing):
         return Outcome(missing=error.digests)
-    return Outcome(failure=failures.of(error, below=__file__, shortage=shortage.of(error)))
+    failure = failures.of(error, below=__file__, shortage=shortage.of(error))
+    return Outcome(failure=masker.failure(failure) if masker else failure)
 
 
 def dump_chunk(rows: Sequence[Row]) -> bytes:
@@ -240,8 +246,14 @@ def dump_result(task: Header, result: object) -> bytes:
     return _pack_result(task, result, whole=True).joined()
 
 
-def _keep_result(task: Header, result: object, start: float) -> Outcome:
+def _keep_result(task: Header, result: object, start: float, masker: Masker | None) -> Outcome:
     packed = _pack_result(task, result, whole=task.whole)
+    if masker and (task.whole or not packed.small) and masker.holds([*packed.pieces, *packed.buffers]):
+        raise TaskNotPicklable(
+            f"the result of {task.name} holds one of its secrets, and would be kept on the head's disk",
+            given=type(result).__qualname__,
+            hint="Return what others may see; results of jobs, and those above 4 MiB, are kept there.",
+        )
     if packed.small or task.whole:
         return Outcome(result=packed.joined(), seconds=time.perf_counter() - start)
     try:

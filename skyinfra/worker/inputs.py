@@ -1,4 +1,4 @@
-"""Fetches the inputs of a task to its node, and sends a large result to the head, from the worker process.
+"""Fetches the inputs and secrets of a task to its node, and sends a large result to the head, from the worker process.
 
 A node fetches a blob once for all of its slots.
 """
@@ -21,7 +21,8 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
-from skyinfra.protocol.calls import Part
+from skyinfra.protocol import services
+from skyinfra.protocol.calls import Part, SecretUse
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.protocol.rpc import Peer
 from skyinfra.worker.views import Views
@@ -82,6 +83,18 @@ def keep(payload: Payload) -> None:
     """Sends a large result to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`."""
     parcels = payload.blobs()
     _patiently(lambda head: transfer.send(head, parcels), [part.digest for part in payload.parts])
+
+
+def secrets(uses: Sequence[SecretUse]) -> dict[str, str]:
+    """Returns the values of secrets, which the head has in its memory, by their variables. Raises `BlobsMissing`."""
+    if not uses:
+        return {}
+    refs = [use.ref for use in uses]
+    values = _patiently(lambda head: services.secrets_take(head, refs=refs), refs)
+    found = {use.variable: value for use, value in zip(uses, values, strict=True) if value is not None}
+    if len(found) < len(uses):
+        raise BlobsMissing([use.ref for use in uses if use.variable not in found])
+    return found
 
 
 def fetch(wanted: dict[str, int]) -> None:

@@ -20,19 +20,24 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from skyinfra.protocol.gang import MEETS, Work
-from skyinfra.worker import output
+from skyinfra.worker import output, secrets
 
 # Messages of a rank, each with its content; the parent answers a failure.
 FAILED = "failed"  # the time of the failure by `time.monotonic`, which all processes of a machine share
 OUTCOME = "outcome"  # a pickled Outcome
 
+_masker = secrets.Masker(())
+
 
 def main() -> int:
     """Runs the work that the parent sends; returns the exit code."""
+    global _masker
     number = int(sys.argv[1])
     os.set_inheritable(number, False)
     output.survive_full_disks()
     pipe = Connection(number)
+    # Now: the work may change its variables.
+    _masker = secrets.of_process()
     work: Work = pipe.recv()
     return _script(work, pipe) if work.call is None else _function(work, work.call, pipe)
 
@@ -111,7 +116,7 @@ def _explain(error: BaseException, pipe: Connection) -> None:
     from skyinfra.worker import shortage
 
     pickling_support.install()
-    failure = failures.of(error, below=__file__, shortage=shortage.of(error))
+    failure = _masker.failure(failures.of(error, below=__file__, shortage=shortage.of(error)))
     pipe.send((OUTCOME, pickle.dumps(calls.Outcome(failure=failure))))
     _wait(pipe)
 

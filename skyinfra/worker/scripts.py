@@ -19,7 +19,7 @@ from distributed import get_worker
 from skyinfra.errors import ScriptFailed
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.protocol.shortage import STREAM
-from skyinfra.worker import cancellation, shortage, views
+from skyinfra.worker import cancellation, secrets, shortage, views
 from skyinfra.worker.streaming import Lines
 
 # In the variables of a script: the path of its folder in the tree that was synced.
@@ -96,7 +96,8 @@ def program(
     output = subprocess.PIPE if piped else None
     guard = ["/bin/sh", "-c", _GUARD]
     with contextlib.ExitStack() as stack:
-        leader = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+        bare = secrets.without(os.environ)
+        leader = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=bare, process_group=0)
         group = stack.enter_context(leader).pid
         stack.callback(cancellation.signal_group, group, signal.SIGKILL)
         process = subprocess.Popen(
@@ -125,19 +126,21 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | N
     short: str | None = None
     if not topic:
         return short
+    masker = secrets.of_process()
     pending: list[list[str]] = []
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream, file in (("stdout", process.stdout), ("stderr", process.stderr)):
-            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines()))
+            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines(), masker.stream()))
         while selector.get_map():
             ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
             if not ready and not pending and process.poll() is not None:
                 break  # it ended, and a process that it left holds its streams open
             for item, _ in ready:
                 data = os.read(item.fd, 65536)
-                stream, lines = item.data
-                pending += [[stream, line] for line in lines.feed(data, final=not data)]
+                stream, lines, mask = item.data
+                shown = mask.feed(data, final=not data)
+                pending += [[stream, line] for line in lines.feed(shown, final=not data)]
                 if not data:
                     selector.unregister(item.fileobj)
             now = time.monotonic()

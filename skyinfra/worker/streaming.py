@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from skyinfra.worker import output
+from skyinfra.worker.secrets import Masker
 
 # Sends a message to the client: its kind and its content.
 Send = Callable[[str, object], object]
@@ -87,19 +88,23 @@ _changed = threading.Condition()
 _tail: _Tail | None = None
 _watcher: threading.Thread | None = None
 _send: Send | None = None
+_masker: Masker | None = None
 _told_at = 0.0
 
 
 @contextlib.contextmanager
-def telling(file: str | None, send: Send | None) -> Iterator[None]:
-    """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody."""
-    global _send, _tail, _told_at, _watcher
+def telling(file: str | None, send: Send | None, masker: Masker | None = None) -> Iterator[None]:
+    """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody.
+
+    *masker*: of the secrets of the task, for what `progress` sends.
+    """
+    global _masker, _send, _tail, _told_at, _watcher
     if send is None:
         yield
         return
     tail = _Tail(file, lambda lines: send("output", lines)) if file is not None else None
     with _changed:
-        _send, _tail, _told_at = send, tail, 0.0
+        _send, _tail, _told_at, _masker = send, tail, 0.0, masker
         if _watcher is None:
             _watcher = threading.Thread(target=_watch, name="skyinfra-output", daemon=True)
             _watcher.start()
@@ -109,7 +114,7 @@ def telling(file: str | None, send: Send | None) -> Iterator[None]:
     finally:
         output.flush()
         with _changed:
-            _send = _tail = None
+            _send = _tail = _masker = None
             if tail is not None:
                 tail.advance(final=True)
 
@@ -124,7 +129,8 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
     if send is not None and (now - _told_at >= _PROGRESS_S or done == total):
         _told_at = now
         # Numbers of arrays are no data: the head reads nothing else.
-        send("progress", [float(done), None if total is None else float(total), str(note)])
+        said = _masker.text(str(note)) if _masker is not None else str(note)
+        send("progress", [float(done), None if total is None else float(total), said])
 
 
 @contextlib.contextmanager
@@ -152,9 +158,9 @@ def _watch() -> None:
 
 def _forget() -> None:
     """Resets a forked process: it has no watcher thread, and its parent sends the lines."""
-    global _changed, _send, _tail, _watcher
+    global _changed, _masker, _send, _tail, _watcher
     _changed = threading.Condition()
-    _send = _tail = _watcher = None
+    _masker = _send = _tail = _watcher = None
 
 
 os.register_at_fork(after_in_child=_forget)

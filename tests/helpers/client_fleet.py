@@ -101,6 +101,9 @@ async def serve(config: dict) -> None:
         dashboard_address="127.0.0.1:0",
     )
     scheduler.handlers["test_kept"] = scheduler.kept
+    scheduler.handlers["test_secrets"] = lambda: sum(map(len, scheduler._secrets._values.values()))
+    scheduler.handlers["test_forget_secrets"] = lambda: scheduler._secrets._values.clear()
+    scheduler.declared_secrets = config.get("secrets", {})
     nannies = [
         start_nanny(
             scheduler.address,

@@ -53,6 +53,26 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+def test_a_secret_of_the_image_is_in_no_plan_no_state_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_TOKEN", "v4lue-of-the-t0ken")
+    body = """
+    image = sky.Image(env={"HUB": sky.Secret("A_TOKEN")})
+    seen = sky.compute(lambda: (os.environ["HUB"] == "v4lue" + "-of-the-t0ken", "A_TOKEN" in os.environ))
+    with sky.ComputePool(provider=sky.Local(simulate=True), image=image) as pool:
+        print(seen() >> pool)
+        files = [path for path in pathlib.Path(".skyinfra").rglob("*") if path.is_file()]
+        print({"cdk.tf.json", "terraform.tfstate", "node.json"} <= {path.name for path in files})
+        print([str(path) for path in files if os.environ["A_TOKEN"].encode() in path.read_bytes()])
+        print(sum(b"A_TOKEN" in path.read_bytes() for path in files) > 0)
+    """
+    out, err = start(tmp_path, "import pathlib\n" + textwrap.dedent(body)).communicate(timeout=180)
+    assert out == "(True, False)\nTrue\n[]\nTrue\n", err
+    assert "v4lue-of-the-t0ken" not in out + err
+    nothing_left(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_block_that_raises(tmp_path: Path) -> None:
     process = start(tmp_path, "with POOL as pool:\n    raise KeyError('mine')")

@@ -147,7 +147,18 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         finally:
             await scheduler.close()
 
-    own = ("layout", "reach", "promise", "leave", "running", "forget_topic", "gang_", "dashboard_", "job_cancel")
+    own = (
+        "layout",
+        "reach",
+        "promise",
+        "leave",
+        "running",
+        "forget_topic",
+        "secrets_",
+        "gang_",
+        "dashboard_",
+        "job_cancel",
+    )
     assert asyncio.run(run()) == {"skyinfra_park", *(call.name for name, call in CALLS.items() if name.startswith(own))}
 
 

@@ -1,0 +1,129 @@
+"""Secrets by their names. A value travels from a client to the memory of the head, and from there to that of a task."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyinfra.errors import InvalidField, SecretNotFound
+from skyinfra.protocol import instance
+
+# Shorter values stand in other words too, and cannot be masked.
+SHORTEST = 4
+# A variable of a process holds 128 KiB at most (MAX_ARG_STRLEN of Linux, execve(2)).
+LONGEST = 64 * 1024
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+# Variables that the runner sets.
+_OURS = "SKYINFRA_"
+
+_met: contextvars.ContextVar[dict[str, Secret] | None] = contextvars.ContextVar("skyinfra_secrets", default=None)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """The name of a secret; its value is nowhere in it, and not in what is declared, pickled or printed with it.
+
+    In ``sky.Image(env={"HF_TOKEN": sky.Secret("HF_TOKEN")})`` every task has it as that variable; so it does where
+    ``@sky.compute(secrets=["HF_TOKEN"])``, ``sky.connect(..., secrets=["HF_TOKEN"])`` or an argument of the task names
+    it. The client that submits the task looks the value up then: in *file*, where one is given, else in the variable of
+    that name of its own environment, else in the keyring under the service ``skyinfra``.
+
+    Raises `InvalidField` for what is no name of a variable.
+    """
+
+    name: str
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name.startswith(_OURS):
+            raise InvalidField(
+                "a secret has the name of a variable, such as HF_TOKEN",
+                field="Secret.name",
+                # What is no name may be a value.
+                given=self.name if isinstance(self.name, str) and len(self.name) <= len(_OURS) else None,
+                hint="A secret is named, and its value is looked up: in the environment, a file or the keyring.",
+            )
+
+    @property
+    def value(self) -> str:
+        """The value: in a task that was given it, and in a local run from the file or the environment.
+
+        Raises `SecretNotFound`.
+        """
+        if self.file is not None and instance.VARIABLE not in os.environ:
+            return read(self.file)
+        if self.name not in os.environ:
+            raise SecretNotFound(
+                "this process has no such secret",
+                given=self.name,
+                hint=f'Name it where the task is made: @sky.compute(secrets=["{self.name}"]).',
+            )
+        return os.environ[self.name]
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name!r})" if self.file is None else f"Secret({self.name!r}, file={self.file!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        met = _met.get()
+        if met is not None:
+            met[self.name] = self
+        return Secret, (self.name, self.file)
+
+
+def named(secrets: Sequence[str | Secret], field: str = "secrets") -> tuple[Secret, ...]:
+    """*secrets* with a `Secret` for each name. Raises `InvalidField`."""
+    if isinstance(secrets, str):
+        raise InvalidField("expected a list of names", field=field, hint=f'{field}=["HF_TOKEN"]')
+    return tuple(each if isinstance(each, Secret) else Secret(each) for each in secrets)
+
+
+@contextlib.contextmanager
+def met() -> Iterator[dict[str, Secret]]:
+    """Collects the secrets, by name, that are pickled in the body, in this thread; so do those around it."""
+    around = _met.get()
+    found: dict[str, Secret] = {}
+    token = _met.set(found)
+    try:
+        yield found
+    finally:
+        _met.reset(token)
+        if around is not None:
+            around.update(found)
+
+
+def meet(secrets: dict[str, Secret]) -> None:
+    """Adds to what `met` collects: for what was pickled before."""
+    around = _met.get()
+    if around is not None:
+        around.update(secrets)
+
+
+def read(file: str) -> str:
+    """The text of *file* without a line end behind it. Raises `SecretNotFound`; its content is in no message."""
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise SecretNotFound(f"cannot be read: {error.strerror}", field="Secret.file", given=file) from None
+    except ValueError:
+        raise SecretNotFound("is no text in UTF-8", field="Secret.file", given=file) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def check(name: str, value: str) -> None:
+    """Raises `InvalidField` where *value* cannot be that of the secret *name*; it is in no message."""
+    if len(value) < SHORTEST:
+        raise InvalidField(
+            f"has {len(value)} characters, and a secret at least {SHORTEST}: a shorter one cannot be masked",
+            field=f"secret {name}",
+            hint="What everybody may see goes as a variable: --env, or env= of sky.Image.",
+        )
+    if "\0" in value or len(value.encode("utf-8", "surrogateescape")) > LONGEST:
+        raise InvalidField(
+            f"a variable holds at most {LONGEST // 1024} KiB of text without NUL", field=f"secret {name}"
+        )

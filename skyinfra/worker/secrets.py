@@ -1,0 +1,225 @@
+"""The secrets of a task on its slot: variables of its process while it runs, masked in its output and exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from skyinfra.protocol.secrets import SHORTEST
+from skyinfra.worker import output
+
+if TYPE_CHECKING:
+    from skyinfra.protocol.failures import Failure
+
+# Holds the names of the variables that are secrets: the processes of a task read it.
+VARIABLE = "SKYINFRA_SECRETS"
+MASK = b"***"
+# A line of a secret with several is masked by itself, as a key in PEM comes out line by line, unless it is shorter.
+_SHORTEST_LINE = 8
+# Characters of a secret that is looked for in results.
+_SHORTEST_SURE = 8
+# Seconds between two reads of the output of a task.
+_EVERY_S = 0.05
+_CHUNK = 256 * 1024
+# fallocate(2): releases memory in the middle of a file.
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+@contextlib.contextmanager
+def given(values: Mapping[str, str], masker: Masker) -> Iterator[int]:
+    """Sets the variables *values* of this process, and of those that it starts, in the body, and masks its output.
+
+    Yields the open file that has the output in the end: what is written there is not masked.
+    """
+    if not values:
+        yield 2
+        return
+    wanted = {**values, VARIABLE: ",".join(values)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        with _masked(masker) as target:
+            yield target
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _masked(masker: Masker) -> Iterator[int]:
+    """Masks what goes to the standard streams, which are one file, in the body."""
+    output.flush()
+    before = os.dup(1), os.dup(2)
+    funnel = Funnel(masker, before[0])
+    try:
+        for number in (1, 2):
+            os.dup2(funnel.handle, number)
+        yield before[1]
+    finally:
+        output.flush()
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+        funnel.close()
+        for old in before:
+            os.close(old)
+
+
+def without(environ: Mapping[str, str]) -> dict[str, str]:
+    """*environ* without secrets: for a program that needs none."""
+    return {name: value for name, value in environ.items() if name not in environ.get(VARIABLE, "").split(",")}
+
+
+def of_process() -> Masker:
+    """A masker of the secrets that this process was given."""
+    names = os.environ.get(VARIABLE, "").split(",")
+    return Masker(os.environ[name] for name in names if name in os.environ)
+
+
+class Masker:
+    """Masks *secrets*, as they are and as they stand in JSON, in the text of a Python value and in an address."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        self._forms = sorted((form.encode("utf-8", "surrogateescape") for form in forms), key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self._forms)))
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def text(self, text: str) -> str:
+        """*text* with `MASK` in place of each secret."""
+        if not self:
+            return text
+        return self._pattern.sub(MASK, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def data(self, data: bytes) -> bytes:
+        """*data*, such as a pickle, with as many asterisks in place of each secret: lengths in it stay true."""
+        return self._pattern.sub(lambda found: b"*" * len(found[0]), data) if self else data
+
+    def failure(self, failure: Failure) -> Failure:
+        """*failure* without secrets, also in the exceptions before it."""
+        if not self:
+            return failure
+        return replace(
+            failure,
+            error=None if failure.error is None else self.data(failure.error),
+            traceback=None if failure.traceback is None else self.data(failure.traceback),
+            text=self.text(failure.text),
+            cause=None if failure.cause is None else self.failure(failure.cause),
+            context=None if failure.context is None else self.failure(failure.context),
+            summary=self.text(failure.summary),
+        )
+
+    def holds(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bool:
+        """Whether one of *pieces* holds a secret. Short ones stand in any bytes by accident, and do not count."""
+        long = [form for form in self._forms if len(form) >= _SHORTEST_SURE]
+        pattern = re.compile(b"|".join(map(re.escape, long)))
+        return bool(long) and any(pattern.search(piece) for piece in pieces)
+
+    def stream(self) -> Stream:
+        """Masks bytes that come in pieces."""
+        return Stream(self._forms, self._pattern)
+
+
+class Stream:
+    """Masks bytes that come in pieces; see `Masker.stream`. *forms*: what is masked, the longest first."""
+
+    def __init__(self, forms: list[bytes], pattern: re.Pattern[bytes]) -> None:
+        self._forms = forms
+        self._pattern = pattern
+        self._rest = b""
+
+    def feed(self, data: bytes, *, final: bool = False) -> bytes:
+        """What can be said of the bytes so far; an end that may be the beginning of a secret waits for the next."""
+        if not self._forms:
+            return data
+        text, ready, start = self._rest + data, [], 0
+        while True:
+            held = len(text) if final else self._begun(text, start)
+            found = self._pattern.search(text, start)
+            # Of two secrets that begin alike, the longer one may still come.
+            if found is None or held <= found.start():
+                break
+            ready += [text[start : found.start()], MASK]
+            start = found.end()
+        self._rest = text[held:]
+        return b"".join([*ready, text[start:held]])
+
+    def _begun(self, text: bytes, start: int) -> int:
+        """The position in *text*, from *start* on, of the first end of it that a secret begins with."""
+        for at in range(max(start, len(text) - len(self._forms[0]) + 1), len(text)):
+            end = text[at:]
+            if any(len(form) > len(end) and form.startswith(end) for form in self._forms):
+                return at
+        return len(text)
+
+
+class Funnel:
+    """A file in memory, for the output of a task, from which it goes masked to the open file *target*.
+
+    handle: of the file in memory. No disk has the output before it is masked; and a task whose native code holds the
+    interpreter never waits for this thread, as it would with a pipe. What was written in the last moments before the
+    process is killed is lost.
+    """
+
+    def __init__(self, masker: Masker, target: int) -> None:
+        self.handle = os.memfd_create("output")
+        self._stream = masker.stream()
+        self._target = target
+        self._offset = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="skyinfra-mask", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hands on what is left."""
+        self._over.set()
+        self._thread.join()
+        os.close(self.handle)
+
+    def _run(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            self._advance()
+        self._advance(final=True)
+
+    def _advance(self, *, final: bool = False) -> None:
+        while data := os.pread(self.handle, _CHUNK, self._offset):
+            self._write(self._stream.feed(data))
+            self._offset += len(data)
+        if final:
+            self._write(self._stream.feed(b"", final=True))
+        elif self._offset:
+            _libc().fallocate(self.handle, _KEEP_SIZE | _PUNCH_HOLE, 0, self._offset)
+
+    def _write(self, data: bytes) -> None:
+        # What a full disk does not take is lost, as without a mask.
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(self._target, data) :]
+
+
+@cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None)
+    library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return library
+
+
+def _forms(secret: str) -> Iterator[str]:
+    lines = [line for line in map(str.strip, secret.splitlines()) if len(line) >= _SHORTEST_LINE]
+    for text in [secret, *(lines if len(secret.splitlines()) > 1 else ())]:
+        for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1], quote(text, safe="")):
+            if len(form) >= SHORTEST:
+                yield form
