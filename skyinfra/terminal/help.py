@@ -68,6 +68,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "jobs list": ("skyinfra jobs my-stack/pool", "skyinfra jobs list my-stack/pool --json"),
     "jobs logs": ("skyinfra jobs logs my-stack/pool train-20", "skyinfra jobs logs my-stack/pool train-20 --follow"),
     "jobs cancel": ("skyinfra jobs cancel my-stack/pool train-20", "skyinfra jobs cancel my-stack/pool 3f9c"),
+    "jobs give": (
+        "skyinfra jobs give my-stack/pool train-20",
+        "skyinfra jobs give my-stack/pool train-20 --secret HF_TOKEN=@token.txt",
+    ),
     "jobs result": (
         "skyinfra jobs result my-stack/pool train-20",
         "skyinfra jobs result my-stack/pool train-20 --output loss.pickle",
