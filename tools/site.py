@@ -34,6 +34,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "command-line",
         "tasks",
         "jobs",
+        "notebooks",
         "slurm-and-kubernetes",
         "hcp-terraform",
         "upgrading",
