@@ -42,8 +42,13 @@ _NAMES = {
 }
 # Modules that are public names themselves.
 _MODULES = ("accelerators", "mig", "offers", "plugins")
-# What the declaration calls in rooms above it, when it is used as the whole program.
-_UPWARD = {"_enter": "skyinfra.deploy.session:enter", "_leave": "skyinfra.deploy.session:leave"}
+# What the declaration calls in rooms above it, when it is used as the whole program, and what IPython calls.
+_UPWARD = {
+    "_enter": "skyinfra.deploy.session:enter",
+    "_leave": "skyinfra.deploy.session:leave",
+    "load_ipython_extension": "skyinfra.magic:load_ipython_extension",
+    "unload_ipython_extension": "skyinfra.magic:unload_ipython_extension",
+}
 
 _LAZY = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -1,5 +1,6 @@
 # Written by tools/build_stubs.py from the table in __init__.py; do not edit.
 import skyinfra.deploy.session
+import skyinfra.magic
 from skyinfra import accelerators as accelerators
 from skyinfra import mig as mig
 from skyinfra import offers as offers
@@ -151,6 +152,8 @@ from skyinfra.worker.views import files as files
 from skyinfra.worker.views import synced as synced
 _enter = skyinfra.deploy.session.enter
 _leave = skyinfra.deploy.session.leave
+load_ipython_extension = skyinfra.magic.load_ipython_extension
+unload_ipython_extension = skyinfra.magic.unload_ipython_extension
 
 __version__: str
 __all__: list[str]

@@ -14,7 +14,7 @@ from fake_nvml.fake_machine import FakeMachine
 from hypothesis import settings
 from support import ROOT, missing
 
-pytest_plugins = ["client_fixtures", "node_fixtures"]
+pytest_plugins = ["client_fixtures", "node_fixtures", "notebooks"]
 
 # Timing decides no test.
 settings.register_profile("skyinfra", deadline=None)

@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "stack": {"compiler", "bootstrap", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack"},
     # the client
+    "notebook": {"accelerators", "mig", "protocol"},
     "sync": {"blobs", "protocol", "tasks", "worker"},
     "reach": {"protocol"},
     "page": {"protocol"},
@@ -67,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "blobs",
         "engine",
         "first_boot",
+        "notebook",
         "page",
         "protocol",
         "reach",
@@ -76,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
         "terraform",
         "worker",
     },
+    "magic": {"blobs", "client", "notebook", "tasks", "worker"},
     "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {
         "accelerators",

@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "tasks",
         "jobs",
         "secrets",
+        "notebooks",
         "slurm-and-kubernetes",
         "hcp-terraform",
         "upgrading",

@@ -83,9 +83,10 @@ class Chunk:
 
     async def _run(self) -> None:
         call = execute.dump_chunk([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
-        ended = await self._dispatcher.executor.attempt(
-            self._name, self._key, self._header, call, self._target.resources, self._take
-        )
+        with self._dispatcher.shown(self._shipments):
+            ended = await self._dispatcher.executor.attempt(
+                self._name, self._key, self._header, call, self._target.resources, self._take
+            )
         for key, outcome in ended if isinstance(ended, list | tuple) else ():  # those that are large
             fetched = await self._dispatcher.fetched(outcome)
             if key in self._waiting and fetched is not None and not fetched.missing:

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.client.connection import Connection
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.client.watching import Watcher
 from skyinfra.engine.executor import Executor, may_pass, overdue
 from skyinfra.errors import SlotLost, TaskInputsLost
 from skyinfra.protocol.calls import Outcome
@@ -26,6 +27,8 @@ from skyinfra.worker import cancellation
 _LOOK_S = 2.0
 # After a connection that failed; Dask needs time to notice that.
 _PAUSE_S = 0.1
+# A task that is cancelled is over within that long, and its last lines are here.
+_LAST_WORDS_S = 10.0
 # How often a task is sent again because the head had no room to keep what it needs.
 _LOSSES = 3
 
@@ -74,8 +77,9 @@ class Window:
 class Dispatcher:
     """Executes shipments on a fleet, and ends the waiting for those whose target is gone."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, watcher: Watcher) -> None:
         self.connection = connection
+        self._watcher = watcher
         self._windows: dict[Target, Window] = {}
         self._snapshot = Snapshot(())
         self._waiting: dict[str, Waiting] = {}
@@ -131,6 +135,26 @@ class Dispatcher:
         """Holds a place in the window of *target*; does nothing for a task that is not *windowed*."""
         return self.window(target).place() if windowed else contextlib.nullcontext()
 
+    @contextlib.contextmanager
+    def shown(self, keys: Collection[str]) -> Iterator[None]:
+        """While it lasts, shows what the tasks *keys* say in the context of the present coroutine.
+
+        That is the context of the thread that started it: in a notebook, the cell that submitted the tasks.
+        """
+        self._watcher.begins(keys)
+        wait = 0.0
+        try:
+            yield
+        except asyncio.CancelledError:
+            wait = _LAST_WORDS_S
+            raise
+        finally:
+            for key in keys:
+                if wait:
+                    asyncio.get_running_loop().call_later(wait, self._watcher.ended, key)
+                else:
+                    self._watcher.ended(key)
+
     async def _one_attempt(self, shipment: Shipment, numbers: Iterator[int], waiting: Waiting) -> Outcome:
         """Sends the task, again where the head restarts, or loses the task's inputs or result."""
         losses = 0
@@ -138,10 +162,11 @@ class Dispatcher:
         while True:
             waiting.key, header = shipment.attempt(number)
             waited = time.monotonic() - shipment.came if number == 0 else 0.0
-            sent = self.executor.attempt(
-                shipment.name, waiting.key, header, shipment.call, waiting.target.resources, waited=waited
-            )
-            outcome = await self.fetched(await sent)
+            with self.shown([waiting.key]):
+                outcome = await self.executor.attempt(
+                    shipment.name, waiting.key, header, shipment.call, waiting.target.resources, waited=waited
+                )
+            outcome = await self.fetched(outcome)
             if outcome is None:
                 continue
             if not outcome.missing:

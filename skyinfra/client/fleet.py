@@ -205,7 +205,7 @@ class Fleet(AskedFleet):
     async def _open(self, limits: Limits) -> None:
         self.connection = Connection(self.manifest, limits, topic=self.topic, on_event=self._on_event)
         await self.connection.open()
-        self.dispatcher = Dispatcher(self.connection)
+        self.dispatcher = Dispatcher(self.connection, self.watcher)
         await self.dispatcher.start()
 
     async def _leave(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Self, TypeVar
 
-from skyinfra.client.futures import Future
+from skyinfra.client.futures import Future, cancel_all
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.tasks.task import Task
 
@@ -161,6 +161,5 @@ class Flow(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        for future in self._kept:
-            future.cancel()
+        cancel_all(self._kept, error)
         self.counting.__exit__(kind, error, trace)

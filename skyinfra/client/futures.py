@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 from skyinfra.protocol.calls import Outcome
@@ -30,6 +30,7 @@ class Future(Generic[T]):
         thread (Ctrl-C) cancels the task. Raises ``concurrent.futures.CancelledError`` where it was cancelled, and
         `SlotLost`, `FleetUnreachable` or `TaskAttemptsExceeded`.
         """
+        __tracebackhide__ = True  # in notebooks
         value: T = pickling.result(self._wait(timeout), self._name)
         return value
 
@@ -78,12 +79,20 @@ class Future(Generic[T]):
         return pickling.result(outcome, self._name)  # type: ignore[no-any-return]
 
     def _wait(self, timeout: float | None) -> Outcome:
+        __tracebackhide__ = True
         try:
             return self._inner.result(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
+        except KeyboardInterrupt as interrupt:
+            cancel_all([self], interrupt)
             raise
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
         return f"<Future {self._name}: {state}>"
+
+
+def cancel_all(futures: Iterable[Future[Any]], error: BaseException | None) -> None:
+    """Cancels the tasks that have not ended. Where *error* is an interrupt (Ctrl-C), it says so in a note."""
+    names = [future._name for future in futures if future.cancel()]
+    if names and isinstance(error, KeyboardInterrupt):
+        error.add_note(f"{names[0]} was cancelled." if len(names) == 1 else f"{len(names)} tasks were cancelled.")

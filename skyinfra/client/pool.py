@@ -11,12 +11,13 @@ from typing import Any, TypeVar, overload
 from skyinfra.client import files, jobs
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.flow import Flow
-from skyinfra.client.futures import Future
+from skyinfra.client.futures import Future, cancel_all
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import Sender, signature_of
 from skyinfra.client.questions import Questions
 from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Target
+from skyinfra.errors import SkyinfraError
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Options, Task
@@ -48,6 +49,21 @@ class Pool(Sender, Questions):
         `FleetUnreachable` where the head does not answer.
         """
         return [slot for slot in self.look().slots if self.target.takes(slot)]
+
+    def _repr_html_(self) -> str:
+        """The fleet in the cell of a notebook; where the head does not answer, what is declared, and that."""
+        from skyinfra.notebook import pictures
+
+        slots: list[InstanceInfo] = []
+        running: dict[str, list[str]] = {}
+        nodes, note = [node.name for node in self.manifest.nodes], ""
+        try:
+            nodes, slots = self.node_names(), self.slots()
+            running = {slot: [task.name for task in tasks] for slot, tasks in self.running().items()}
+        except SkyinfraError as error:
+            note = error.message
+        shown = [name for name in nodes if self.target.node in (None, name)]
+        return pictures.fleet(self.manifest, shown, slots, running, note)
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -89,6 +105,7 @@ class Pool(Sender, Questions):
     def __rrshift__(self, given: Gather[T]) -> T: ...
     def __rrshift__(self, given: Any) -> Any:
         """``task >> pool`` and ``gather >> pool``."""
+        __tracebackhide__ = True
         if isinstance(given, Gather):
             results = self._stream(self._gathered(given))
             return results if given.stream else tuple(results)
@@ -96,6 +113,7 @@ class Pool(Sender, Questions):
 
     def __rmatmul__(self, task: Task[T]) -> list[T]:
         """``task @ pool``."""
+        __tracebackhide__ = True
         return self.broadcast(task) if isinstance(task, Task) else NotImplemented
 
     # Tasks ----------------------------------------------------------------------------------------------------------
@@ -143,14 +161,15 @@ class Pool(Sender, Questions):
         is waited for: `SlotLost` is raised when it stays away, and when the layout has it no more or gives it another
         profile than in *slots*. The first task that raises ends it; its exception is raised, the others are cancelled.
         """
+        __tracebackhide__ = True
         futures = self.spread(task, slots=slots)
         try:
             with self._fleet.watcher.counting(task.name, len(futures)) as advance:
                 self._raise_first(futures, advance)
             return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        except BaseException as error:
+            cancel_all(futures, error)
+            raise
 
     def spread(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[Future[T]]:
         """Returns the futures of `broadcast`, one per slot. The caller cancels those that are not needed."""
@@ -190,6 +209,7 @@ class Pool(Sender, Questions):
 
     def _stream(self, made: functools.partial[Flow[T]]) -> Iterator[T]:
         """The results of a flow, which lacks ``when_done``."""
+        __tracebackhide__ = True
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         with made(when_done=ended.put) as flow:
             while True:
@@ -214,6 +234,7 @@ class Pool(Sender, Questions):
     @staticmethod
     def _raise_first(futures: Sequence[Future[T]], advance: Callable[[], None]) -> None:
         """Waits until all have ended or one has failed, and raises what that one raised."""
+        __tracebackhide__ = True
         finished: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
         for future in futures:
             future.when_done(finished.put)

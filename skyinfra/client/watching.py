@@ -1,4 +1,5 @@
-"""Shows the output and the progress of running tasks. Bars where someone watches, else lines.
+"""Shows the output and the progress of running tasks: bars where someone watches, in a terminal or in the cell of a
+notebook, else lines.
 
 Its methods are called from the thread of the pool's event loop and from those of the user.
 """
@@ -6,15 +7,15 @@ Its methods are called from the thread of the pool's event loop and from those o
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from skyinfra.notebook import cells
 
 # Called with the slot, such as ``n0/1``, and a line that a task printed there, without its end.
 OnOutput = Callable[[str, str], object]
@@ -25,41 +26,55 @@ _SHOW_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
 
 
+class _Bars(Protocol):
+    """Bars in one place, by key."""
+
+    def show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
+        """Moves the bar of *key*. line: its text with the numbers, for a place that draws none."""
+
+    def remove(self, key: str) -> bool:
+        """Removes the bar of *key*; returns whether nothing will be shown by these bars any more."""
+
+
 class Watcher:
     """Shows the tasks of one pool. *output*: where their lines go; True is the standard output, False nowhere.
 
-    progress: whether to show how far they are, on the standard error.
+    progress: whether to show how far they are, on the standard error. In a notebook both stand in the cell that
+    submitted the task, whichever runs by then: a task is shown in the context of its caller.
     """
 
     def __init__(self, output: bool | OnOutput, *, progress: bool) -> None:
         self.echoes = output is not False
-        self._output = output if callable(output) else self._print
+        self._output = output if callable(output) else None
         self._progress = progress
         self._lock = threading.RLock()
-        self._bars: Progress | None = None
-        self._rows: dict[str, TaskID] = {}
+        self._contexts: dict[str, contextvars.Context] = {}
+        # By the cell; None is the terminal.
+        self._bars: dict[str | None, _Bars] = {}
+        self._rows: dict[str, _Bars] = {}
         self._said: dict[str, float] = {}
+
+    def begins(self, keys: Iterable[str]) -> None:
+        """The tasks *keys* are sent. What they say is shown in the present context until `ended`."""
+        self._contexts.update(dict.fromkeys(keys, contextvars.copy_context()))
 
     def told(self, kind: str, key: str, content: tuple[str, str, Any]) -> None:
         """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.worker.streaming`."""
+        context = self._contexts.get(key) or contextvars.copy_context()
         slot, name, what = content
         if kind == "output":
-            for line in what:
-                self._output(slot, line)
+            context.run(self._show_lines, slot, what)
         elif kind == "progress" and self._progress:
-            done, total, note = what
-            self._step(key, f"{slot} {name}", done, total, note)
+            context.run(self._step, key, f"{slot} {name}", *what)
 
     def ended(self, key: str) -> None:
         """The task *key* is over."""
         with self._lock:
+            self._contexts.pop(key, None)
             self._said.pop(key, None)
-            row = self._rows.pop(key, None)
-            if row is not None and self._bars is not None:
-                self._bars.remove_task(row)
-                if not self._rows:
-                    self._bars.stop()
-                    self._bars = None
+            bars = self._rows.pop(key, None)
+            if bars is not None and bars.remove(key):
+                self._bars = {place: each for place, each in self._bars.items() if each is not bars}
 
     @contextlib.contextmanager
     def counting(self, name: str, total: int | None) -> Iterator[Callable[[], None]]:
@@ -79,12 +94,13 @@ class Watcher:
         def advance() -> None:
             nonlocal done
             done += 1
-            if key in self._rows or not sys.stderr.isatty():
+            if key in self._rows or not watched:
                 show()
 
-        timer = threading.Timer(_SHOW_AFTER_S, show)
+        watched = _watched()
+        timer = threading.Timer(_SHOW_AFTER_S, contextvars.copy_context().run, (show,))
         timer.daemon = True
-        if sys.stderr.isatty():
+        if watched:
             timer.start()
         try:
             yield advance
@@ -94,13 +110,18 @@ class Watcher:
                 over = True
                 self.ended(key)
 
-    def _print(self, slot: str, line: str) -> None:
+    def _show_lines(self, slot: str, lines: list[str]) -> None:
+        if self._output is not None:
+            for line in lines:
+                self._output(slot, line)
+            return
+        text = "".join(f"{slot} | {line}\n" for line in lines)
         with self._lock:
-            text = f"{slot} | {line}"
-            if self._bars is not None:
-                self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            bars = self._bars.get(None)
+            if isinstance(bars, _TerminalBars):
+                bars.print(text)
             else:
-                sys.stdout.write(f"{text}\n")
+                sys.stdout.write(text)
                 sys.stdout.flush()
 
     def _step(self, key: str, name: str, done: float, total: float | None, note: str) -> None:
@@ -111,11 +132,14 @@ class Watcher:
     def _show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
         """Moves the bar of *key*; where nobody watches, writes *line*: from ten seconds after the first call on."""
         with self._lock:
-            if sys.stderr.isatty():
-                bars = self._bars = self._bars or _started_bars()
-                if key not in self._rows:
-                    self._rows[key] = bars.add_task(described, total=total)
-                bars.update(self._rows[key], completed=done, total=total, description=described)
+            if key not in self._rows and _watched():
+                cell = cells.current()
+                if cell not in self._bars:
+                    self._bars = {place: each for place, each in self._bars.items() if each in self._rows.values()}
+                    self._bars[cell] = _TerminalBars() if cell is None else cells.CellBars()
+                self._rows[key] = self._bars[cell]
+            if key in self._rows:
+                self._rows[key].show(key, described, done, total, line)
                 return
             now = time.monotonic()
             if now - self._said.setdefault(key, now) >= _LINE_EVERY_S:
@@ -124,17 +148,41 @@ class Watcher:
                 sys.stderr.flush()
 
 
-def _started_bars() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _watched() -> bool:
+    return sys.stderr.isatty() or cells.current() is not None
 
-    bars = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    bars.start()
-    return bars
+
+class _TerminalBars:
+    """The bars below the lines of a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+        self._rows: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._bars.start()
+
+    def show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
+        """See `_Bars.show`."""
+        if key not in self._rows:
+            self._rows[key] = self._bars.add_task(described, total=total)
+        self._bars.update(self._rows[key], completed=done, total=total, description=described)
+
+    def remove(self, key: str) -> bool:
+        """See `_Bars.remove`."""
+        self._bars.remove_task(self._rows.pop(key))
+        if not self._rows:
+            self._bars.stop()
+        return not self._rows
+
+    def print(self, text: str) -> None:
+        """Prints lines above the bars."""
+        self._bars.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)

@@ -38,6 +38,8 @@ _COLOURS = {
     "t5": ("#b5d0f7", "#234a7d"),
     "t6": ("#e3e3e3", "#464c54"),
 }
+# Where the colours around a picture are not known: partitions are light, with dark text.
+_INHERITED = {"pale": "currentColor", "free": "none"}
 _TONES = sum(name[0] == "t" and name[1:].isdigit() for name in _COLOURS)
 
 # The colours of each element stand in its attributes, for readers without style sheets; this is for dark screens.
@@ -48,24 +50,30 @@ STYLE = f"@media (prefers-color-scheme: dark) {{ {' '.join(_RULES)} }}"
 
 @dataclass
 class _Sheet:
-    """The marks so far; `y` is the top of the next mark, in pixels from the top."""
+    """The marks so far; `y` is the top of the next mark, in pixels from the top.
+
+    inherits: what stands beside the partitions has the colour of the text around the picture.
+    """
 
     width: int = _WIDTH
     edge: int = _EDGE
     y: int = _EDGE
+    inherits: bool = False
     marks: list[str] = field(default_factory=list)
 
     def text(self, x: float, y: float, words: str, kind: str = "ink", *, bold: bool = False, end: bool = False) -> None:
         more = ' font-weight="bold"' * bold + ' text-anchor="end"' * end
-        self.marks.append(
-            f'<text x="{x:g}" y="{y:g}" class="{kind}" fill="{_COLOURS[kind][0]}"{more}>{escape(words)}</text>'
-        )
+        self.marks.append(f'<text x="{x:g}" y="{y:g}" {self._filled(kind)}{more}>{escape(words)}</text>')
 
     def box(self, x: float, width: float, height: int, kind: str) -> None:
-        self.marks.append(
-            f'<rect x="{x:g}" y="{self.y}" width="{width:g}" height="{height}" rx="3" '
-            f'class="box {kind}" fill="{_COLOURS[kind][0]}" stroke="{_COLOURS["ink"][0]}"/>'
-        )
+        stroke = 'stroke="currentColor"' if self.inherits else f'stroke="{_COLOURS["ink"][0]}"'
+        size = f'width="{width:g}" height="{height}"'
+        self.marks.append(f'<rect x="{x:g}" y="{self.y}" {size} rx="3" {self._filled(kind, "box ")} {stroke}/>')
+
+    def _filled(self, kind: str, also: str = "") -> str:
+        if self.inherits:
+            return f'fill="{_INHERITED.get(kind, _COLOURS[kind][0])}"'
+        return f'class="{also}{kind}" fill="{_COLOURS[kind][0]}"'
 
     def crossed(self, x: float, width: float, height: int) -> None:
         """A box that stands nowhere: dashed, with a line across."""
@@ -122,9 +130,12 @@ def svg(pictures: Sequence[tuple[str, Picture, Sequence[tuple[str, str]]]]) -> s
     return "\n".join([head, f"<style>{STYLE}</style>", ground, *sheet.marks, "</svg>"]) + "\n"
 
 
-def bars(shown: Picture) -> str:
-    """The two bars of a GPU alone, as an element of a page that has STYLE in its head; as wide as its place there."""
-    sheet = _Sheet(width=_SMALL, edge=1, y=0)
+def bars(shown: Picture, *, inherits: bool = False) -> str:
+    """The two bars of a GPU alone, as an element of a page that has STYLE in its head; as wide as its place there.
+
+    inherits: it needs no style, and what stands beside the partitions has the colour of the text around it.
+    """
+    sheet = _Sheet(width=_SMALL, edge=1, y=0, inherits=inherits)
     unit = (_SMALL - 2) / (shown.geometry.placement_units or 1)
     sheet.named(*_memory_name(shown))
     for segment in shown.segments:

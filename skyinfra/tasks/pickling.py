@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import io
-import linecache
 import operator
 import pickle
 import re
@@ -30,10 +29,10 @@ from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
 from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
 from skyinfra.protocol.secrets import met
+from skyinfra.tasks import tracebacks
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, InObject, Task
-from skyinfra.worker import views
 from skyinfra.worker.execute import named
 
 
@@ -288,6 +287,7 @@ def read_outcome(data: bytes) -> Outcome:
 
 def result(outcome: Outcome, name: str) -> Any:
     """The result of the task *name*; raises what it raised, with the traceback of the node."""
+    __tracebackhide__ = True  # in notebooks
     raised = exception(outcome, name)
     if raised is not None:
         raise raised
@@ -323,20 +323,7 @@ def _error(failure: Failure, name: str) -> BaseException:
     error.__suppress_context__ = failure.suppress_context
     if failure.traceback is None:
         return error
-    frames = pickle.loads(failure.traceback)  # noqa: S301
-    _find_lines(frames)
-    return error.with_traceback(frames)
-
-
-def _find_lines(frames: types.TracebackType | None) -> None:
-    """Makes tracebacks show the lines of synced files, whose paths are those of the node."""
-    while frames is not None:
-        name = frames.tb_frame.f_code.co_filename
-        here = views.here(name)
-        if here is not None and name not in linecache.cache:
-            lines = linecache.getlines(str(here))
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-        frames = frames.tb_next
+    return error.with_traceback(tracebacks.readable(pickle.loads(failure.traceback)))  # noqa: S301
 
 
 def _load_error(failure: Failure) -> BaseException | None:

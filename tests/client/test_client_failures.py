@@ -205,7 +205,7 @@ def test_ctrl_c_ends_the_client_and_the_task(fleet, tmp_path, wait_until):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert errors.rstrip().endswith("KeyboardInterrupt\nspin was cancelled.")
     assert "distributed" not in errors
     wait_until((tmp_path / "spin.stopped").exists)
 

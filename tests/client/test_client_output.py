@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 import pty
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from client_fixtures import Fleet
 
 import skyinfra as sky
-from skyinfra.client import open_pool, watching
+from skyinfra.client import dispatch, open_pool, watching
 from skyinfra.client.watching import Watcher
 
 
@@ -105,6 +106,49 @@ def test_it_is_printed_with_the_slot_in_front(fleet, tmp_path, capfd):
         "to the other stream",
         "no end of line",
     ]
+
+
+_who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
+
+
+def _greet(number: int) -> int:
+    print(f"hello {number}")
+    return number
+
+
+def _large() -> bytes:
+    sky.progress(1, 2)
+    print("large")
+    return bytes(100_000)
+
+
+def test_it_is_handed_over_in_the_context_of_who_submitted_the_task(fleet):
+    seen: list[str] = []
+    with open_pool(fleet.manifest, output=lambda slot, line: seen.append(_who.get("nobody"))) as pool:
+
+        def use(who: str) -> None:
+            _who.set(who)
+            futures = [pool.submit(_greet, 0), *pool.spread(sky.compute(_greet)(1))]
+            assert [future.result() for future in futures] == [0, 1, 1, 1, 1]
+            assert list(pool.map(_greet, range(100))) == list(range(100))
+            assert pool.launch(_greet, 2, nodes=1, per_node=2, framework="none") == [2, 2]
+
+        for who in ("one", "two"):
+            contextvars.Context().run(use, who)
+    assert seen == ["one"] * 107 + ["two"] * 107
+
+
+def test_nothing_is_kept_of_tasks_that_are_over(fleet, wait_until, monkeypatch):
+    monkeypatch.setattr(dispatch, "_LAST_WORDS_S", 0.1)
+    with open_pool(fleet.manifest, output=lambda slot, line: None) as pool:
+        watcher = pool._fleet.watcher
+        assert len(pool.submit(_large).result()) == 100_000
+        assert list(pool.map(_greet, range(100))) == list(range(100))
+        waiting = [pool.submit(time.sleep, 600) for _ in range(10)]
+        wait_until(lambda: sum(map(len, pool.running().values())) == 4)
+        for future in waiting:
+            future.cancel()
+        wait_until(lambda: not (watcher._contexts or watcher._rows or watcher._said))
 
 
 def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
