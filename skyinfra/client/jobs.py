@@ -194,7 +194,9 @@ def detach(
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
     target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
-    shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True)
+    shipment = pickling.Shipment(
+        task, topic="", included=fleet.included, whole=True, env=fleet.env, workdir=fleet.workdir
+    )
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(fleet, target)
@@ -223,7 +225,7 @@ def _check_prospect(fleet: Fleet, target: Target) -> None:
     if now.prospect(target) == "gone" or now.unknown(target, fleet.manifest):
         raise SlotLost(
             f"{fleet.manifest.fleet} has no slot{target.which}",
-            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
+            hint=now.instead(target, fleet.manifest),
         )
 
 

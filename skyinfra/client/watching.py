@@ -96,7 +96,7 @@ class Watcher:
 
     def _print(self, slot: str, line: str) -> None:
         with self._lock:
-            text = f"{slot} | {line}"
+            text = _printable(f"{slot} | {line}")
             if self._bars is not None:
                 self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
             else:
@@ -122,6 +122,12 @@ class Watcher:
                 self._said[key] = now
                 sys.stderr.write(f"{line}\n")
                 sys.stderr.flush()
+
+
+def _printable(text: str) -> str:
+    """Returns *text* with ``?`` for what the standard output cannot encode: no task fails for a terminal of ASCII."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _started_bars() -> Progress:

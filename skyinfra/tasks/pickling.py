@@ -8,6 +8,7 @@ import inspect
 import io
 import linecache
 import operator
+import os
 import pickle
 import re
 import site
@@ -17,7 +18,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
 from skyinfra.protocol.calls import Header, Outcome, Part
 from skyinfra.protocol.failures import Failure
+from skyinfra.tasks import missing
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Compute, Decorated, InObject, Task
 from skyinfra.worker import views
@@ -40,7 +42,8 @@ class Shipment:
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
-    see. echo: whether the client wants what the task prints. came: when it was there to be run (``time.monotonic``).
+    see. echo: whether the client wants what the task prints. env: variables of the pool; those of the task count above
+    them. workdir: see `Header`. came: when it was there to be run (``time.monotonic``).
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Shipment:
         key: str | None = None,
         included: Included | None = None,
         whole: bool = False,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`."""
         self.came = time.monotonic()
@@ -73,6 +78,8 @@ class Shipment:
             tree=included.tree.name if included is not None else None,
             parts=() if self.brought else packed.parts,
             whole=whole,
+            env={**(env or {}), **(task.settings.env or {})} or None,
+            workdir=workdir,
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:
@@ -236,6 +243,12 @@ def library_folders() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
 
 
+def import_folders() -> list[Path]:
+    """Returns the folders from which Python imports here, without installed packages."""
+    folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
+    return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
+
+
 def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
     """A task of a plain or decorated function."""
     if isinstance(function, Compute):
@@ -298,6 +311,8 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
         failed = TaskFailed(f"{name} called sys.exit({error.code!r})", hint="Let it return, or raise an exception.")
         failed.__cause__ = error
         return failed
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        error.add_note(missing.remedy(error.name, import_folders(), 'sky.connect(..., includes=["{}"]) takes it along'))
     return error
 
 

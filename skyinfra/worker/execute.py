@@ -30,7 +30,16 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
-from skyinfra.worker import attempts, cancellation, inputs, interruption, output, shortage, streaming
+from skyinfra.worker import (
+    attempts,
+    cancellation,
+    inputs,
+    interruption,
+    output,
+    shortage,
+    streaming,
+    surroundings,
+)
 
 F = TypeVar("F")
 
@@ -98,7 +107,7 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
         with (
             attempts.counted(task.key, task.name, task.timeout),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, say),
+            streaming.telling(file, say, lambda: task.key),
             cancellation.stoppable(task.key),
             cancellation.limited(task.key, task.timeout, last_words) as is_late,
             interruption.task_scope(),
@@ -120,9 +129,10 @@ def _perform(task: Header, call: bytes) -> Outcome:
     """Calls the pickled *call*, and keeps its result. Raises what the task raises."""
     start = time.perf_counter()
     inputs.use_tree(task.tree)
-    function, args, kwargs = load(task, call)
-    result = function(*args, **kwargs)
-    return _keep_result(task, result, start)
+    with surroundings.surrounded(task.env, task.workdir):
+        function, args, kwargs = load(task, call)
+        result = function(*args, **kwargs)
+        return _keep_result(task, result, start)
 
 
 def _failed(error: BaseException) -> Outcome:
@@ -159,7 +169,7 @@ class _Chunk:
             contextlib.suppress(Exception, KeyboardInterrupt),
             attempts.counted(task.key, task.name) as starts,
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, self._say if task.echo else None),
+            streaming.telling(file, self._say if task.echo else None, lambda: self._now.key),
             cancellation.stoppable(task.key),
         ):
             if starts == 1:
@@ -224,14 +234,7 @@ def _late(task: Header) -> TaskTimeout:
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    try:
-        loaded = inputs.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
-    except ModuleNotFoundError as error:
-        error.add_note(
-            f"The node has no module {error.name!r}, which {task.name} needs: name its package in "
-            "sky.Image(pip=[...]), or its files in sky.connect(..., includes=[...])."
-        )
-        raise
+    loaded = inputs.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 
