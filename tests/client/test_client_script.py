@@ -408,7 +408,7 @@ def test_partitions_are_not_put_together(run):
 
 def test_a_running_script_bears_its_name(run):
     text = "import os\nprint(*os.listdir(os.environ['SKYINFRA_NODE_DIR'] + '/tasks'))"
-    for name, shown in ((None, "script.py"), ("sweep-1", "sweep-1")):
+    for name, shown in ((None, "script.py"), ("sweep_1", "sweep_1")):
         code, lines = run(text, name=name)
         assert code == 0
         assert re.search(rf"\b{re.escape(shown)}-[0-9a-f]{{32}}\.log", lines[0][1])
