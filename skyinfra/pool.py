@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -129,7 +129,9 @@ class Worker(Declaration):
 
 def _provider(given: object) -> object:
     """Returns *given*. Raises ValueError, with what to write, for a name or a class in place of a provider."""
-    classes = {each.kind: each for each in _classes(Provider) if getattr(each, "kind", None) in kinds()}
+    classes = {
+        each.kind: each for each in _classes(Provider.__subclasses__()) if getattr(each, "kind", None) in kinds()
+    }
     if isinstance(given, str):
         names = {each.__name__.lower(): each for each in classes.values()} | classes
         near = get_close_matches(given.lower(), names, n=1)
@@ -142,10 +144,11 @@ def _provider(given: object) -> object:
     return given
 
 
-def _classes(kind: type[Provider]) -> Iterator[type[Provider]]:
-    for each in kind.__subclasses__():
+def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
+    """Yields the classes *found* and all below them."""
+    for each in found:
         yield each
-        yield from _classes(each)
+        yield from _classes(each.__subclasses__())
 
 
 class ComputePool(Declaration):

@@ -46,7 +46,7 @@ def refuses_unknown_options(of: str) -> Callable[[Callable[P, R]], Callable[P, R
     """Decorator: a keyword that the function has not is an `InvalidField` with the nearest one."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        code = function.__code__  # type: ignore[attr-defined]
+        code = function.__code__
         names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
         known = [name for name in names if name != "self"]
 
