@@ -31,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 OnLine = Callable[[int, str, str], object]
+_OF_LAUNCH = ("nodes", "per_node", "framework", "max_restarts", "env", "timeout", "on_line")
 
 
 class GangWarning(UserWarning):
@@ -47,6 +48,7 @@ def work_of(target: object, args: tuple[Any, ...], kwargs: dict[str, Any], inclu
     """Returns what the ranks run. Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script."""
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
+        _check_keywords(task, "launch", _OF_LAUNCH)
         return Work(task.name, pickling.dump_call(task, included))
     if not target.is_file():
         raise InvalidField("there is no such file", field="target", given=str(target))

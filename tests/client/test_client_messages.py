@@ -89,13 +89,22 @@ def test_options_that_are_wrong(mistake: Callable[[], Any], says: str) -> None:
         (lambda p: p.submit(double(1), detatch="x"), r"detatch: no option of submit\nDid you mean detach"),
         (lambda p: p.submit(double, 1, detatch="x"), r"detatch: .*submit, nor an argument of double\nDid you mean det"),
         (lambda p: p.submit(plain, 1, retries=3), r"retries: .*\nIt is one of a task: .*options\(retries=...\)"),
+        (
+            lambda p: p.launch(plain, 1, per_nod=2),
+            r"per_nod: .*launch, nor an argument of plain\nDid you mean per_node",
+        ),
         (lambda p: p.select(nod="n0"), r"nod: no option of .*Pool.select\nDid you mean node"),
     ],
 )
 def test_options_of_a_pool_that_are_wrong(pool: Any, mistake: Callable[[Any], Any], says: str) -> None:
-    for each in (pool, sky.AsyncPool(pool)):
-        with pytest.raises(sky.InvalidField, match=says):
-            mistake(each)
+    with pytest.raises(sky.InvalidField, match=says):
+        mistake(pool)
+
+
+def test_options_of_a_pool_for_coroutines_that_are_wrong(pool: Any) -> None:
+    for mistake in (lambda p: p.submit(double, 1, detatch="x"), lambda p: p.select(nod="n0")):
+        with pytest.raises(sky.InvalidField, match="Did you mean"):
+            mistake(sky.AsyncPool(pool))
 
 
 def test_the_name_of_a_job_is_a_string(pool: Any) -> None:
