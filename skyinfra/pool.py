@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainValidator, model_validator
 
@@ -18,7 +19,7 @@ from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
-from skyinfra.providers import Provider, strings
+from skyinfra.providers import Provider, kinds, strings
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -150,6 +151,30 @@ class Worker(Declaration):
     drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
+def _provider(given: object) -> object:
+    """Returns *given*. Raises ValueError, with what to write, for a name or a class in place of a provider."""
+    classes = {
+        each.kind: each for each in _classes(Provider.__subclasses__()) if getattr(each, "kind", None) in kinds()
+    }
+    if isinstance(given, str):
+        names = {each.__name__.lower(): each for each in classes.values()} | classes
+        near = get_close_matches(given.lower(), names, n=1)
+        write = f"Write sky.{names[near[0]].__name__}(...)." if near else "Such as sky.AWS(...) or sky.Local(...)."
+        raise ValueError(f"expected a provider, not its name\n{write}")
+    if isinstance(given, type) and issubclass(given, Provider):
+        raise ValueError(f"expected a provider, not its class\nWrite sky.{given.__name__}(...).")
+    if not isinstance(given, Provider):
+        raise ValueError("expected a provider\nSuch as sky.AWS(...) or sky.Local(...).")
+    return given
+
+
+def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
+    """Yields the classes *found* and all below them."""
+    for each in found:
+        yield each
+        yield from _classes(each.__subclasses__())
+
+
 class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
@@ -165,7 +190,7 @@ class ComputePool(Declaration):
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
 
-    provider: Provider
+    provider: Annotated[Provider, BeforeValidator(_provider)]
     accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
     name: str = Field(default="pool", pattern=_NAME)
     stack: str | None = Field(default=None, pattern=STACK_NAME)
@@ -180,6 +205,17 @@ class ComputePool(Declaration):
     max_hourly_cost: float | None = Field(default=None, gt=0)
     labels: Mapping[str, str] = Field(default_factory=dict)
     layout: InstanceOf[Follow] | None = None
+
+    @classmethod
+    def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:
+        """See `Declaration`: a misspelled accelerator, say, beside an unknown field."""
+        try:
+            catalog.parse_preferences(values.get("accelerator"))
+        except SkyinfraError as error:
+            return (error.at(f"{cls.__name__}.accelerator"),)
+        except (TypeError, ValueError, AttributeError):  # pydantic complains about it
+            pass
+        return ()
 
     @cached_property
     def accelerators(self) -> tuple[Accelerator, ...]:

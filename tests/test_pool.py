@@ -193,7 +193,13 @@ def test_a_declaration_is_frozen() -> None:
         ({"nodes": True}, sky.InvalidField, ["ComputePool.nodes"]),
         ({"name": "Bad Name"}, sky.InvalidField, ["ComputePool.name", "Bad Name"]),
         ({"stack": "a/b"}, sky.InvalidField, ["ComputePool.stack", "a/b"]),
-        ({"provider": "aws"}, sky.InvalidField, ["ComputePool.provider", "aws"]),
+        ({"provider": "aws"}, sky.InvalidField, ["ComputePool.provider", "'aws'", "Write sky.AWS(...)."]),
+        ({"provider": "gpc"}, sky.InvalidField, ["Write sky.GCP(...)."]),
+        ({"provider": sky.GCP}, sky.InvalidField, ["not its class", "Write sky.GCP(...)."]),
+        ({"provider": 3}, sky.InvalidField, ["expected a provider (given: 3)"]),
+        ({"ndoes": 2, "sopt": True}, sky.InvalidField, ["ndoes", "Did you mean nodes?", "sopt", "Did you mean spot?"]),
+        ({"nodes": "2", "sopt": True}, sky.InvalidField, ["Did you mean spot?", "ComputePool.nodes: input should be"]),
+        ({"accelerator": "H1000", "ndoes": 2}, sky.InvalidField, ["Did you mean nodes?", "Did you mean H100"]),
         ({"max_hourly_cost": -1}, sky.InvalidField, ["max_hourly_cost"]),
         ({"accelerator": 3}, sky.DeclarationError, ["accelerator", "3"]),
         ({"accelerator": "H100:0"}, sky.InvalidAccelerator, ["accelerator", "0"]),
@@ -206,6 +212,12 @@ def test_what_is_refused(fields: dict[str, Any], error: type[Exception], words: 
     for word in words:
         assert word in str(caught.value)
     assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+
+
+def test_a_misspelled_field_is_not_missing_as_well() -> None:
+    with pytest.raises(sky.InvalidField, match=r"provder: unknown field\nDid you mean provider") as caught:
+        sky.ComputePool(provder=LOCAL)  # type: ignore[call-arg]
+    assert "is needed" not in str(caught.value)
 
 
 def test_a_missing_provider() -> None:

@@ -272,11 +272,15 @@ def run(
         int, typer.Option(metavar="N", help="How often all ranks start again when one failed.")
     ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
-    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="Of the job.")] = None,  # noqa: UP045
+    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="In lists, and of the job.")] = None,  # noqa: UP045
     priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Forget an ended job of that name.")] = False,
     include: Annotated[Optional[list[Path]], typer.Option(help="A file or folder that goes along.")] = None,  # noqa: UP045
     alone: Annotated[bool, typer.Option("--alone", help="Leave the other files of its folder here.")] = False,
+    workdir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="The folder that goes along instead; it runs in a copy of it."),
+    ] = None,
     env: Annotated[Optional[list[str]], typer.Option(metavar="NAME[=VALUE]", help="A variable for it.")] = None,  # noqa: UP045
     env_file: Annotated[Optional[Path], typer.Option(help="A file of such lines.")] = None,  # noqa: UP045
     node: Annotated[
@@ -291,6 +295,7 @@ def run(
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="NAME[=@FILE]", help="A secret for it: from this shell, the keyring, or FILE."),
     ] = None,
+    slots: Annotated[int, typer.Option(metavar="N", help="One process that sees N whole GPUs of one node.")] = 1,
 ) -> None:
     """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
 
@@ -298,21 +303,33 @@ def run(
     .skyinfraignore lists. Its output is streamed and its exit code is ours. What stands behind the script is handed to
     it.
     """
-    from skyinfra.cli.run import Goes, check_options, run_gang, run_on_slot
+    from skyinfra.cli.run import Goes, check_options, check_single, run_gang, run_on_slot
 
     check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
+    check_single(slots, name, torchrun=torchrun, detach=detach)
     given = arguments or []
     given = given[1:] if given[:1] == ["--"] else given
-    goes = Goes(alone, tuple(include or ()), tuple(env or ()), env_file, node, profile, tuple(secret or ()))
+    goes = Goes(
+        alone,
+        tuple(include or ()),
+        tuple(env or ()),
+        env_file,
+        node,
+        profile,
+        tuple(secret or ()),
+        workdir=workdir,
+        slots=slots,
+        name=name,
+    )
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
     if detach:
         from skyinfra.cli.jobs import submit_script
 
-        submit_script(fleet, script, given, goes, name=name, priority=priority, replace=replace)
+        submit_script(fleet, script, given, goes, priority=priority, replace=replace)
         return
-    if name is not None or priority != 0 or replace:
-        raise typer.BadParameter("--name, --priority and --replace are those of a job: give --detach as well")
+    if priority != 0 or replace:
+        raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
     if not torchrun:
         raise typer.Exit(run_on_slot(fleet, script, given, goes))
     raise typer.Exit(run_gang(fleet, script, given, goes, nodes=nodes, per_node=per_node, max_restarts=max_restarts))

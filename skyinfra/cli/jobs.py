@@ -44,7 +44,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     from skyinfra.terminal import names, tables
 
     with ask(fleet) as pool:
-        found = pool.jobs()
+        found, simulated = pool.jobs(), pool.manifest.simulated
     names.remember_jobs(fleet, (job.name for job in found))
     if as_json:
         tables.print_document({"jobs": [job.to_json() for job in found]})
@@ -56,7 +56,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     )
     now = time.time()
     for job in found:
-        style = _STYLES.get(job.state)
+        style, used = _STYLES.get(job.state), tables.used(job.figures)
         made.add_row(
             escape(job.name),
             f"[{style}]{job.state}[/]" if style else job.state,
@@ -65,7 +65,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
             str(job.priority),
             f"{tables.span(now - job.submitted)} ago",
             _ran(job, now),
-            tables.used(job.figures),
+            used and f"{used}{tables.simulated_mark(simulated)}",
             escape(job.slot or ""),
             job.id[:8],
             escape(job.problem or ""),
@@ -177,7 +177,8 @@ def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:
     if isinstance(error, SkyinfraError):
         return error
     failure = job.outcome(0).failure
-    return _failed(job, failure.text if failure is not None else str(error))
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return _failed(job, "\n".join([(failure.text if failure is not None else str(error)).rstrip(), *notes]))
 
 
 def _failed(job: Job[Any], text: str) -> TaskFailed:
@@ -212,18 +213,19 @@ def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
 
 
 def submit_script(
-    fleet: str, script: Path, arguments: Sequence[str], goes: Goes, *, name: str | None, priority: int, replace: bool
+    fleet: str, script: Path, arguments: Sequence[str], goes: Goes, *, priority: int, replace: bool
 ) -> None:
     """``skyinfra run --detach``: submits *script* as a job of the head, and prints its name."""
-    if not script.is_file():
-        raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
+    from skyinfra.cli.run import check_script
+
+    check_script(fleet, script, arguments)
     from skyinfra.client import connect, detach_script
     from skyinfra.terminal import names
 
     with connect(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
-            slots, script, list(arguments), env=variables, name=name, priority=priority, replace=replace
+            slots, script, list(arguments), env=variables, name=goes.name, priority=priority, replace=replace
         )
     names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")

@@ -159,10 +159,14 @@ def _usage_table(answers: Answers, tasks: Tasks) -> Table:
 
     from skyinfra.terminal import tables
 
+    readings = [each for answer in answers.values() if not isinstance(answer, NodeError) for each in answer]
+    # A simulation has no such figures, or some of them.
+    made_up = bool(readings) and all(each.slot.simulated for each in readings)
+    shown = {title: show for title, show in _FIGURES.items() if not made_up or {*map(show, readings)} != {_NONE}}
     made = tables.table(
-        *("NODE", "SLOT", "DEVICE", "USE", "MEMORY", "GPU TEMP", "GPU POWER", "TASK"),
-        leave_out=("GPU POWER", "GPU TEMP", "DEVICE"),
-        sentences=("USE", "TASK"),
+        *("NODE", "SLOT", "DEVICE", *shown, "TASK"),
+        leave_out=[title for title in ("GPU POWER", "GPU TEMP", "DEVICE") if title in ("DEVICE", *shown)],
+        sentences=[title for title in ("USE", "TASK") if title in ("TASK", *shown)],
     )
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
@@ -170,14 +174,12 @@ def _usage_table(answers: Answers, tasks: Tasks) -> Table:
             continue
         for reading in answer:
             slot = reading.slot
+            device = " ".join(filter(None, (slot.accelerator or slot.kind, slot.profile)))
             made.add_row(
                 name,
                 str(slot.worker),
-                escape(" ".join(filter(None, (slot.accelerator or slot.kind, slot.profile)))),
-                _use(reading),
-                _memory(reading),
-                _NONE if reading.temperature is None else f"{reading.temperature} °C",
-                _NONE if reading.power is None else f"{reading.power:.0f} W",
+                escape(device + tables.simulated_mark(slot.simulated)),
+                *(show(reading) for show in shown.values()),
                 escape(", ".join(_task(t, reading) for t in tasks.get(slot.slot, ()))),
             )
     return made
@@ -194,14 +196,28 @@ def _task(task: RunningTask, reading: SlotReading) -> str:
     from skyinfra.terminal import tables
 
     used = tables.used(reading.figures) if reading.task == task.key else ""
+    used += used and tables.simulated_mark(reading.slot.simulated)
     return f"{task.name} {task.seconds:.0f} s{used and f' ({used})'}"
 
 
 def _memory(reading: SlotReading) -> str:
     if reading.memory_used is None or reading.memory_total is None:
-        return _NONE
+        # The driver of a simulated device tells what the catalog does.
+        return f"{reading.slot.memory_gb:g} GB" if reading.slot.simulated and reading.slot.memory_gb else _NONE
     shared = f", shared by {count}" if (count := reading.slot.shared_by or 1) > 1 else ""
     return f"{reading.memory_used / _GIB:.1f} of {reading.memory_total / _GIB:.1f} GiB{shared}"
+
+
+def _temperature(reading: SlotReading) -> str:
+    return _NONE if reading.temperature is None else f"{reading.temperature} °C"
+
+
+def _power(reading: SlotReading) -> str:
+    return _NONE if reading.power is None else f"{reading.power:.0f} W"
+
+
+# By the title of their column.
+_FIGURES = {"USE": _use, "MEMORY": _memory, "GPU TEMP": _temperature, "GPU POWER": _power}
 
 
 def dashboard(

@@ -109,6 +109,7 @@ OPTIONS = {
     "provider": "--provider",
     "ram_gib": "--ram",
     "region": "--region",
+    "slots": "--slots",
     "task": "--task",
     "vcpus": "--vcpus",
 }

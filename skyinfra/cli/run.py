@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
-from skyinfra.errors import GangFailed, InvalidField, InvalidInclude, NotSupported
+from skyinfra.errors import GangFailed, InvalidField, InvalidInclude, NotSupported, did_you_mean
 from skyinfra.protocol.secrets import Secret
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+# The last line of a traceback.
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Goes:
 
     alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
     env_file: a file of such lines. node, profile: of the slots that it may run on. secrets: ``NAME``, ``NAME=@FILE``.
+    workdir: the folder that goes along, in a copy of which it runs. slots: of one node, for its one process. name: in
+    lists.
     """
 
     alone: bool = False
@@ -37,6 +42,15 @@ class Goes:
     node: str | None = None
     profile: str | None = None
     secrets: tuple[str, ...] = ()
+    workdir: Path | None = None
+    slots: int = 1
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workdir is not None and self.alone:
+            raise InvalidField("is a folder that goes along, and --alone leaves all of them here", field="--workdir")
+        if self.slots < 1:
+            raise InvalidField("a number from 1", field="--slots", given=self.slots)
 
     def variables(self) -> dict[str, str]:
         """The variables. Raises `InvalidField`."""
@@ -66,11 +80,13 @@ class Goes:
     def bring(self, pool: Pool, script: Path) -> tuple[Pool, dict[str, str]]:
         """Sends what goes with *script*, and says how much; returns the slots that it may run on, and its variables."""
         from skyinfra.client import ship
+        from skyinfra.sync.project import given_folder
 
         variables = self.variables()
         if not self.alone:
             try:
-                synced, beside = ship(pool, script, self.includes)
+                workdir = None if self.workdir is None else given_folder(self.workdir, "--workdir")
+                synced, beside = ship(pool, script, self.includes, workdir=workdir)
             except NotSupported as error:
                 sys.stderr.write(f"{script.name} goes alone: {error.message}\n")
             except InvalidInclude as error:
@@ -86,6 +102,27 @@ class Goes:
         elif self.includes:
             pool.sync(*self.includes)
         return pool.select(node=self.node, profile=self.profile), variables
+
+    def remedy(self, module: str, script: Path) -> str:
+        """Says what would have brought the *module*, which the node lacked, to *script*."""
+        from skyinfra.sync.project import folder_of
+        from skyinfra.tasks.missing import remedy
+
+        script = script.absolute()
+        folders = dict.fromkeys([script.parent, folder_of(script) or script.parent, (self.workdir or script.parent)])
+        why = "--alone left it here" if self.alone else "Git, .skyinfraignore or its folder left it here"
+        return remedy(module, [folder.absolute() for folder in folders], f"{why}; `--include {{}}` takes it along")
+
+
+def check_script(fleet: str, script: Path, arguments: Sequence[str] = ()) -> None:
+    """Raises `InvalidField`, with what would work, where *script* is no file."""
+    if script.is_file():
+        return
+    hint = did_you_mean(script.name, [file.name for file in script.parent.glob("*.py")])
+    if script.suffix != ".py":
+        line = shlex.join([str(script), *arguments])
+        hint = f"{hint}\n`skyinfra exec {fleet} -- {line}` runs a program on a node; this runs Python scripts.".strip()
+    raise InvalidField("there is no such file", field="SCRIPT", given=str(script), hint=hint or None)
 
 
 def named_secret(text: str) -> Secret:
@@ -107,18 +144,40 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
     Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
     the file does not exist, and the errors of ``connect``.
     """
-    if not script.is_file():
-        raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
+    check_script(fleet, script, arguments)
     from skyinfra.client import connect, run_script
 
+    last = ""
+
     def show(stream: str, line: str) -> None:
+        nonlocal last
         target = sys.stderr if stream == "stderr" else sys.stdout
         target.write(f"{line}\n")
         target.flush()
+        if stream == "stderr" and line.strip():
+            last = line
 
-    with connect(fleet, secrets=goes.named_secrets()) as pool:
-        slots, variables = goes.bring(pool, script)
-        code = run_script(slots, script, list(arguments), env=variables, on_line=show)
+    def interrupted(slot: str) -> None:
+        sys.stderr.write(f"interrupted {script.name} on slot {slot}: it may clean up; Ctrl-C again ends it at once\n")
+
+    try:
+        with connect(fleet, secrets=goes.named_secrets()) as pool, errors_name_options():
+            slots, variables = goes.bring(pool, script)
+            code = run_script(
+                slots,
+                script,
+                list(arguments),
+                env=variables,
+                slots=goes.slots,
+                name=goes.name,
+                on_line=show,
+                on_interrupt=interrupted,
+            )
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{script.name} was stopped\n")
+        raise
+    if code and (missing := _MISSING.match(last)):
+        sys.stderr.write(f"{goes.remedy(missing[1], script)}\n")
     return exit_code(code)
 
 
@@ -127,6 +186,21 @@ def check_options(*, torchrun: bool, nodes: int | None, per_node: int | None, ma
     for option, given in (("--nodes", nodes), ("--per-node", per_node), ("--max-restarts", max_restarts or None)):
         if given is not None and not torchrun:
             raise InvalidField("goes with --torchrun", field=option, given=given)
+
+
+def check_single(slots: int, name: str | None, *, torchrun: bool, detach: bool) -> None:
+    """Raises `InvalidField` for options of one process where there are ranks, or a job."""
+    if torchrun and slots != 1:
+        hint = "Ranks have one slot each: --nodes and --per-node say how many."
+        raise InvalidField("goes without --torchrun", field="--slots", given=slots, hint=hint)
+    if detach and slots != 1:
+        raise InvalidField("a job takes one slot", field="--slots", given=slots)
+    if torchrun and name is not None:
+        raise InvalidField("goes without --torchrun: ranks are listed by the script's name", field="--name", given=name)
+    if name is not None:
+        from skyinfra.protocol.jobs import check_name
+
+        check_name(name)
 
 
 def run_gang(
@@ -143,11 +217,9 @@ def run_gang(
 
     0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises the errors of `run_on_slot`.
     """
-    if not script.is_file():
-        raise InvalidField("there is no such file", field="SCRIPT", given=str(script))
+    check_script(fleet, script, arguments)
     from skyinfra.client import GangWarning, connect
     from skyinfra.client.ranks import exit_code as gang_exit_code
-    from skyinfra.worker.scripts import BESIDE
 
     def show(rank: int, stream: str, line: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -159,7 +231,6 @@ def run_gang(
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
         slots, env = goes.bring(pool, script)
-        env.pop(BESIDE, None)
         try:
             slots.launch(
                 script,
@@ -172,7 +243,12 @@ def run_gang(
             )
         except GangFailed as error:
             sys.stderr.write(f"error: {error}\n")
+            if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name:
+                sys.stderr.write(f"{goes.remedy(error.__cause__.name, script)}\n")
             return gang_exit_code(error)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"interrupted: the ranks of {script.name} were stopped\n")
+            raise
     return 0
 
 

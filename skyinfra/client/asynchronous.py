@@ -18,10 +18,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVa
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Sender, signature_of
+from skyinfra.client.launching import Sender, no_task, signature_of
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Received
+from skyinfra.errors import refuses_unknown_options
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import State
@@ -101,6 +102,7 @@ class AsyncPool(Sender):
         # The loop goes on while large arguments are on their way; they must not be changed meanwhile.
         pool._fleet.brings_first = False
 
+    @refuses_unknown_options("AsyncPool.select")
     def select(
         self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None
     ) -> AsyncPool:
@@ -116,11 +118,15 @@ class AsyncPool(Sender):
         if isinstance(given, Gather):
             results = self._stream(self._gathered(given))
             return results if given.stream else _all(results)
-        return self.run(given) if isinstance(given, Task) else NotImplemented
+        if not isinstance(given, Task):
+            raise no_task(given, ">>")
+        return self.run(given)
 
     def __rmatmul__(self, task: Task[T]) -> Awaitable[list[T]]:
         """``await (task @ pool)``."""
-        return self.broadcast(task) if isinstance(task, Task) else NotImplemented
+        if not isinstance(task, Task):
+            raise no_task(task, "@")
+        return self.broadcast(task)
 
     slots = _in_thread(Pool.slots, "pool")
     running = _in_thread(Pool.running, "pool")
@@ -144,7 +150,7 @@ class AsyncPool(Sender):
         """
         if detach is None:
             return self.pool.submit(task, *args, **kwargs)
-        return self.detach(self._task_of(task, args, kwargs), detach)
+        return self.detach(self._task_of(task, args, kwargs, detach), detach)
 
     async def detach(
         self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False

@@ -294,7 +294,7 @@ class Dispatcher:
             what = f"{fleet} has no slot{waiting.target.which}, which {waiting.name} waits for"
         else:
             what = f"{waiting.target}, which {waiting.name} waits for, is not in the layout of {fleet}"
-        return SlotLost(what, hint=f"The slots are {now.profiles()} now; pool.slots() lists them.")
+        return SlotLost(what, hint=now.instead(waiting.target, self.connection.manifest))
 
     def _wake(self, waiting: Waiting, failure: Exception) -> None:
         if waiting.failure is None:

@@ -11,7 +11,7 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.client.fleet import Fleet
 from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
 from skyinfra.protocol import questions
-from skyinfra.sync import sync
+from skyinfra.sync import project, sync
 from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Synced
 
@@ -31,6 +31,15 @@ def send(fleet: Fleet, paths: Sequence[str | Path], excludes: Sequence[str]) -> 
     fleet.included, synced = fleet.from_head(sync.sync(fleet.connection.head, more))
     fleet.includes = more
     return synced
+
+
+def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Sequence[str] = ()) -> Synced:
+    """Syncs *folder* without what Git ignores and what `.skyinfraignore` lists, and *paths*, in place of all before.
+
+    Raises what `send` does, and `InvalidInclude` for more than 2,000 files or 100 MiB.
+    """
+    fleet.includes = Includes(folder, fleet.manifest.secret, most=(project.MOST_FILES, project.MOST_BYTES), skips=True)
+    return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
 
 
 def put(fleet: Fleet, path: str | Path, remote: str | Path | None) -> str:

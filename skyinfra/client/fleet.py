@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.worker.execute import ENDED
+from skyinfra.worker.surroundings import BESIDE
 
 T = TypeVar("T")
 
@@ -185,7 +186,8 @@ class Fleet(AskedFleet):
     topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
     before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
     the files that were synced last, which tasks see. secrets: those of its tasks, of all of them those that were
-    *given*. Closing it cancels all tasks that were not waited for.
+    *given*. env: variables of all tasks. workdir: the path among these files of the folder that the working directory
+    of each task is a copy of. Closing it cancels all tasks that were not waited for.
     """
 
     connection: Connection
@@ -197,6 +199,8 @@ class Fleet(AskedFleet):
         self.brings_first = True
         self.includes: Includes | None = None
         self.included: Included | None = None
+        self.env: dict[str, str] = {}
+        self.workdir: str | None = None
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
         self.secrets = Secrets(self.topic, secrets, lambda: self.dispatcher.declared_secrets)
         self._line_sinks: dict[str, Callable[[list[list[str]]], object]] = {}
@@ -211,6 +215,11 @@ class Fleet(AskedFleet):
     async def _leave(self) -> None:
         await self.dispatcher.close()
         await super()._leave()
+
+    def variables(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        """The variables of a process of its own: those of all tasks, *env*, and where its working directory is."""
+        beside = {} if self.workdir is None else {BESIDE: self.workdir}
+        return {**self.env, **beside, **(env or {})}
 
     # Events ---------------------------------------------------------------------------------------------------------
 

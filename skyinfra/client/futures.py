@@ -24,7 +24,7 @@ class Future(Generic[T]):
         self._inner = inner
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the result; raises what the task raised.
+        """Waits for the result; raises what the task raised: ``future.result(60)``.
 
         timeout: seconds, None for ever. Raises TimeoutError after it; the task runs on. An interrupt of the waiting
         thread (Ctrl-C) cancels the task. Raises ``concurrent.futures.CancelledError`` where it was cancelled, and
@@ -82,6 +82,10 @@ class Future(Generic[T]):
         __tracebackhide__ = True
         try:
             return self._inner.result(timeout)
+        except TimeoutError:
+            if self._inner.done():  # that of the task itself
+                raise
+            raise TimeoutError(f"{self._name} has no result after {timeout:g} s, and runs on") from None
         except KeyboardInterrupt as interrupt:
             cancel_all([self], interrupt)
             raise

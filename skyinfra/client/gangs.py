@@ -79,7 +79,7 @@ async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
     """Runs a task that takes several slots; it starts again where a process of it is lost."""
     attempts = deaths = 0
     for number in itertools.count():
-        start = _Start(fleet, replace(launch, key=f"{launch.key}.{number}"), number)
+        start = _Start(fleet, launch, number)
         try:
             await start.run()
         except _ForgottenError:
@@ -187,7 +187,7 @@ class _Start:
         if launch.framework is None:
             now = _without_partitions(now, launch)
         try:
-            nodes, found = ranks.candidates(now, launch)
+            nodes, found = ranks.candidates(now, self._fleet.manifest, launch)
         except (InvalidField, SlotLost) as error:
             if launch.framework is None and isinstance(error, InvalidField):
                 error.field = "slots"
@@ -203,7 +203,8 @@ class _Start:
             topic=self._fleet.topic,
             echo=self._fleet.watcher.echoes,
             name=title,
-            key=None if place.rank else launch.key,
+            # Under the key of an earlier start, the head would return the outcome of that.
+            key=None if place.rank or launch.key is None else f"{launch.key}.{self._number}",
             included=launch.included,
             secrets=self._fleet.secrets,
             uses=launch.secrets,

@@ -211,7 +211,15 @@ def detach(
     target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
     identity = uuid.uuid4().hex
     secrets = fleet.secrets.of(identity)
-    shipment = pickling.Shipment(task, topic="", included=fleet.included, whole=True, secrets=secrets)
+    shipment = pickling.Shipment(
+        task,
+        topic="",
+        included=fleet.included,
+        whole=True,
+        secrets=secrets,
+        env=fleet.env,
+        workdir=fleet.workdir,
+    )
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(fleet, target)
@@ -244,7 +252,7 @@ def _check_prospect(fleet: Fleet, target: Target) -> None:
     if now.prospect(target) == "gone" or now.unknown(target, fleet.manifest):
         raise SlotLost(
             f"{fleet.manifest.fleet} has no slot{target.which}",
-            hint=f"The slots are {now.profiles()}; pool.slots() lists them.",
+            hint=now.instead(target, fleet.manifest),
         )
 
 

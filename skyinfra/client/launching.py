@@ -9,7 +9,7 @@ import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,19 +19,20 @@ from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.errors import InvalidField, NotSupported, check_kind, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.secrets import Secret, met
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
-from skyinfra.tasks.task import Gather, Task
+from skyinfra.tasks.task import Gather, Options, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 OnLine = Callable[[int, str, str], object]
+_OF_LAUNCH = ("nodes", "per_node", "framework", "max_restarts", "env", "timeout", "on_line")
 
 
 class GangWarning(UserWarning):
@@ -53,6 +54,7 @@ def work_of(
     """
     if not isinstance(target, Path):
         task = pickling.as_task(target, args, kwargs)
+        _check_keywords(task, "launch", _OF_LAUNCH)
         with met() as named:
             work = Work(task.name, pickling.dump_call(task, included))
         return work, [*task.settings.secrets, *named.values()]
@@ -99,6 +101,52 @@ class Gang:
         ]
 
 
+def no_task(given: object, operator: str) -> TypeError:
+    """Returns the error for what stands in front of ``>> pool`` or ``@ pool`` and is no task."""
+    name = getattr(given, "__name__", None)
+    if isinstance(given, Gather):
+        text = f"tasks that are gathered run on one slot each: write sky.gather(...) >> pool, not {operator}"
+    elif isinstance(given, Sequence) and any(isinstance(each, Task) for each in given):
+        text = "several tasks go together as sky.gather(*tasks) >> pool"
+    elif callable(given) and isinstance(name, str):
+        text = f"{name} is a plain function: decorate it with @sky.compute, and call it: {name}(...) {operator} pool"
+    else:
+        text = (
+            f"a pool takes tasks, and this is {type(given).__name__}: the function that gave it has run here already. "
+            f"Decorate it with @sky.compute; function(...) {operator} pool ships it then"
+        )
+    return TypeError(text)
+
+
+def _check_keywords(task: Task[Any], method: str, options: Sequence[str]) -> None:
+    """Raises `InvalidField` for a keyword that neither the function of *task* nor *method* has.
+
+    options: those of the method.
+    """
+    if not task.kwargs:
+        return
+    try:
+        parameters = inspect.signature(task.function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    if any(each.kind == each.VAR_KEYWORD for each in parameters):
+        return
+    known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    for name in task.kwargs:
+        if name not in known:
+            raise _misplaced(name, f"{method}, nor an argument of {task.name}", (*options, *known))
+
+
+def _misplaced(name: str, where: str, known: Sequence[str]) -> InvalidField:
+    of_task = [each.name for each in fields(Options)]
+    if name in of_task:
+        hint = f"It is one of a task: function(...).options({name}=...), or @sky.compute({name}=...)."
+    else:
+        near = did_you_mean(name, [*known, *of_task])
+        hint = f"{near} Known here: {', '.join(known)}.".strip()
+    return InvalidField(f"no option of {where}", field=name, hint=hint)
+
+
 def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -> Future[Any]:
     """Ships a task that takes several slots of one node."""
     settings = shipment.settings
@@ -115,6 +163,7 @@ def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -
         key=shipment.key,
         included=shipment.included,
         secrets=shipment.uses,
+        env=fleet.variables(settings.env),
     )
     inner = fleet.in_loop_soon(gangs.run_task(fleet, launch, settings.retries))
     return Future(shipment.name, inner, key=shipment.key)
@@ -147,6 +196,9 @@ def signature_of(method: Callable[P, Any]) -> Callable[[Callable[..., R]], Calla
 class Sender:
     """The base of `Pool` and `AsyncPool`: sends tasks and gangs to the slots *target* of *fleet*, waits for none."""
 
+    # An array in front of ``>> pool`` is no task, rather than many operands.
+    __array_ufunc__ = None
+
     def __init__(self, fleet: Fleet, target: Target = ANYWHERE) -> None:
         self.target = target
         self._fleet = fleet
@@ -161,11 +213,17 @@ class Sender:
         return list(self.manifest.nodes)
 
     @staticmethod
-    def _task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
-        """*task* itself, or that of a function with its arguments."""
+    def _task_of(task: Any, args: tuple[object, ...], kwargs: dict[str, object], detach: object) -> Task[Any]:
+        """*task* itself, or that of a function with its arguments. Raises `InvalidField` for an unknown option."""
+        if detach is not None:
+            check_kind("detach", detach, str, "the name of the job")
         if not isinstance(task, Task):
-            return pickling.as_task(task, args, kwargs)
-        if args or kwargs:
+            made = pickling.as_task(task, args, kwargs)
+            _check_keywords(made, "submit", ("detach",))
+            return made
+        if kwargs:
+            raise _misplaced(next(iter(kwargs)), "submit", ("detach",))
+        if args:
             raise TypeError("a task has its arguments already; submit the function to give others")
         return task
 
@@ -203,9 +261,9 @@ class Sender:
             counting=self._fleet.watcher.counting("tasks", total),
         )
 
-    def send(self, task: Task[T], target: Target, *, windowed: bool = True) -> Future[T]:
-        """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots."""
-        return self._ship(self._shipment(task), target, windowed=windowed)
+    def send(self, task: Task[T], target: Target, *, windowed: bool = True, name: str | None = None) -> Future[T]:
+        """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots. name: for lists."""
+        return self._ship(self._shipment(task, name), target, windowed=windowed)
 
     def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool, came: float | None = None) -> list[Future[T]]:
         shipments = [self._shipment(task) for task in tasks]
@@ -218,11 +276,18 @@ class Sender:
         target = self.target.narrowed(profile=profile, memory_gb=memory_gb)
         return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.in_loop_soon)
 
-    def _shipment(self, task: Task[Any]) -> pickling.Shipment:
-        fleet, several = self._fleet, task.settings.slots > 1
-        echo = fleet.watcher.echoes
+    def _shipment(self, task: Task[Any], name: str | None = None) -> pickling.Shipment:
+        fleet = self._fleet
         return pickling.Shipment(
-            task, topic=fleet.topic, echo=echo, included=fleet.included, whole=several, secrets=fleet.secrets
+            task,
+            topic=fleet.topic,
+            echo=fleet.watcher.echoes,
+            name=name,
+            included=fleet.included,
+            whole=task.settings.slots > 1,
+            secrets=fleet.secrets,
+            env=fleet.env,
+            workdir=fleet.workdir,
         )
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
@@ -257,7 +322,7 @@ class Sender:
             nodes,
             per_node,
             framework,
-            env or {},
+            fleet.variables(env),
             max_restarts,
             timeout,
             included=fleet.included,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from skyinfra.client import files
 from skyinfra.client.connection import Limits, boot_failed
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import OnOutput, Watcher
-from skyinfra.errors import BootFailed, FleetUnreachable, InvalidField
+from skyinfra.errors import (
+    BootFailed,
+    FleetUnreachable,
+    InvalidField,
+    check_kind,
+    check_mapping,
+    refuses_unknown_options,
+)
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
+from skyinfra.sync import project
 from skyinfra.terraform.project import Project
 
 _PATIENCE_S = 30.0
@@ -23,6 +33,7 @@ _LOOK_S = 2.0
 _CONNECT_S = 5.0
 
 
+@refuses_unknown_options("sky.connect")
 def connect(
     fleet: str | Path | Manifest,
     pool: str | None = None,
@@ -33,6 +44,8 @@ def connect(
     includes: Sequence[str | Path] = (),
     excludes: Sequence[str] = (),
     secrets: Sequence[str | Secret] = (),
+    workdir: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Pool:
     """A connection to a deployed fleet; close it, or use it in a ``with`` block.
 
@@ -43,16 +56,40 @@ def connect(
     with the slot in front; False: it is not, and a function is called with slot and line instead. progress: how far
     maps, gathers and tasks that call `skyinfra.progress` are is shown on stderr, as bars where someone watches.
     includes: files and folders that tasks are to have, such as the package they are in, without *excludes*; see
-    `Pool.sync`. secrets: names of secrets that every task is given, see `Secret`.
+    `Pool.sync`. workdir: a folder that tasks have besides, without what Git ignores and what .skyinfraignore lists;
+    each begins in a copy of it, which is removed with what it has written there. env: variables of all tasks, above
+    those of the image; no secrets. secrets: names of secrets that every task is given, see `Secret`.
 
-    Raises `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`, `TerraformFailed`,
-    `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `UnsafeAnswer`,
-    `InvalidInclude`.
+    Raises `InvalidField`, `ProjectNotFound`, `AppFailed`, `StackNotFound`, `PoolNotFound`, `TerraformNotFound`,
+    `TerraformFailed`, `FleetNotDeployed`, `InvalidManifest`, `FleetUnreachable`, `CredentialsRefused`,
+    `VersionMismatch`, `UnsafeAnswer`, `InvalidInclude`.
     """
+    _check(timeout=timeout, output=output, progress=progress, includes=includes, excludes=excludes)
+    check_mapping("env", env or {})
+    folder = None if workdir is None else project.given_folder(workdir, "workdir")
     manifest = find_manifest(fleet, pool)
     watcher = Watcher(output, progress=progress)
     limits = Limits(_TIMEOUT_S if timeout is None else timeout, _PATIENCE_S, closed=timeout is not None)
-    return _open(manifest, limits, watcher, includes, excludes, secrets)
+    made = _open(manifest, limits, watcher, () if folder else includes, excludes, secrets)
+    made._fleet.env = dict(env or {})
+    if folder is not None:
+        with _closed_on_error(made):
+            files.send_project(made._fleet, folder, [Path(each).absolute() for each in includes], excludes)
+            made._fleet.workdir = "."
+    return made
+
+
+def _check(**given: object) -> None:
+    """Raises `InvalidField` for an option of `connect` that is not what it takes."""
+    for name, value in given.items():
+        if name == "timeout" and value is not None:
+            check_kind(name, value, (int, float), "seconds")
+        elif name == "progress":
+            check_kind(name, value, bool, "True or False")
+        elif name == "output" and not callable(value):
+            check_kind(name, value, bool, "True, False, or a function of slot and line")
+        elif name in ("includes", "excludes"):
+            check_kind(name, value, (list, tuple), "a list, such as ['src']")
 
 
 def open_pool(
@@ -86,12 +123,18 @@ def _open(
 ) -> Pool:
     pool = Pool(Fleet(manifest, limits, watcher=watcher, secrets=secrets))
     if includes:
-        try:
+        with _closed_on_error(pool):
             pool.sync(*includes, excludes=excludes)
-        except BaseException:
-            pool.close()
-            raise
     return pool
+
+
+@contextlib.contextmanager
+def _closed_on_error(pool: Pool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        pool.close()
+        raise
 
 
 def ask(fleet: str | Path | Manifest, pool: str | None = None) -> Questions:

@@ -13,11 +13,11 @@ from skyinfra.client.fleet import Fleet
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future, cancel_all
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Sender, signature_of
+from skyinfra.client.launching import Sender, no_task, signature_of
 from skyinfra.client.questions import Questions
 from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.errors import SkyinfraError
+from skyinfra.errors import SkyinfraError, refuses_unknown_options
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Options, Task
@@ -30,6 +30,7 @@ class Pool(Sender, Questions):
 
     _fleet: Fleet
 
+    @refuses_unknown_options("Pool.select")
     def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
         """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
 
@@ -109,12 +110,16 @@ class Pool(Sender, Questions):
         if isinstance(given, Gather):
             results = self._stream(self._gathered(given))
             return results if given.stream else tuple(results)
-        return self.submit(given).result() if isinstance(given, Task) else NotImplemented
+        if not isinstance(given, Task):
+            raise no_task(given, ">>")
+        return self.submit(given).result()
 
     def __rmatmul__(self, task: Task[T]) -> list[T]:
         """``task @ pool``."""
         __tracebackhide__ = True
-        return self.broadcast(task) if isinstance(task, Task) else NotImplemented
+        if not isinstance(task, Task):
+            raise no_task(task, "@")
+        return self.broadcast(task)
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Pool(Sender, Questions):
         As many tasks as the fleet has slots are sent to it; others wait here. detach: leave it with the head as a job
         of that name, which goes on without this client; see `detach`. Raises `TaskNotPicklable`.
         """
-        task = self._task_of(task, args, kwargs)
+        task = self._task_of(task, args, kwargs, detach)
         if detach is not None:
             return self.detach(task, detach)
         return self.send(task, self.target)

@@ -64,7 +64,7 @@ class Launch:
             raise InvalidField("seconds, more than 0", field="timeout", given=self.start_within)
 
 
-def candidates(now: Snapshot, launch: Launch) -> tuple[int, Candidates]:
+def candidates(now: Snapshot, manifest: Manifest, launch: Launch) -> tuple[int, Candidates]:
     """Returns the number of nodes, and (node, slots, number of slots to use) for each node that has enough.
 
     Raises `InvalidField`, and `SlotLost` where there is no slot at all.
@@ -74,7 +74,7 @@ def candidates(now: Snapshot, launch: Launch) -> tuple[int, Candidates]:
         if launch.target.takes(slot):
             by_node.setdefault(slot.node, []).append(slot.slot)
     if not by_node:
-        raise SlotLost(f"there is no slot for it: {launch.target} is wanted", hint=f"The slots are {now.profiles()}.")
+        raise SlotLost(f"there is no slot for it: {launch.target} is wanted", hint=now.instead(launch.target, manifest))
     enough = {node: slots for node, slots in by_node.items() if len(slots) >= (launch.per_node or 1)}
     hint = f"Slots that it may use: {', '.join(f'{node} has {len(slots)}' for node, slots in by_node.items())}."
     if not enough:

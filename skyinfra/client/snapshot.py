@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skyinfra.errors import InvalidField, NodeError
+from skyinfra.errors import InvalidField, NodeError, did_you_mean
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
@@ -149,9 +149,19 @@ class Snapshot:
 
     def unknown(self, target: Target, manifest: Manifest) -> bool:
         """Whether neither the head nor *manifest* knows the node of *target*."""
+        named = target.slot is None and target.node is not None
+        return named and self.state is not None and target.node not in self._nodes(manifest)
+
+    def _nodes(self, manifest: Manifest) -> list[str]:
+        """The nodes that *manifest* or the head knows."""
         told = (self.state.slots, self.state.failed, self.state.leaving) if self.state is not None else ()
-        known = {node.name for node in manifest.nodes}.union(*told)
-        return target.slot is None and target.node is not None and bool(told) and target.node not in known
+        return list(dict.fromkeys([*(node.name for node in manifest.nodes), *sorted(set().union(*told))]))
+
+    def instead(self, target: Target, manifest: Manifest) -> str:
+        """A hint for who wants *target* of the fleet of *manifest*, which has no such slot."""
+        if target.node is not None and target.node not in (nodes := self._nodes(manifest)):
+            return f"{did_you_mean(target.node, nodes)} Nodes: {', '.join(nodes)}.".strip()
+        return f"The slots are {self.profiles()} now; pool.slots() lists them."
 
     def left(self, target: Target) -> str | None:
         """Why the node of *target*'s slot leaves, or has left; None where it does not."""

@@ -118,6 +118,7 @@ class Watcher:
         text = "".join(f"{slot} | {line}\n" for line in lines)
         with self._lock:
             bars = self._bars.get(None)
+            text = _printable(text)
             if isinstance(bars, _TerminalBars):
                 bars.print(text)
             else:
@@ -150,6 +151,12 @@ class Watcher:
 
 def _watched() -> bool:
     return sys.stderr.isatty() or cells.current() is not None
+
+
+def _printable(text: str) -> str:
+    """Returns *text* with ``?`` for what the standard output cannot encode: no task fails for a terminal of ASCII."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 class _TerminalBars:

@@ -137,6 +137,22 @@ class Executor:
             ended.cancel()
             del self._arrivals[future.key]
 
+    async def on_slot_of(self, key: str, action: Callable[[str], None]) -> str | None:
+        """Runs *action* with the key of the last attempt of the call *key* in the process that runs it.
+
+        Returns its slot; None where none runs it, or does not listen.
+        """
+        client = self._fleet.client
+        try:
+            for worker, keys in (await client.processing()).items():
+                for each in [each for each in keys if each == key or each.startswith(f"{key}.")]:
+                    await within(dask_private.run_on(client, worker, action, each), _LISTENS_S)
+                    known = (await within(client.scheduler.identity(n_workers=-1), _ANSWER_S))["workers"]
+                    return str(known[worker]["name"]) if worker in known else None
+        except (OSError, FutureCancelledError):
+            pass
+        return None
+
     async def _stop(self, future: Any) -> None:
         """Cancels the call, and ends it where it runs already, which Dask does not do."""
         if not self._fleet.alive:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from skyinfra.errors.base import *
 from skyinfra.errors.declarations import *
 from skyinfra.errors.fleets import *
+from skyinfra.errors.options import *
 from skyinfra.errors.tasks import *
 from skyinfra.errors.tools import *
 

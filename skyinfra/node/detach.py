@@ -142,6 +142,9 @@ def _wait(
 def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: str) -> NodeFailed:
     reason = ": ".join(status.error) if status is not None and status.error is not None else ""
     message = f"node {node.name} {what}" + (f": {reason}" if reason else "")
+    if reason:
+        # It says all; the end of the log would say it again.
+        return NodeFailed(message, hint=f"Its log is {directory.log_file}.")
     tail = directory.log_tail()
     return NodeFailed(message, hint=f"The end of {directory.log_file}:\n{tail}" if tail else None)
 

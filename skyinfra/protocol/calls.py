@@ -50,7 +50,8 @@ class Header:
     does. timeout: for how many seconds the task may run, None for ever. echo: whether the client wants what it prints.
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     whole: it is a job, whose result is a part of the outcome, however large it is. chunk: it stands for several short
-    tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for.
+    tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for. env: variables of the process
+    while it runs. workdir: the path in the tree of the folder that its working directory is a copy of.
     """
 
     key: str
@@ -63,13 +64,13 @@ class Header:
     whole: bool = False
     chunk: bool = False
     secrets: tuple[SecretUse, ...] = ()
+    env: dict[str, str] | None = None
+    workdir: str | None = None
 
     def dumps(self) -> bytes:
-        """One line of JSON."""
-        fields = asdict(self)
-        if not self.secrets:
-            del fields["secrets"]  # nodes of versions before do not know them
-        return json.dumps(fields).encode()
+        """One line of JSON. Earlier nodes know nothing of secrets, variables and working directories."""
+        late = {name for name in ("secrets", "env", "workdir") if not getattr(self, name)}
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in late}).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> Header:

@@ -27,6 +27,8 @@ logger = logging.getLogger("skyinfra.runner")
 
 _TAIL_LINES = 15
 _LINE_LIMIT = 2**20
+# The lines of pip's and uv's own errors.
+_PIP_SAYS = ("ERROR: ", "error: ", "  \N{MULTIPLICATION SIGN} ", "  \N{BOX DRAWINGS LIGHT ARC UP AND RIGHT}")
 
 
 async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
@@ -101,4 +103,7 @@ async def _execute(command: Sequence[str], directory: NodeDirectory, variables: 
             await process.wait()
         raise
     if code != 0:
+        if command[0] != "/bin/sh" and (said := [line for line in tail if line.startswith(_PIP_SAYS)]):
+            # The last errors of pip say it all; the rest is in the log.
+            raise NodeFailed("pip could not install what the image asks for", field="Image.pip", hint="\n".join(said))
         raise NodeFailed(f"a command of the image ended with exit code {code}: {shown}", hint="\n".join(tail) or None)

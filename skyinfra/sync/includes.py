@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from skyinfra.blobs.store import in_words
 from skyinfra.blobs.trees import Entry, Tree, check_paths
 from skyinfra.errors import InvalidInclude
 from skyinfra.tasks.included import Included
-from skyinfra.tasks.pickling import library_folders
+from skyinfra.tasks.pickling import import_folders
 
 # Left out of folders, as a line of a .gitignore would do it.
 EXCLUDED = (
@@ -109,7 +108,7 @@ class Includes:
         """Returns its path in the tree: as below the base, or as below what Python imports from, else by its name."""
         if path == self.base:
             return "."
-        for folder in (self.base, *_import_folders()):
+        for folder in (self.base, *import_folders()):
             if path.is_relative_to(folder) and path != folder:
                 return path.relative_to(folder).as_posix()
         return path.name
@@ -190,16 +189,10 @@ def _check_size(sizes: dict[str, int], most_files: int, most_bytes: int) -> None
 # Where Python imports from ------------------------------------------------------------------------------------------
 
 
-def _import_folders() -> list[Path]:
-    """Returns the folders from which Python imports here, without installed packages."""
-    folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
-    return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
-
-
 def _roots(tops: dict[str, Path], files: dict[str, Entry]) -> tuple[str, ...]:
     """The folders of the tree that nodes import from: as here, and for what is not imported from here its own."""
     found: dict[str, None] = {}
-    for folder in _import_folders():
+    for folder in import_folders():
         for top, start in tops.items():
             if folder.is_relative_to(start):
                 below = folder.relative_to(start).as_posix()

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from skyinfra.errors import InvalidInclude
+from skyinfra.errors import InvalidField, InvalidInclude
 
 # Lines as in a .gitignore, for what `skyinfra run` leaves behind.
 IGNORE = ".skyinfraignore"
@@ -23,6 +23,14 @@ def folder_of(script: Path) -> Path | None:
         folder = folder.parent
     home = Path.home()
     return None if home == folder or home.is_relative_to(folder) else folder
+
+
+def given_folder(folder: str | Path, field: str) -> Path:
+    """The *folder* that a user gave as *field*, absolute. Raises `InvalidField` where there is none."""
+    found = Path(os.path.normpath(Path(folder).expanduser().absolute()))
+    if not found.is_dir():
+        raise InvalidField("there is no such folder", field=field, given=str(folder))
+    return found
 
 
 def excludes_of(folder: Path) -> list[str]:

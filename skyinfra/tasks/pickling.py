@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import operator
+import os
 import pickle
 import re
 import site
@@ -16,7 +17,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
 from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
 from skyinfra.protocol.secrets import met
-from skyinfra.tasks import tracebacks
+from skyinfra.tasks import missing, tracebacks
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, InObject, Task
@@ -41,9 +42,9 @@ class Shipment:
 
     A large call stays where it lies: ``call`` is empty then, and ``parcels`` has to be at the head before the task is
     sent; not so where call and result are to be *whole*. included: what the client has synced, which the task is to
-    see. echo: whether the client wants what the task prints. came: when it was there to be run (``time.monotonic``).
-    secrets: those of the client, of which the task gets what its options, its function and its arguments name; uses:
-    those, where they are known.
+    see. echo: whether the client wants what the task prints. env: variables of the pool; those of the task count above
+    them. workdir: see `Header`. came: when it was there to be run (``time.monotonic``). secrets: those of the client,
+    of which the task gets what its options, its function and its arguments name; uses: those, where they are known.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Shipment:
         whole: bool = False,
         secrets: Secrets | None = None,
         uses: tuple[SecretUse, ...] | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
     ) -> None:
         """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`, `SecretNotFound`."""
         self.came = time.monotonic()
@@ -85,6 +88,8 @@ class Shipment:
             parts=() if small else packed.parts,
             whole=whole,
             secrets=self.uses,
+            env={**(env or {}), **(task.settings.env or {})} or None,
+            workdir=workdir,
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:
@@ -248,6 +253,12 @@ def library_folders() -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
 
 
+def import_folders() -> list[Path]:
+    """Returns the folders from which Python imports here, without installed packages."""
+    folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
+    return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
+
+
 def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
     """A task of a plain or decorated function."""
     if isinstance(function, Compute):
@@ -311,6 +322,8 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
         failed = TaskFailed(f"{name} called sys.exit({error.code!r})", hint="Let it return, or raise an exception.")
         failed.__cause__ = error
         return failed
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        error.add_note(missing.remedy(error.name, import_folders(), 'sky.connect(..., includes=["{}"]) takes it along'))
     return error
 
 

@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, check_kind
 from skyinfra.protocol import secrets
 from skyinfra.protocol.secrets import Secret
-from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local
+from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local, options
 from skyinfra.worker import stateful
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Stateful(Decorated, Generic[C]):
     def __init__(self, kind: type[C], settings: Options, keep: int) -> None:
         if not inspect.isclass(kind):
             raise TypeError(f"@sky.cls takes a class, not {type(kind).__name__}")
+        check_kind("keep", keep, int, "a number from 1")
         if keep < 1:
             raise InvalidField("a number from 1", field="keep", given=keep)
         self.kind = kind
@@ -173,4 +174,5 @@ def cls(kind: Any = None, /, *, keep: int = 1, **given: Unpack[Given]) -> Any:
     changed, takes the place of the one that was used longest ago. The other keywords are those of `Options`, for all
     methods. Raises `InvalidField`.
     """
-    return decorated(kind, functools.partial(Stateful, settings=Options(**given), keep=keep))
+    settings = options(given, of="@sky.cls", more=("keep",))
+    return decorated(kind, functools.partial(Stateful, settings=settings, keep=keep))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
+import numbers
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,7 +23,7 @@ from typing import (
     overload,
 )
 
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, check_kind, check_mapping, check_options
 from skyinfra.protocol.instance import VARIABLE
 from skyinfra.protocol.secrets import Secret, named
 
@@ -54,7 +55,10 @@ class Options:
     retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
     count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
-    secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name.
+    secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name. env:
+    variables that its process has while it runs, above those of the pool and of the image; no secrets.
+
+    Raises `InvalidField`.
     """
 
     timeout: float | None = None
@@ -63,9 +67,15 @@ class Options:
     slots: int = 1
     gpu_memory_gb: float | None = None
     secrets: Sequence[str | Secret] = ()
+    env: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", named(self.secrets))
+        for name, (kind, words, may_lack) in _KINDS.items():
+            if not (may_lack and getattr(self, name) is None):
+                check_kind(name, getattr(self, name), kind, words)
+        if self.env is not None:
+            check_mapping("env", self.env)
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
         if self.retries < 0:
@@ -76,7 +86,24 @@ class Options:
             raise InvalidField("GB, more than 0", field="gpu_memory_gb", given=self.gpu_memory_gb)
 
 
+# By option: the type, its words, and whether it may be None.
+_KINDS: dict[str, tuple[type[Any], str, bool]] = {
+    "timeout": (numbers.Real, "seconds", True),
+    "retries": (numbers.Integral, "a number from 0", False),
+    "profile": (str, "the name of a profile, such as '3g.40gb'", True),
+    "slots": (numbers.Integral, "a number from 1", False),
+    "gpu_memory_gb": (numbers.Real, "GB, more than 0", True),
+}
 _DEFAULT = Options()
+
+
+def options(given: Mapping[str, Any], before: Options = _DEFAULT, *, of: str, more: Sequence[str] = ()) -> Options:
+    """Returns *before* with the *given* options. *of*: the decorator or method that takes them, besides *more*.
+
+    Raises `InvalidField`.
+    """
+    check_options(given, [*(each.name for each in fields(Options)), *more], of=of)
+    return replace(before, **given)
 
 
 class Given(TypedDict, total=False):
@@ -88,6 +115,7 @@ class Given(TypedDict, total=False):
     slots: int
     gpu_memory_gb: float | None
     secrets: Sequence[str | Secret]
+    env: Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -106,7 +134,7 @@ class Task(Generic[T]):
 
     def options(self, **given: Unpack[Given]) -> Task[T]:
         """The same task with other `Options`: ``train(0).options(timeout=60) >> pool``. Raises `InvalidField`."""
-        return replace(self, settings=replace(self.settings, **given))
+        return replace(self, settings=options(given, self.settings, of="Task.options"))
 
     @property
     def name(self) -> str:
@@ -202,7 +230,7 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -
     The keywords are those of `Options`; ``task.options(...)`` says others for one call. On a node, and wherever another
     task uses it there, the function is the plain one. Raises `InvalidField`.
     """
-    return decorated(function, functools.partial(Compute, settings=Options(**given)))
+    return decorated(function, functools.partial(Compute, settings=options(given, of="@sky.compute")))
 
 
 @dataclass(frozen=True)

@@ -312,11 +312,13 @@ class Project:
             )
         if name is None:
             raise StackNotFound(f"the project has {len(known)} stacks", hint=f"Name one of: {', '.join(names)}.")
+        fleets = [f"{stack.name}/{pool['name']}" for stack in known for pool in stack.pools if pool["name"] == name]
+        near = f"A pool has that name: write {' or '.join(fleets)}." if fleets else did_you_mean(name, names)
         raise StackNotFound(
             "the project has no such stack",
             field="stack",
             given=name,
-            hint=f"{did_you_mean(name, names)} Its stacks: {', '.join(names)}.".strip(),
+            hint=f"{near} Its stacks: {', '.join(names)}.".strip(),
         )
 
 

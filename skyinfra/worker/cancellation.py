@@ -99,6 +99,14 @@ def stop(key: str) -> None:
     _ask(key, lambda: attempts.forgive(key))
 
 
+def interrupt(key: str) -> None:
+    """Sends SIGINT to the program that the task *key* of this process runs, as Ctrl-C does at its terminal."""
+    with _lock:
+        task = _running.get(key)
+        if task is not None and task.group is not None:
+            signal_group(task.group, signal.SIGINT)
+
+
 def set_group(key: str, group: int | None) -> None:
     """Sets the process group of the program that the task *key* runs; None: it has ended."""
     with _lock:

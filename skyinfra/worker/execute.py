@@ -30,7 +30,17 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
-from skyinfra.worker import attempts, cancellation, inputs, interruption, output, secrets, shortage, streaming
+from skyinfra.worker import (
+    attempts,
+    cancellation,
+    inputs,
+    interruption,
+    output,
+    secrets,
+    shortage,
+    streaming,
+    surroundings,
+)
 from skyinfra.worker.secrets import Masker
 
 F = TypeVar("F")
@@ -101,7 +111,7 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
         with (
             attempts.counted(task.key, task.name, task.timeout),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, say, masker),
+            streaming.telling(file, say, lambda: task.key, masker),
             secrets.given(values, masker) as unmasked,
             cancellation.stoppable(task.key),
             cancellation.limited(task.key, task.timeout, last_words, unmasked) as is_late,
@@ -125,9 +135,10 @@ def _perform(task: Header, call: bytes, masker: Masker | None = None) -> Outcome
     raises."""
     start = time.perf_counter()
     inputs.use_tree(task.tree)
-    function, args, kwargs = load(task, call)
-    result = function(*args, **kwargs)
-    return _keep_result(task, result, start, masker)
+    with surroundings.surrounded(task.env, task.workdir):
+        function, args, kwargs = load(task, call)
+        result = function(*args, **kwargs)
+        return _keep_result(task, result, start, masker)
 
 
 def _failed(error: BaseException, masker: Masker | None = None) -> Outcome:
@@ -165,7 +176,7 @@ class _Chunk:
             contextlib.suppress(Exception, KeyboardInterrupt),
             attempts.counted(task.key, task.name) as starts,
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, self._say if task.echo else None),
+            streaming.telling(file, self._say if task.echo else None, lambda: self._now.key),
             cancellation.stoppable(task.key),
         ):
             if starts == 1:
@@ -230,14 +241,7 @@ def _late(task: Header) -> TaskTimeout:
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    try:
-        loaded = inputs.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
-    except ModuleNotFoundError as error:
-        error.add_note(
-            f"The node has no module {error.name!r}, which {task.name} needs: name its package in "
-            "sky.Image(pip=[...]), or its files in sky.connect(..., includes=[...])."
-        )
-        raise
+    loaded = inputs.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 

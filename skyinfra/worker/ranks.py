@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from distributed import get_worker
@@ -27,6 +27,7 @@ from skyinfra.engine.waiting import interruptible
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
+from skyinfra.worker.surroundings import laid_out, linked
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -140,10 +141,14 @@ class _Process:
     def _start(
         self, variables: dict[str, str], stack: contextlib.ExitStack
     ) -> tuple[subprocess.Popen[bytes], Connection]:
-        # A script lies in a new folder, which is its own.
-        folder = stack.enter_context(scripts.new_folder()) if self._work.call is None else None
-        if folder is not None:
-            Path(folder, self._work.name).write_bytes(self._work.source)
+        # A script lies in a new folder, which is its own, as does a function with a working directory.
+        folder: str | None
+        if self._work.call is None:
+            made = laid_out(self._work.source, self._work.name, variables)
+            folder, path, variables = stack.enter_context(made)
+            self._work = replace(self._work, name=str(path.relative_to(folder)))
+        else:
+            folder, variables = stack.enter_context(linked(variables))
         pipe, theirs = multiprocessing.Pipe()
         with theirs:
             number = theirs.fileno()
@@ -194,7 +199,9 @@ class _Process:
         self._over = True
         first = over.result()
         if first is None:
-            cancellation.signal_group(self._group, signal.SIGTERM)
+            # A script cleans up as at its terminal: SIGTERM would end it at once.
+            asked = signal.SIGINT if self._work.call is None else signal.SIGTERM
+            cancellation.signal_group(self._group, asked)
             self._after(cancellation.PROGRAM_GRACE_S, self._kill)
         elif first == self._place.rank:
             self._after(_LAST_WORDS_S, self._kill)

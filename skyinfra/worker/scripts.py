@@ -8,22 +8,18 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import BinaryIO, cast
 
 from distributed import get_worker
 
 from skyinfra.errors import ScriptFailed
-from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.protocol.shortage import STREAM
-from skyinfra.worker import cancellation, secrets, shortage, views
+from skyinfra.worker import cancellation, secrets, shortage
 from skyinfra.worker.streaming import Lines
+from skyinfra.worker.surroundings import laid_out
 
-# In the variables of a script: the path of its folder in the tree that was synced.
-BESIDE = "SKYINFRA_BESIDE"
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
 _FLUSH_LINES = 500
@@ -37,19 +33,10 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
     ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM`, where it failed and had said that the
     memory of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to
-    the output of the task. Where its project was synced, the variable `BESIDE` in *env* is the path of the folder of
-    the script there: what is in it stands beside the script, read-only.
+    the output of the task. Where its project was synced, see `laid_out` for the folder.
     """
     key = str(get_worker().get_current_task())
-    env = dict(env)
-    beside, tree = env.pop(BESIDE, None), os.environ.get(views.VARIABLE)
-    with new_folder() as folder:
-        if beside is not None and tree is not None:
-            for item in (Path(tree) / beside).iterdir():
-                (Path(folder) / item.name).symlink_to(item)
-        path = Path(folder) / name
-        path.unlink(missing_ok=True)
-        path.write_bytes(source)
+    with laid_out(source, name, env) as (folder, path, env):
         command = [sys.executable, "-u", str(path), *args]
         with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):
             short = stream(process, topic, run_id)
@@ -67,11 +54,6 @@ def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> 
     error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
     error.code = code
     raise error
-
-
-def new_folder() -> tempfile.TemporaryDirectory[str]:
-    """Makes the folder of a script below the node's, with which it is removed at the latest."""
-    return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
 
 # The leader of the group, a shell that waits. Its input ends with this process: the task starts again elsewhere, and

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from skyinfra.errors import SkyinfraError
+from skyinfra.protocol import instance
 from skyinfra.worker import output
 from skyinfra.worker.secrets import Masker
 
@@ -47,11 +49,12 @@ class Lines:
 
 
 class _Tail:
-    """Passes what is added to *file* to *send*, in whole lines."""
+    """Passes what is added to *file* to *send*, in whole lines. *key*: returns that of the task."""
 
-    def __init__(self, file: str, send: Callable[[list[str]], object]) -> None:
+    def __init__(self, file: str, send: Callable[[list[str]], object], key: Callable[[], str]) -> None:
         self._file = file
         self._send = send
+        self._key = key
         self.restart()
 
     def restart(self) -> None:
@@ -74,7 +77,8 @@ class _Tail:
                     file.seek(size - _MOST)
                     left_out += len(file.readline())
                     yield from self._lines.feed(b"", final=True)
-                    yield f"[{left_out} bytes of output are left out here; `skyinfra logs --task` has all of it]"
+                    whole = f"skyinfra logs {_fleet()} --task {self._key()}"
+                    yield f"[{left_out} bytes of output are left out here; `{whole}` has all of it]"
                     self._offset += left_out
                 file.seek(self._offset)
                 data = file.read(_MOST)
@@ -92,17 +96,26 @@ _masker: Masker | None = None
 _told_at = 0.0
 
 
+def _fleet() -> str:
+    """The fleet of this slot, for commands."""
+    with contextlib.suppress(SkyinfraError):
+        return instance.instance_info().fleet
+    return "STACK/POOL"
+
+
 @contextlib.contextmanager
-def telling(file: str | None, send: Send | None, masker: Masker | None = None) -> Iterator[None]:
+def telling(
+    file: str | None, send: Send | None, key: Callable[[], str], masker: Masker | None = None
+) -> Iterator[None]:
     """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody.
 
-    *masker*: of the secrets of the task, for what `progress` sends.
+    *key*: returns that of the task that prints. *masker*: of the secrets of the task, for what `progress` sends.
     """
     global _masker, _send, _tail, _told_at, _watcher
     if send is None:
         yield
         return
-    tail = _Tail(file, lambda lines: send("output", lines)) if file is not None else None
+    tail = _Tail(file, lambda lines: send("output", lines), key) if file is not None else None
     with _changed:
         _send, _tail, _told_at, _masker = send, tail, 0.0, masker
         if _watcher is None:

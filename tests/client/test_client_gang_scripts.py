@@ -157,3 +157,17 @@ def test_a_closed_pool_starts_nothing(fleet):
         pass
     with pytest.raises(sky.FleetError, match="closed"):
         none(pool, os.getpid)
+
+
+def test_ranks_of_a_script_may_clean_up_when_they_are_interrupted(pool, script, tmp_path, wait_until):
+    path = script(
+        "import os, pathlib, time\nprint('on', flush=True)\ntry:\n    while True: time.sleep(0.05)\n"
+        f"finally: pathlib.Path({str(tmp_path)!r}, 'cleaned' + os.environ['SKYINFRA_RANK']).touch()\n"
+    )
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        none(pool, path, nodes=1, per_node=1, on_line=interrupt)
+    wait_until((tmp_path / "cleaned0").exists)

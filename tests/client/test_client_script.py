@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import pytest
 
 import skyinfra as sky
 from skyinfra import InvalidInclude
-from skyinfra.cli.run import Goes, run_on_slot
-from skyinfra.client import run_script
+from skyinfra.cli.run import Goes, check_single, run_on_slot
+from skyinfra.client import open_pool, run_script
 
 
 @pytest.fixture
@@ -175,12 +176,13 @@ def command(fleet, tmp_path):
     """Starts ``skyinfra run`` with a text as the script."""
     started: list[subprocess.Popen[str]] = []
 
-    def command(text: str) -> subprocess.Popen[str]:
+    def command(text: str, *, errors: bool = False) -> subprocess.Popen[str]:
         (tmp_path / "manifest.json").write_text(json.dumps(fleet.manifest.to_json()))
         (tmp_path / "script.py").write_text(text)
         words = [sys.executable, "-m", "skyinfra.cli", "run", "manifest.json", "script.py"]
         environment = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
-        process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE if errors else None}
+        process = subprocess.Popen(words, cwd=tmp_path, env=environment, text=True, **pipes)
         started.append(process)
         return process
 
@@ -304,3 +306,171 @@ def test_a_home_folder_is_no_project(shipped, project, monkeypatch):
     code, _, err = shipped(project / "train.py")
     assert code == 1
     assert "goes with" not in err
+
+
+# A working directory, several slots, and modules that are missing --------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    files = {
+        "scripts/train.py": "import os, sys, tool\nfrom shared import NAME\n"
+        "print(sorted(os.listdir('.')), open('data.txt').read(), NAME, __file__ == os.path.abspath(sys.argv[0]))\n"
+        "open('scripts/written', 'w').close()\n",
+        "scripts/tool.py": "",
+        "shared.py": "NAME = 'shared'\n",
+        "data.txt": "data",
+        "left.bin": "",
+        ".skyinfraignore": "*.bin\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_script_has_its_place_in_its_working_directory(shipped, repository):
+    code, out, err = shipped(repository / "scripts" / "train.py", workdir=repository)
+    assert code == 0, err
+    here = [".skyinfraignore", "data.txt", "scripts", "shared.py"]
+    assert f"{here} data shared" in out
+    assert out.rstrip().endswith("True")
+    assert not (repository / "scripts" / "written").exists()
+
+
+def test_a_script_from_elsewhere_runs_in_the_working_directory(shipped, repository, tmp_path):
+    (tmp_path / "other.py").write_text("import shared\nprint(open('data.txt').read(), shared.NAME)\n")
+    assert shipped(tmp_path / "other.py", workdir=repository)[:2] == (0, "data shared\n")
+    with pytest.raises(sky.InvalidField, match="--workdir: there is no such folder"):
+        shipped(tmp_path / "other.py", workdir=tmp_path / "none")
+    with pytest.raises(sky.InvalidField, match=r"--workdir: .*--alone"):
+        Goes(alone=True, workdir=repository)
+
+
+@pytest.mark.parametrize(
+    ("module", "goes", "says"),
+    [
+        (
+            "helper",
+            {"alone": True},
+            r"helper is .*helper\.py here: --alone left it here; `--include .*helper\.py` takes it",
+        ),
+        (
+            "ignored",
+            {},
+            r"ignored is .*ignored\.py here: Git, \.skyinfraignore or .*`--include .*ignored\.py` takes it",
+        ),
+        ("lib.extra", {}, r"lib\.extra is .*lib/extra\.py here: .*`--include .*lib/extra\.py`"),
+        (
+            "installed_here",
+            {},
+            r'Here installed_here is installed, by Its-Name==1\.2: sky\.Image\(pip=\["Its-Name==1\.2"\]\)',
+        ),
+        ("nowhere_at_all", {}, r"This machine has no module nowhere_at_all either\. sky\.Image\(pip=\[\.\.\.\]\)"),
+    ],
+)
+def test_a_module_that_is_missing_is_answered_with_what_ships_it(shipped, project, monkeypatch, module, goes, says):
+    known = {"installed_here": ["Its-Name"]}
+    monkeypatch.setattr("skyinfra.tasks.missing.metadata.packages_distributions", lambda: known)
+    monkeypatch.setattr("skyinfra.tasks.missing.metadata.version", lambda _: "1.2+cu121")
+    for name in ("ignored.py", "lib/extra.py"):
+        (project / name).write_text("NAME = 1\n")
+    with (project / ".gitignore").open("a") as file:
+        file.write("ignored.py\nextra.py\n")
+    (project / "train.py").write_text(f"import {module}\n")
+    code, _, err = shipped(project / "train.py", **goes)
+    assert code == 1
+    assert f"ModuleNotFoundError: No module named '{module}'" in err
+    assert re.search(says, err.splitlines()[-1]), err
+    if "is .*here" in says and not goes:
+        path = project / (module.replace(".", "/") + ".py")
+        assert shipped(project / "train.py", includes=(path,))[0] == 0, "what it says helps"
+
+
+def test_a_script_on_several_slots_sees_their_devices(fleets, tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(
+        "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['A'])\nsys.exit(int(sys.argv[1]))\n"
+    )
+    with open_pool(fleets(nodes=("n0",), whole=True).manifest) as pool:
+        for code in (0, 5):
+            lines: list[str] = []
+            given = {"env": {"A": "b"}, "slots": 2, "on_line": lambda _, text: lines.append(text)}  # noqa: B023
+            assert run_script(pool, path, [str(code)], **given) == code
+            assert lines == ["GPU-n0-0,GPU-n0-1 b"]
+
+
+def test_partitions_are_not_put_together(run):
+    with pytest.raises(sky.NotSupported, match="slots: a process uses one partition"):
+        run("", slots=2)
+
+
+def test_a_running_script_bears_its_name(run):
+    text = "import os\nprint(*os.listdir(os.environ['SKYINFRA_NODE_DIR'] + '/tasks'))"
+    for name, shown in ((None, "script.py"), ("sweep_1", "sweep_1")):
+        code, lines = run(text, name=name)
+        assert code == 0
+        assert re.search(rf"\b{re.escape(shown)}-[0-9a-f]{{32}}\.log", lines[0][1])
+
+
+def test_an_interrupted_script_may_clean_up(pool, tmp_path):
+    path = tmp_path / "cleans.py"
+    path.write_text(
+        "import time\nprint('on', flush=True)\ntry:\n    while True: time.sleep(0.05)\n"
+        "finally:\n    time.sleep(0.3); print('cleaned')\n"
+    )
+    lines: list[str] = []
+    where: list[str] = []
+
+    def interrupt(_: str, text: str) -> None:
+        lines.append(text)
+        if len(lines) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_script(pool, path, on_line=interrupt, on_interrupt=where.append)
+    assert "cleaned" in lines
+    assert re.fullmatch("n[01]/[01]", where[0])
+
+
+def test_an_interrupted_command_says_what_was_stopped(command):
+    process = command(
+        "import time\nprint('on', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    print('cleaned')\n", errors=True
+    )
+    assert process.stdout.readline() == "on\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "cleaned" in out
+    assert re.search(r"interrupted script\.py on slot n[01]/[01]: it may clean up; Ctrl-C again ends it at once\n", err)
+    assert "script.py was stopped\n" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "ls", "-l"], "`skyinfra exec fleet.json -- ls -l` runs a program on a node"),
+        (["scrpt.py"], "Did you mean script.py?"),
+    ],
+)
+def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").touch()
+    words = [word for word in words if word != "--"]
+    with pytest.raises(sky.InvalidField, match=re.escape(says)):
+        run_on_slot("fleet.json", Path(words[0]), words[1:], Goes())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"slots": 2, "torchrun": True}, "--slots: goes without --torchrun"),
+        ({"slots": 2, "detach": True}, "--slots: a job takes one slot"),
+        ({"name": "a", "torchrun": True}, "--name: goes without --torchrun"),
+        ({"name": "a b"}, "name: at most 63"),
+    ],
+)
+def test_options_that_do_not_go_together(given, says):
+    with pytest.raises(sky.InvalidField, match=says):
+        check_single(**{"slots": 1, "name": None, "torchrun": False, "detach": False, **given})

@@ -315,7 +315,7 @@ def test_a_module_that_the_node_lacks_is_named_with_what_to_do(pool, tmp_path, m
 
     with pytest.raises(ModuleNotFoundError, match="only_here") as caught:
         pool.submit(only_here.function).result()
-    assert "sky.Image(pip=" in caught.value.__notes__[0]
+    assert "only_here.py here: sky.connect(..., includes=[" in caught.value.__notes__[0]
 
 
 def test_a_function_that_was_not_called_is_no_task(pool):

@@ -47,6 +47,8 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
         project.stack()
     with pytest.raises(sky.StackNotFound, match="Its stacks: a, b"):
         project.stack("c")
+    with pytest.raises(sky.StackNotFound, match=r"A pool has that name: write a/pool or b/pool\. Its stacks: a, b"):
+        project.stack("pool")
 
 
 @pytest.mark.slow

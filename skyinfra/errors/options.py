@@ -1,0 +1,60 @@
+"""Checks of options, in words that name the option where Python would name a function of ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from skyinfra.errors.base import did_you_mean
+from skyinfra.errors.declarations import InvalidField
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidField:
+    """Returns the error for an option that *of* has not, with the nearest of the *known* ones."""
+    known = sorted(known)
+    hint = f"{did_you_mean(name, known)} {of} has: {', '.join(known)}.".strip()
+    return InvalidField(f"no option of {of}", field=name, hint=hint)
+
+
+def check_options(given: Iterable[str], known: Collection[str], *, of: str) -> None:
+    """Raises `InvalidField` for the first of the *given* names that is not *known*."""
+    for name in given:
+        if name not in known:
+            raise unknown_option(name, known, of=of)
+
+
+def check_kind(field: str, value: object, kind: type[Any] | tuple[type[Any], ...], words: str) -> None:
+    """Raises `InvalidField` unless *value* is a *kind*, which is *words*; True and False are no numbers."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise InvalidField(f"expected {words}", field=field, given=value)
+
+
+def check_mapping(field: str, value: object) -> None:
+    """Raises `InvalidField` unless *value* maps strings to strings, as the variables of a process are."""
+    pairs = value.items() if isinstance(value, Mapping) else [(value, None)]
+    for name, text in pairs:
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidField("expected variables, such as {'NAME': 'value'}", field=field, given=name)
+
+
+def refuses_unknown_options(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: a keyword that the function has not is an `InvalidField` with the nearest one."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        code = function.__code__
+        names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+        known = [name for name in names if name != "self"]
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_options(kwargs, known, of=of)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -1,0 +1,52 @@
+"""Says what would have brought a module to a node that lacks it, from what this machine has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+_SUFFIXES = (".py", "/__init__.py")
+
+
+def remedy(module: str, folders: Iterable[Path], include: str) -> str:
+    """Returns a sentence about *module*, the name of one that a node could not import.
+
+    folders: with modules of the user, those that are most likely first. include: how a file goes along, with ``{}`` for
+    its path.
+    """
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return f"{module} is a part of Python that the Python of the node was built without."
+    for folder in folders:
+        if (found := _place(module, folder)) is not None:
+            return f"{module} is {_shown(found)} here: {include.format(_shown(found))}."
+    if (requirement := _requirement(module)) is not None:
+        return f'Here {module} is installed, by {requirement}: sky.Image(pip=["{requirement}"]) brings it to the nodes.'
+    return (
+        f"This machine has no module {module} either. sky.Image(pip=[...]) brings its package to the nodes; of a file, "
+        f"{include.format('FILE')}."
+    )
+
+
+def _place(module: str, folder: Path) -> Path | None:
+    """The file of *module* in *folder*, or the folder of its package."""
+    path = folder / module.replace(".", "/")
+    for suffix in _SUFFIXES:
+        if Path(f"{path}{suffix}").is_file():
+            return path if suffix.startswith("/") else Path(f"{path}{suffix}")
+    # A package without __init__.py, unless it is any folder.
+    return path if path.is_dir() and any(path.glob("*.py")) else None
+
+
+def _shown(path: Path) -> str:
+    """*path* as a person here would write it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _requirement(module: str) -> str | None:
+    """The distribution that has *module* here, with its public version, as pip takes it."""
+    names = metadata.packages_distributions().get(module.partition(".")[0])
+    return f"{names[0]}=={metadata.version(names[0]).partition('+')[0]}" if names else None

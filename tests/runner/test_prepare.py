@@ -1,0 +1,43 @@
+"""What a node says where the packages of the image cannot be installed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyinfra.errors import NodeFailed
+from skyinfra.runner import prepare
+
+
+class _Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+PIP = r"""
+import sys
+print("Looking in links: /none")
+for number in range(30): print("  progress", number)
+print("ERROR: Could not find a version that satisfies the requirement nosuch==9 (from versions: none)")
+print("ERROR: No matching distribution found for nosuch==9")
+sys.exit(1)
+"""
+
+
+def test_a_failed_installation_is_told_by_the_errors_of_pip_alone(tmp_path: Path) -> None:
+    with pytest.raises(NodeFailed) as caught:
+        asyncio.run(prepare._execute([sys.executable, "-c", PIP], _Folder(tmp_path), {}))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "Image.pip: pip could not install what the image asks for\n"
+        "ERROR: Could not find a version that satisfies the requirement nosuch==9 (from versions: none)\n"
+        "ERROR: No matching distribution found for nosuch==9"
+    )
+
+
+def test_a_failed_command_shows_the_end_of_its_output(tmp_path: Path) -> None:
+    with pytest.raises(NodeFailed, match="ended with exit code 3: echo ERROR: no") as caught:
+        asyncio.run(prepare._execute(["/bin/sh", "-c", "echo ERROR: no; exit 3"], _Folder(tmp_path), {}))  # type: ignore[arg-type]
+    assert caught.value.hint == "ERROR: no"
