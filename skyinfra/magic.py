@@ -23,9 +23,8 @@ from skyinfra.errors import (
     did_you_mean,
 )
 from skyinfra.notebook.names import used
-from skyinfra.tasks import pickling
+from skyinfra.tasks import cells, pickling
 from skyinfra.tasks.task import Task
-from skyinfra.worker import cells
 
 _NAME = "remote"
 

@@ -127,7 +127,7 @@ def jupyter(
     from tempfile import TemporaryDirectory
 
     from skyinfra.client import connect, run_script
-    from skyinfra.worker import serve_jupyter
+    from skyinfra.notebook import serve_jupyter
     from skyinfra.worker.views import FILES_FOLDER
 
     with connect(fleet) as pool, TemporaryDirectory(prefix="skyinfra-") as folder:
@@ -156,7 +156,7 @@ class _Jupyter:
 
     def take(self, stream: str, line: str) -> None:
         """Takes a line of the program's output: what it says for people, or where it listens."""
-        from skyinfra.worker import serve_jupyter
+        from skyinfra.notebook import serve_jupyter
 
         found = serve_jupyter.read(line) if stream == "stdout" else None
         if found is None:

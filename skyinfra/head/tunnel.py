@@ -190,7 +190,7 @@ async def _pass_on(*comms: Comm) -> None:
     first, second = comms
     with contextlib.suppress(OSError):
         for comm in comms:
-            await comm.write({"answer": True})
+            await comm.write(await rpc.answered(_joined()))
         copying = [asyncio.ensure_future(_copy(first, second)), asyncio.ensure_future(_copy(second, first))]
         try:
             await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
@@ -214,6 +214,10 @@ async def _closed(comm: Comm) -> None:
         await within(comm.close(), _CLOSE_S)
     except (OSError, TimeoutError):
         comm.abort()
+
+
+async def _joined() -> bool:
+    return True
 
 
 async def _raised(error: SkyinfraError) -> Any:

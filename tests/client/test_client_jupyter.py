@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import skyinfra as sky
 from skyinfra.cli import forward
 from skyinfra.cli.app import app
-from skyinfra.worker import serve_jupyter
+from skyinfra.notebook import serve_jupyter
 
 _PACKAGES = ("jupyter_server==2.21.1", "ipykernel==7.4.0")
 

@@ -124,6 +124,7 @@ def test_calls_that_change_nothing() -> None:
         "job_outcome",
         "job_wait",
         "layout",
+        "records",
         "running",
     ]
 
@@ -158,8 +159,11 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "gang_",
         "dashboard_",
         "job_cancel",
+        "records",
     )
-    assert asyncio.run(run()) == {"skyinfra_park", *(call.name for name, call in CALLS.items() if name.startswith(own))}
+    # Those two take over the connection that they come on.
+    taking = {"skyinfra_park", "skyinfra_forward"}
+    assert asyncio.run(run()) == {*taking, *(call.name for name, call in CALLS.items() if name.startswith(own))}
 
 
 def test_nobody_else_registers_handlers_or_builds_envelopes() -> None:
