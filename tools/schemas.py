@@ -164,6 +164,7 @@ OFFER = {
     "partitioned_by": str | None,
     "deployable": bool,
     "not_deployable_because": str | None,
+    "refused_because": str | None,
     "chosen": bool,
 }
 USE = {**fields(InstanceInfo), **fields(SlotReading, "slot"), "tasks": [RunningTask]}

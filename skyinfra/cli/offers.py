@@ -25,14 +25,14 @@ NONE = "This version of skyinfra can deploy none of them."
 def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
     """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match.
 
-    The first one of a provider that this version deploys to would be chosen. live: asks the providers first.
+    The first one that this version deploys without an image of one's own would be chosen. live: asks first.
     """
     asked = ask_providers(query) if live else None
     found = query.run(asked.offers if asked else offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
-    chosen = next((offer for offer in found if providers.undeployable(offer.provider) is None), None)
+    chosen = next((offer for offer in found if _deploys(offer) == "yes"), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
         tables.print_document({"offers": listed, "notes": notes})
@@ -42,6 +42,13 @@ def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
     last = f"{CHOSEN} is what would be chosen. The quotas of your account are not known here."
     for line in (*notes, last if chosen else NONE):
         out.print(escape(line), soft_wrap=True)
+
+
+def _deploys(offer: Offer) -> str:
+    """Whether this version deploys the machine: yes, no, or only with an image that the declaration names."""
+    if providers.undeployable(offer.provider):
+        return "no"
+    return "own image" if providers.refuses(offer) else "yes"
 
 
 def ask_providers(query: Query) -> Live:
@@ -82,7 +89,7 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
             tables.known(offer.vcpus),
             "unknown" if offer.ram_gib is None else f"{offer.ram_gib:g} GiB",
             *map(cell, prices),
-            "no" if providers.undeployable(offer.provider) else "yes",
+            _deploys(offer),
         )
     return made
 
@@ -142,6 +149,7 @@ def offer_document(offer: Offer) -> dict[str, Any]:
         "partitioned_by": providers.who_partitions(offer),
         "deployable": providers.undeployable(offer.provider) is None,
         "not_deployable_because": providers.undeployable(offer.provider),
+        "refused_because": providers.refuses(offer),
     }
 
 

@@ -18,6 +18,7 @@ from skyinfra.packing.refusals import nothing_serves, too_few_nodes, where
 from skyinfra.packing.result import Given, Packing, Waste, packing
 from skyinfra.packing.solve import arrange, buy
 from skyinfra.packing.supply import Supply
+from skyinfra.providers import refuses
 
 __all__ = ["DemandInput", "Demand", "Given", "Machines", "Packing", "Waste", "pack", "read", "text"]
 
@@ -39,8 +40,8 @@ def pack(
     partition that is at least as large: the memory in its name, and as many SMs as it has on one of the GPUs that have
     it (compute slices where SMs are not known). A size is served by any partition or whole GPU with that memory.
     exact: a profile is served by itself alone, on whatever GPU has it, and a size by partitions alone.
-    provider, region, spot: which offers, at which price. Without a provider those are chosen that this version deploys
-    to. The region of a price may be another one; it says which.
+    provider, region, spot: which offers, at which price. Without a provider those machines are chosen that this version
+    deploys without an image of one's own. The region of a price may be another one; it says which.
     max_nodes: how many machines at most. offers: to choose among, in place of those that are shipped.
     seconds: how long to look for the proof that nothing is cheaper; then the best so far is returned, as "feasible".
 
@@ -58,7 +59,10 @@ def pack(
         raise InvalidField("a number of machines from 1", field="max_nodes", given=max_nodes)
     names = (provider,) if isinstance(provider, str) else tuple(provider or ())
     open_to_all = names or offers is not None
-    supply = Supply.of(_among(offers, names, region), spot=spot, sellers=None if open_to_all else sellers())
+    among = _among(offers, names, region)
+    if not open_to_all:
+        among = tuple(each for each in among if refuses(each) is None)
+    supply = Supply.of(among, spot=spot, sellers=None if open_to_all else sellers())
     problem = Problem(demands, supply, max_nodes=max_nodes, exact=exact)
     missing = unserved(problem)
     if missing:

@@ -98,11 +98,18 @@ def undeployable(kind: str) -> str | None:
 def refuses(offer: Offer) -> str | None:
     """Why a declaration without an image of one's own cannot have that machine; None where it can.
 
-    None as well for a provider that this version does not deploy to: `undeployable` says why.
+    None as well for a share of an accelerator, and for a provider that this version does not deploy to: `undeployable`
+    says why.
     """
-    if offer.provider not in deployable():
-        return None
-    data = read(offer.provider)
+    # Some become another provider for what is set up in another way, as Google Cloud does for TPUs.
+    sellers = [
+        cls.kind for cls in deployable().values() if (getattr(cls, "offered_by", "") or cls.kind) == offer.provider
+    ]
+    reasons = [_refused(read(kind), offer) for kind in sellers] if offer.fraction == 1 else []
+    return None if None in reasons else next(iter(reasons), None)
+
+
+def _refused(data: Data, offer: Offer) -> str | None:
     if not re.match(data.machines.get("deployed", ""), offer.machine_type):
         return f"{data.about.called} sells it otherwise than as an instance"
     try:

@@ -56,6 +56,15 @@ def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
     assert {o["partitioned_by"] for o in json.loads(run("L4", "--json"))["offers"]} == {None}
 
 
+def test_a_machine_without_a_known_image_is_not_chosen() -> None:
+    found = {o["machine_type"]: o for o in json.loads(run("V100-32GB:8", "--provider", "aws", "--json"))["offers"]}
+    assert found and all(o["deployable"] and not o["chosen"] for o in found.values())
+    assert all("Deep Learning images" in o["refused_because"] for o in found.values())
+    assert "own image" in run("V100-32GB:8", "--provider", "aws")
+    (chosen,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["chosen"]]
+    assert (chosen["provider"], chosen["refused_because"]) == ("digitalocean", None)
+
+
 @pytest.mark.parametrize("slice_", ["TPUv5p_8", "TPUv4_64"])
 def test_the_slices_of_the_offers_can_be_deployed(slice_: str) -> None:
     (found,) = json.loads(run(slice_, "--json"))["offers"]

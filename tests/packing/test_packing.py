@@ -276,6 +276,7 @@ def test_only_machines_that_can_be_deployed_are_chosen() -> None:
     found = packing.pack("1g.10gb*20, 3g.40gb*4")
     assert {each.offer.provider for each in found.machines} <= set(providers.deployable())
     assert found.left_out["a provider that cannot be deployed to"] >= 13  # CoreWeave's at least
+    assert all(providers.refuses(each.offer) is None for each in found.machines)
     # Among all others it is found when it is asked for.
     assert packing.pack(">=40GB", offers=load()).left_out.get("a provider that cannot be deployed to") is None
 
