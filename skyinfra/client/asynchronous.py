@@ -258,6 +258,7 @@ class AsyncJob(Generic[T]):
         return await asyncio.wrap_future(self._job.waiting(timeout))
 
     cancel = _in_thread(Job.cancel, "_job")
+    give = _in_thread(Job.give, "_job")
     logs = _in_thread(Job.logs, "_job")
     forget = _in_thread(Job.forget, "_job")
 

@@ -132,9 +132,9 @@ class Job(Generic[T]):
         then. Raises `SecretNotFound`, `InvalidField`.
         """
         wanted = named(secrets or self.info().lacks)
-        return self.take_secrets({secret.name: look_up(secret) for secret in wanted})
+        return self._give({secret.name: look_up(secret) for secret in wanted})
 
-    def take_secrets(self, values: dict[str, str]) -> JobInfo:
+    def _give(self, values: dict[str, str]) -> JobInfo:
         """Gives the head the *values* of secrets of the job, by their names. See `give`."""
         return self._fleet.in_loop(self._line.ask(services.job_secrets, job=self.id, values=values))
 
@@ -242,7 +242,7 @@ def detach(
     )
     job: Job[T] = Job(fleet, fleet.in_loop(Line(fleet.connection).submit(wanted, shipment.call)))
     if shipment.uses:
-        job.take_secrets(secrets.values(shipment.uses))
+        job._give(secrets.values(shipment.uses))
     return job
 
 

@@ -91,7 +91,7 @@ def test_a_job_waits_for_its_secret_after_its_head_was_killed(
         with pytest.raises(sky.SecretNotFound, match="A_TOKEN"):
             job.give()
         with pytest.raises(sky.InvalidField, match="no such secret"):
-            job.take_secrets({"ANOTHER": "value"})
+            job._give({"ANOTHER": "value"})
         assert len(starts(path)) == 1
         Path(f"{path}.open").touch()
         (tmp_path / "token").write_text(secret)

@@ -83,6 +83,7 @@ def test_a_machine_is_known_by_its_key_from_the_first_contact_on(bed: Bed, machi
     assert "does not answer with the host key that this fleet knows" in said
 
 
+@pytest.mark.slow
 def test_a_machine_may_take_its_time_to_answer(bed: Bed, machines: Path) -> None:
     off = "ssh: connect to host port 22: Connection refused\nHost key verification failed.\n"
     for number in (1, 2):
