@@ -198,7 +198,7 @@ class _Search:
         self.possible = math.comb(len(self._layouts) + gpus - 1, gpus)
 
     def outcome(self, node: Node) -> Outcome:
-        """What comes of the tasks where every node has these layouts."""
+        """Simulates the tasks where every node has these layouts."""
         order = tuple(sorted(node))  # which GPU has which is the same
         if order not in self.outcomes:
             layouts = [None if each == OFF else resolve(each, self._known, 1)[0] for each in order]

@@ -122,7 +122,7 @@ def _divided(profile: Profile, sizes: tuple[int, ...], taken: int, lowest: int) 
 
 
 def compute_refusal(profile: Profile, compute: Sequence[Compute]) -> str:
-    """Why these compute instances cannot share a GPU instance of *profile*; empty where they can."""
+    """The reason why these compute instances cannot share a GPU instance of *profile*; empty where they can."""
     taken = 0
     for each in compute:
         slices = (1 << each.size) - 1 << each.start

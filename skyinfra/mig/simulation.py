@@ -102,7 +102,7 @@ class Card:
 
 @dataclass
 class Outcome:
-    """What came of a trace.
+    """The result of a trace.
 
     waits: seconds from arrival to start, of the tasks that ran. lost: tasks that nothing takes. busy: slices that were
     used, times seconds. begin, end: of the first task and the last. changes: of layouts. ran, used: the tasks that each

@@ -21,7 +21,7 @@ _LONGEST = 20_000
 
 @dataclass(frozen=True)
 class Ran:
-    """What a cell has left.
+    """The result of a cell.
 
     stream, buffers: the pickled values of its names, together. plain: those of builtin types once more, each alone,
     for a client that lacks a module of the others. missing: why other names are not among them. shown: the value of
@@ -111,7 +111,7 @@ def _plain(values: dict[str, object]) -> dict[str, bytes]:
 
 
 def _shown(value: object) -> dict[str, str]:
-    """What a notebook shows of *value*, made here: its class may not be there."""
+    """The picture of *value* for a notebook, made here: its class may not be there."""
     if value is None:
         return {}
     made = {"text/plain": repr, "text/html": getattr(type(value), "_repr_html_", None)}

@@ -38,7 +38,7 @@ class Secrets:
         return Secrets(owner, self._given, self._declared)
 
     def uses(self, wanted: Sequence[str | Secret]) -> tuple[SecretUse, ...]:
-        """Those of a task that names *wanted*, with their values as they are now. Raises `SecretNotFound`."""
+        """The secrets of a task that names *wanted*, with their values as they are now. Raises `SecretNotFound`."""
         named = {secret.name: secret for secret in (*secrets.named(wanted), *self._given)}
         by_variable = {variable: Secret(name) for variable, name in self._declared().items()} | named
         return tuple(

@@ -142,7 +142,7 @@ class Stream:
         self._rest = b""
 
     def feed(self, data: bytes, *, final: bool = False) -> bytes:
-        """What can be said of the bytes so far; an end that may be the beginning of a secret waits for the next."""
+        """The bytes that can be shown so far; an end that may be the beginning of a secret waits for the next."""
         if not self._forms:
             return data
         text, ready, start = self._rest + data, [], 0

@@ -110,7 +110,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], list[str]]:
-    """What bash is offered in a folder behind a line. No program is started and no connection made meanwhile."""
+    """The words that bash is offered in a folder behind a line. No program is started, no connection made."""
 
     def complete(folder: Path, line: str) -> list[str]:
         monkeypatch.chdir(folder)

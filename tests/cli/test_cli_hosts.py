@@ -56,7 +56,7 @@ def hosts(home: Path) -> dict[str, list[str]]:
 
 
 def effective(home: Path, host: str) -> dict[str, str]:
-    """What OpenSSH makes of it."""
+    """The options that OpenSSH reads from it."""
     if shutil.which("ssh") is None:
         pytest.skip("there is no ssh")
     command = ["ssh", "-G", "-F", str(home / ".ssh/config"), host]

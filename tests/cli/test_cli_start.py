@@ -39,7 +39,7 @@ def skyinfra(folder: Path, *arguments: str, **options: Any) -> subprocess.Comple
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    """What ``skyinfra`` without a command says in a folder."""
+    """The output of ``skyinfra`` without a command in a folder."""
 
     def run(folder: Path) -> str:
         monkeypatch.chdir(folder)

@@ -41,7 +41,7 @@ def shared(machine: FakeMachine) -> list[tuple[str, int, list[tuple[int, int]]]]
 
 
 def refusal(machine: FakeMachine, layout: str) -> str:
-    """What is said of a layout that processes are in the way of, without waiting for them."""
+    """The message about a layout that processes are in the way of, without waiting for them."""
     with machine.loaded(), session(Nvml()) as nvml, pytest.raises(PartitionBusy) as caught:
         partitioner.apply(nvml, live.desired(nvml, layout, "0"), options=ApplyOptions(patience_s=0))
     return str(caught.value)
@@ -173,7 +173,7 @@ def test_the_real_program(fake_machine: Machine) -> None:
 
 
 def every_division(profile: mig.Profile) -> list[tuple[mig.Compute, ...]]:
-    """What somebody may have made in a GPU instance: any compute instances in any places, whole and empty left out."""
+    """The divisions of a GPU instance that somebody may have made: whole and empty ones left out."""
     found: list[tuple[mig.Compute, ...]] = []
     options = [mig.Compute(start, size) for size in profile.compute_sizes for start in profile.compute_starts(size)]
     for count in range(1, profile.compute_slices + 1):

@@ -60,7 +60,7 @@ def _become(run: dict[str, Any], out: int, err: int) -> None:
 
 
 def _text(file: io.BufferedRandom) -> str:
-    """What was written, without the line that a run beside it is waited for: the lock is one for the machine."""
+    """The text that was written, but for the line that says that a run beside it is waited for."""
     file.seek(0)
     return "".join(line for line in file.read().decode().splitlines(True) if not line.startswith("another process"))
 

@@ -1,4 +1,4 @@
-"""What ``--json`` prints, held against its schema in docs/schemas."""
+"""The output of ``--json``, held against its schema in docs/schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would carry a task whose device had no more memory."""
+"""Slots and offers that would carry a task whose device had no more memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says where the packages of the image cannot be installed."""
+"""The message of a node where the packages of the image cannot be installed."""
 
 from __future__ import annotations
 

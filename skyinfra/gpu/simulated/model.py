@@ -244,7 +244,7 @@ class SimulatedModel:
         return list(self.of(instance).compute_starts(slices))
 
     def compute_free(self, instance: InstanceState, slices: int) -> list[int]:
-        """Those of `compute_starts` where it is free."""
+        """The starts among `compute_starts` where it is free."""
         taken = {at for each in instance.compute for at in range(each.start, each.start + each.slices)}
         starts = self.compute_starts(instance, slices)
         return [start for start in starts if taken.isdisjoint(range(start, start + slices))]
