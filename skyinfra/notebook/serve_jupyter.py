@@ -64,7 +64,8 @@ def main() -> int:
         cwd=root,
         env={**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_RUNTIME_DIR": str(told)},
     )
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: process.terminate())
     port = _port(process, told)
     if port is not None:
         print(json.dumps({_MARK: [slot.node, port, f"{page}?token={token}"]}), flush=True)

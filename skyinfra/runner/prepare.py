@@ -103,7 +103,11 @@ async def _execute(command: Sequence[str], directory: NodeDirectory, variables: 
             await process.wait()
         raise
     if code != 0:
-        if command[0] != "/bin/sh" and (said := [line for line in tail if line.startswith(_PIP_SAYS)]):
-            # The last errors of pip say it all; the rest is in the log.
+        errors = [number for number, line in enumerate(tail) if line.startswith(_PIP_SAYS)]
+        if command[0] != "/bin/sh" and errors:
+            # The errors of pip, or that of uv with its reasons below it, say it all; the rest is in the log.
+            said = [
+                line for number, line in enumerate(tail) if number in errors or (line[:1] == " " and number > errors[0])
+            ]
             raise NodeFailed("pip could not install what the image asks for", field="Image.pip", hint="\n".join(said))
         raise NodeFailed(f"a command of the image ended with exit code {code}: {shown}", hint="\n".join(tail) or None)

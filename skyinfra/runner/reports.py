@@ -37,7 +37,9 @@ class BootReports:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listens. Where it cannot, it logs that; the fleet works without."""
+        """Listens. Where it cannot, it logs that; the fleet works without. Nobody knows where a head at any port is."""
+        if self._scheduler.port == 0:
+            return
         host, port = self._scheduler.address, self._scheduler.port + 1
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=report.LARGEST)

@@ -41,3 +41,23 @@ def test_a_failed_command_shows_the_end_of_its_output(tmp_path: Path) -> None:
     with pytest.raises(NodeFailed, match="ended with exit code 3: echo ERROR: no") as caught:
         asyncio.run(prepare._execute(["/bin/sh", "-c", "echo ERROR: no; exit 3"], _Folder(tmp_path), {}))  # type: ignore[arg-type]
     assert caught.value.hint == "ERROR: no"
+
+
+UV = r"""
+import sys
+print("Using Python 3.11")
+print("  progress")
+print("error: No solution found when resolving dependencies")
+print("  Caused by: because nosuch was not found in the provided package locations")
+print("hint: another index")
+sys.exit(1)
+"""
+
+
+def test_the_reason_of_uv_stands_below_its_error(tmp_path: Path) -> None:
+    with pytest.raises(NodeFailed) as caught:
+        asyncio.run(prepare._execute([sys.executable, "-c", UV], _Folder(tmp_path), {}))  # type: ignore[arg-type]
+    assert caught.value.hint == (
+        "error: No solution found when resolving dependencies\n"
+        "  Caused by: because nosuch was not found in the provided package locations"
+    )
