@@ -128,7 +128,7 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("hopper", 11),
+        ("hopper", 17),
         ("shares", 17),
         *(pytest.param(name, 7, marks=pytest.mark.slow) for name in ("ampere", "off")),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CHANGES),

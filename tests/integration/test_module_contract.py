@@ -22,7 +22,8 @@ from skyinfra.offers.offer import load
 from skyinfra.protocol.manifest import Manifest
 
 # One of each kind: a bucket, machines over SSH, containers of a marketplace. `make test-all` has them all.
-EVERYDAY = ("aws", "digitalocean", "runpod")
+# That of AWS has a test of its own with the real provider.
+EVERYDAY = ("digitalocean", "runpod")
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)

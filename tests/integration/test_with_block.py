@@ -53,6 +53,7 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_secret_of_the_image_is_in_no_plan_no_state_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

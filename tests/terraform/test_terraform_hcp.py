@@ -70,7 +70,7 @@ def write(folder: Path, declared: object) -> None:
     (folder / "main.tf.json").write_text(json.dumps(declared))
 
 
-@pytest.mark.parametrize("mode", ["local", "remote"])
+@pytest.mark.parametrize("mode", ["local", pytest.param("remote", marks=pytest.mark.slow)])
 def test_plan_apply_output_destroy(make: Make, mode: str) -> None:
     hcp, stack = make(mode)
     events = carry_out_all(stack)
