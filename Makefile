@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 NPM := tests/npm
-# Five beside one another on two cores: most tests wait for a program. What shares an expensive fixture stays together.
-PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 5 --dist loadgroup --durations=20
+# Four beside one another on two cores: most tests wait for a program. What shares an expensive fixture stays together.
+PYTEST = PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 4 --dist loadgroup --durations=20
 export PYTHON
 # With it every process of every test compiles Dask and skyinfra anew, which takes half of the time.
 unexport PYTHONDONTWRITEBYTECODE
