@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 # Loaded before the first fork; the driver is not: that happens with nvmlInit.
@@ -23,13 +24,23 @@ from skyinfra.runner import cli
 
 def main() -> None:
     jobs = json.load(sys.stdin)
-    json.dump([[_run(run) for run in _started(job)] for job in jobs], sys.stdout)
+    json.dump(_all(jobs), sys.stdout)
 
 
-def _started(job: dict[str, Any]) -> list[dict[str, Any]]:
-    shutil.copy(job["start"], os.environ["FAKE_NVML_STATE"])
-    runs: list[dict[str, Any]] = job["runs"]
-    return runs
+def _all(jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The results of the jobs. What follows on the same machine, byte by byte, is run once."""
+    state = Path(os.environ["FAKE_NVML_STATE"])
+    known: dict[tuple[bytes, str], list[dict[str, Any]]] = {}
+    results = []
+    for job in jobs:
+        shutil.copy(job["start"], state)
+        first, *rest = job["runs"]
+        done = _run(first)
+        left = (state.read_bytes(), json.dumps(rest))
+        if left not in known:
+            known[left] = [_run(run) for run in rest]
+        results.append([done, *known[left]])
+    return results
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
