@@ -36,12 +36,12 @@ def add_commands(app: typer.Typer) -> None:
 
 def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None:
     """Run a command on a node, the head unless another is named. Its output is streamed and its exit code is ours."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
     command = command_of(context)
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         name = chosen(pool, node or _head(pool.manifest).name)[0]
         identity = pool.ask(name, questions.START, command=command)
         try:

@@ -58,10 +58,10 @@ def port_forward(
     ],
 ) -> None:
     """Lead ports of this machine's loopback to ports of a node's, through the head's one port, until interrupted."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
     pairs = [_pair(each) for each in ports]
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         name = chosen(pool, node)[0]
         forwards = [(_forward(pool, name, remote, local), remote) for local, remote in pairs]
         for forward, remote in forwards:
@@ -126,11 +126,12 @@ def jupyter(
     """
     from tempfile import TemporaryDirectory
 
-    from skyinfra.client import connect, run_script
+    from skyinfra.client import run_script
     from skyinfra.notebook import serve_jupyter
+    from skyinfra.terminal.progress import connected
     from skyinfra.worker.views import FILES_FOLDER
 
-    with connect(fleet) as pool, TemporaryDirectory(prefix="skyinfra-") as folder:
+    with connected(fleet) as pool, TemporaryDirectory(prefix="skyinfra-") as folder:
         shown = _Jupyter(pool, port, Path(folder) if browser and sys.stdout.isatty() else None)
         sys.stderr.write(f"waiting for a slot of {pool.manifest.fleet}\n")
         slots, script = pool.select(node=node, profile=profile), Path(serve_jupyter.__file__)

@@ -40,10 +40,10 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
     from rich.markup import escape
 
-    from skyinfra.client import ask
     from skyinfra.terminal import names, tables
+    from skyinfra.terminal.progress import asked
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         found, simulated = pool.jobs(), pool.manifest.simulated
     names.remember_jobs(fleet, (job.name for job in found))
     if as_json:
@@ -89,9 +89,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has printed."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         found = pool.job(job)
         info = found.info()
         if info.slot is None and not follow:
@@ -103,9 +103,9 @@ def logs(
 @app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         found = pool.job(job)
         if found.cancel():
             sys.stdout.write(f"{found.name}: cancelled\n")
@@ -125,9 +125,9 @@ def give(
 ) -> None:
     """Give a job the secrets again that it waits for: a head that starts anew has forgotten them."""
     from skyinfra.cli.run import named_secret
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         found = pool.job(job)
         info = found.give(*map(named_secret, secret or ()))
     sys.stdout.write(f"{info.name}: {'waits for ' + ', '.join(info.lacks) if info.lacks else info.state}\n")
@@ -151,11 +151,11 @@ def result(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         found = pool.job(job)
         try:
             if output is not None:
@@ -219,10 +219,11 @@ def submit_script(
     from skyinfra.cli.run import check_script
 
     check_script(fleet, script, arguments)
-    from skyinfra.client import connect, detach_script
+    from skyinfra.client import detach_script
     from skyinfra.terminal import names
+    from skyinfra.terminal.progress import connected
 
-    with connect(fleet, secrets=goes.named_secrets()) as pool:
+    with connected(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
             slots, script, list(arguments), env=variables, name=goes.name, priority=priority, replace=replace

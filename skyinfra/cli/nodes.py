@@ -52,10 +52,10 @@ def chosen(pool: Questions, node: str | None) -> list[str]:
 
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
-    from skyinfra.client import ask
     from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked, working
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool, working(f"doctor {fleet}: asking the nodes"):
         answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
@@ -108,11 +108,11 @@ def top(
     """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
     from rich.live import Live
 
-    from skyinfra.client import ask
     from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked
 
     out = tables.console()
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         names = chosen(pool, node)
         if as_json:
             tables.print_document(_usage_document(*_usage(pool, names)))
@@ -226,9 +226,9 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
     """Show the fleet in the browser. Nodes, GPUs, tasks, jobs and logs; until it is interrupted."""
-    from skyinfra.client import ask
+    from skyinfra.terminal.progress import asked
 
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         # A head that does not answer, or that is not to be trusted, ends the command, not the page.
         pool.running()
         url = pool.dashboard(port, browser=browser and sys.stdout.isatty(), price=_price(fleet))
@@ -262,15 +262,15 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Show logs of the nodes, or what a task printed."""
-    from skyinfra.client import ask
     from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked
 
     if boot + runner + bool(task) > 1:
         raise typer.BadParameter("--boot, --runner and --task are different logs")
     if follow and as_json:
         raise typer.BadParameter("--json is printed once, and --follow goes on")
     source = "boot" if boot else "task" if task else "runner"
-    with ask(fleet) as pool:
+    with asked(fleet) as pool:
         names = chosen(pool, node)
         answers = pool.ask_all(names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":

@@ -143,7 +143,8 @@ def document(made: Packing) -> dict[str, Any]:
     }
 
 
-def _machines_document(machines: Machines) -> dict[str, Any]:
+def bought(machines: Machines) -> dict[str, Any]:
+    """Returns the fields of a JSON document that say which machines are bought, where and for how much."""
     return {
         "nodes": machines.nodes,
         "provider": machines.offer.provider,
@@ -151,6 +152,12 @@ def _machines_document(machines: Machines) -> dict[str, Any]:
         "region": machines.region,
         "accelerator": machines.accelerator,
         "price": asdict(machines.price),
+    }
+
+
+def _machines_document(machines: Machines) -> dict[str, Any]:
+    return {
+        **bought(machines),
         "gpus": [
             {"layout": layout, "partitions": [tables.place(each) for each in placements]}
             for layout, placements in zip(machines.layouts, machines.placements, strict=True)

@@ -107,20 +107,16 @@ def notes(found: Recommendation) -> list[str]:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    machines = choice.machines
+    from skyinfra.cli.pack import bought
+
     return {
-        "nodes": machines.nodes,
-        "provider": machines.offer.provider,
-        "machine_type": machines.offer.machine_type,
-        "region": machines.region,
-        "accelerator": machines.accelerator,
+        **bought(choice.machines),
         "slot": choice.slot,
         "memory_gb": choice.memory_gb,
         "needs": choice.needs,
         "split": asdict(choice.split),
         "how": choice.how,
         "copies": choice.copies,
-        "price": asdict(machines.price),
         "spot": choice.spot_price and asdict(choice.spot_price),
         "cost_per_hour": choice.cost_per_hour,
         "cost_per_copy": choice.cost_per_copy,

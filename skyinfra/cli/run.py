@@ -145,7 +145,8 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
     the file does not exist, and the errors of ``connect``.
     """
     check_script(fleet, script, arguments)
-    from skyinfra.client import connect, run_script
+    from skyinfra.client import run_script
+    from skyinfra.terminal.progress import connected
 
     last = ""
 
@@ -160,8 +161,11 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
     def interrupted(slot: str) -> None:
         sys.stderr.write(f"interrupted {script.name} on slot {slot}: it may clean up; Ctrl-C again ends it at once\n")
 
+    def waits() -> None:
+        sys.stderr.write(f"{script.name} waits for a slot: `skyinfra top {fleet}` shows what runs on them\n")
+
     try:
-        with connect(fleet, secrets=goes.named_secrets()) as pool, errors_name_options():
+        with connected(fleet, secrets=goes.named_secrets()) as pool, errors_name_options():
             slots, variables = goes.bring(pool, script)
             code = run_script(
                 slots,
@@ -172,6 +176,8 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
                 name=goes.name,
                 on_line=show,
                 on_interrupt=interrupted,
+                on_wait=waits,
+                waits_s=2.0 if sys.stderr.isatty() else 10.0,
             )
     except KeyboardInterrupt:
         sys.stderr.write(f"{script.name} was stopped\n")
@@ -218,8 +224,9 @@ def run_gang(
     0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises the errors of `run_on_slot`.
     """
     check_script(fleet, script, arguments)
-    from skyinfra.client import GangWarning, connect
+    from skyinfra.client import GangWarning
     from skyinfra.client.ranks import exit_code as gang_exit_code
+    from skyinfra.terminal.progress import connected
 
     def show(rank: int, stream: str, line: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -227,7 +234,7 @@ def run_gang(
         target.flush()
 
     secrets = goes.named_secrets()
-    with connect(fleet, secrets=secrets) as pool, errors_name_options(), warnings.catch_warnings():
+    with connected(fleet, secrets=secrets) as pool, errors_name_options(), warnings.catch_warnings():
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
         slots, env = goes.bring(pool, script)

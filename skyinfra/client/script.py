@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from skyinfra.client import files, jobs
+from skyinfra.client.fleet import Fleet
 from skyinfra.client.launching import Gang
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Launch, Received
 from skyinfra.client.snapshot import Target
-from skyinfra.errors import GangFailed, SlotLost, did_you_mean
+from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, did_you_mean
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.sync import project
@@ -29,6 +31,7 @@ from skyinfra.worker.surroundings import BESIDE, PLACE
 OnLine = Callable[[str, str], object]
 # Called with the slot of a program that was interrupted.
 OnInterrupt = Callable[[str], object]
+OnWait = Callable[[], object]
 # For which an interrupted program may clean up.
 _CLEANS_S = 10.0
 
@@ -69,6 +72,8 @@ def run_script(
     name: str | None = None,
     on_line: OnLine,
     on_interrupt: OnInterrupt = lambda _: None,
+    on_wait: OnWait = lambda: None,
+    waits_s: float = 2.0,
 ) -> int:
     """Runs ``python -u FILE ARGS`` on a slot and waits for it; its exit code, negative for the signal that ended it.
 
@@ -78,7 +83,9 @@ def run_script(
     with every line before this returns; where the memory of its device ran out, also with what the slot had and what
     would carry it. Ctrl-C interrupts the program as at its terminal, so that it may clean up; after ten seconds, at a
     second one, or after an exception of *on_line*, it is ended. on_interrupt: called with its slot when it was
-    interrupted. Like any task it starts again when its slot dies. Raises OSError where the file cannot be read.
+    interrupted. on_wait: called, in another thread, where no slot has begun it after *waits_s* seconds; what the head
+    tells of them is a second old. Like any task it starts again when its slot dies. Raises OSError where the file
+    cannot be read.
     """
     path = Path(path)
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
@@ -90,6 +97,9 @@ def run_script(
     with fleet.listening(run_id, received.put):
         future = pool.send(task, target, name=name or path.name)
         future.when_done(lambda _: received.put(None))
+        waits = threading.Timer(waits_s, tell_that_it_waits, [fleet, future.key, on_wait])
+        waits.daemon = True
+        waits.start()
         try:
             _pass_on(pool, received, on_line)
             return future.result()
@@ -100,7 +110,16 @@ def run_script(
                 _pass_on(pool, received, on_line, within_s=_CLEANS_S)
             raise
         finally:
+            waits.cancel()
             future.cancel()
+
+
+def tell_that_it_waits(fleet: Fleet, key: str, on_wait: OnWait) -> None:
+    """Calls *on_wait* where no slot of *fleet* runs the task *key*, as its head tells it: about a second old."""
+    with contextlib.suppress(SkyinfraError, OSError, RuntimeError):  # the task itself will say what is wrong
+        running = fleet.from_head(fleet.connection.running())
+        if not any(each == key or each.startswith(f"{key}.") for tasks in running.values() for each, _, _ in tasks):
+            on_wait()
 
 
 def _pass_on(

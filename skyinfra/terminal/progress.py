@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from skyinfra.terminal import tables
 from skyinfra.terraform.project import Project, SynthesizedStack
+
+if TYPE_CHECKING:
+    from skyinfra.client import Pool
+    from skyinfra.client.questions import Questions
+    from skyinfra.protocol.secrets import Secret
 
 # Shorter work is not mentioned.
 _SHORT_S = 1.0
@@ -19,21 +25,22 @@ _MENTIONED_S = 5.0
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def working(text: str, *, unwatched_s: float = _SHORT_S) -> Iterator[None]:
     """Says *text* while the block runs, and for how long it ran; nothing where that is less than a second.
 
-    On a terminal, which shows the time all along, a line stays only of what took longer.
+    On a terminal, which shows the time all along, a line stays only of what took longer. unwatched_s: seconds after
+    which it is said where nobody watches, in a log or a pipe.
     """
     out = tables.console(to_stderr=True)
     began = time.monotonic()
-    mentioned = _MENTIONED_S if out.is_terminal else _SHORT_S
+    mentioned = _MENTIONED_S if out.is_terminal else unwatched_s
     if out.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=out, transient=True) as bar:
             bar.add_task(text, total=None)
             yield
     else:
-        timer = threading.Timer(_SHORT_S, _line, [f"{text} ..."])
+        timer = threading.Timer(unwatched_s, _line, [f"{text} ..."])
         timer.daemon = True
         timer.start()
         try:
@@ -45,10 +52,31 @@ def working(text: str) -> Iterator[None]:
         _line(f"{text}: {seconds:.1f} s")
 
 
+def asked(fleet: str) -> Questions:
+    """Returns *fleet* for who asks it alone, and says that its head is waited for. Raises what `ask` raises."""
+    from skyinfra.client import ask
+
+    with _connecting(fleet):
+        return ask(fleet)
+
+
+def connected(fleet: str, secrets: Sequence[Secret] = ()) -> Pool:
+    """Returns a connection to *fleet*, and says that its head is waited for. Raises what `connect` raises."""
+    from skyinfra.client import connect
+
+    with _connecting(fleet):
+        return connect(fleet, secrets=secrets)
+
+
 def synthesized(project: Project) -> tuple[SynthesizedStack, ...]:
     """Synthesizes *project* and says so. Raises what `Project.synth` raises."""
     with working(f"synth: {project.app}"):
         return project.synth()
+
+
+def _connecting(fleet: str) -> AbstractContextManager[None]:
+    # Scripts read stderr of what they run; a second more or less is of no concern to them.
+    return working(f"{fleet}: connecting to its head", unwatched_s=_MENTIONED_S)
 
 
 def _line(text: str) -> None:

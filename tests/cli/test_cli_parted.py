@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import ODD_PARTED_CONFIGS
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, mig
 from skyinfra.cli.app import app
 from skyinfra.cli.layouts import read_gpu
 
-FILE = """\
+FILE = (
+    """\
 version: v1
 mig-configs:
   all-disabled:
@@ -29,15 +31,9 @@ mig-configs:
     - devices: [1]
       mig-enabled: true
       mig-devices: {"2g.20gb": 1, "3g.40gb": 1}
-  empty:
-    - devices: all
-      mig-enabled: true
-      mig-devices: {}
-  wrong:
-    - devices: all
-      mig-enabled: true
-      mig-devices: {"4g.40gb": 2}
 """
+    + ODD_PARTED_CONFIGS
+)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 from capability_files import list_capabilities
 from fake_nvml.fake_machine import FakeMachine
+from support import ODD_PARTED_CONFIGS
 from test_partition_on_fake import run
 
 from skyinfra import PartitionFailed, mig
@@ -88,7 +89,8 @@ def test_the_command_line(fake_machine: Machine) -> None:
 # Beside NVIDIA's mig-manager.
 
 
-CONFIGS = """\
+CONFIGS = (
+    """\
 version: v1
 mig-configs:
   all-disabled:
@@ -105,15 +107,9 @@ mig-configs:
       devices: all
       mig-enabled: true
       mig-devices: {"1g.5gb": 7}
-  empty:
-    - devices: all
-      mig-enabled: true
-      mig-devices: {}
-  wrong:
-    - devices: all
-      mig-enabled: true
-      mig-devices: {"4g.40gb": 2}
 """
+    + ODD_PARTED_CONFIGS
+)
 
 
 def adopt(machine: FakeMachine, *arguments: str) -> subprocess.CompletedProcess[str]:

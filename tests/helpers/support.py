@@ -23,6 +23,17 @@ from skyinfra.terraform.project import node_environment, terraform_of_cdktf
 
 ROOT = Path(__file__).resolve().parents[2]
 NPM = ROOT / "tests" / "npm" / "node_modules" / ".bin"
+# Ends a configuration of mig-parted: a layout with nothing in it, and one that fits on no H100.
+ODD_PARTED_CONFIGS = """\
+  empty:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+  wrong:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"4g.40gb": 2}
+"""
 
 
 def python_path(*folders: Path) -> str:

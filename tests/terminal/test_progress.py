@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from client_fixtures import Fleet, eventually
 from on_terminal import on_terminal, plain
 
+from skyinfra.client import Pool, run_script
+from skyinfra.client.script import tell_that_it_waits
 from skyinfra.terminal import progress
 
 
@@ -17,10 +24,9 @@ def test_short_work_is_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "")
 
 
-def test_long_work_is_said_while_it_lasts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SHORT_S", 0.01)
+def test_long_work_is_said_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     said = ""
-    with progress.working("plan"):
+    with progress.working("plan", unwatched_s=0.01):
         deadline = time.monotonic() + 30
         while not said and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -30,9 +36,8 @@ def test_long_work_is_said_while_it_lasts(capsys: pytest.CaptureFixture[str], mo
     assert found.err.startswith("plan: ") and found.err.endswith(" s\n") and found.out == ""
 
 
-def test_an_error_is_not_called_done(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SHORT_S", 0.0)
-    with pytest.raises(ValueError, match="no"), progress.working("plan"):
+def test_an_error_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no"), progress.working("plan", unwatched_s=0.0):
         raise ValueError("no")
     assert "plan: " not in capsys.readouterr().err
 
@@ -43,3 +48,47 @@ def test_a_terminal_shows_it_at_once_and_is_left_as_it_was(tmp_path: Path) -> No
     assert code == 1 and "synth: sleep 0.5; exit 1 0:00:0" in plain(text)
     # The line is erased, and the cursor shown again.
     assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h") and text.rindex("\x1b[2K") < text.rindex("error:")
+
+
+def test_who_waits_for_a_head_is_told(fleet: Fleet, tmp_path: Path) -> None:
+    manifest, script = tmp_path / "fleet.json", tmp_path / "train.py"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    manifest.chmod(0o600)
+    script.write_text("print('done')")
+    for words in (["run", "fleet.json", "train.py"], ["jobs", "list", "fleet.json"]):
+        text = on_terminal(*words, folder=tmp_path)[1]
+        assert "fleet.json: connecting to its head" in plain(text)
+
+
+def test_who_waits_for_a_slot_is_told(pool: Pool, tmp_path: Path) -> None:
+    go, script, waits = tmp_path / "go", tmp_path / "train.py", threading.Event()
+    script.write_text(
+        f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)"
+    )
+    said: list[str] = []
+
+    def run(on_line: Callable[[str, str], object], on_wait: Callable[[], object], waits_s: float) -> int:
+        return run_script(pool, script, on_line=on_line, on_wait=on_wait, waits_s=waits_s)
+
+    def begun(_: str, text: str) -> None:
+        said.append(text)
+
+    with ThreadPoolExecutor() as threads:
+        others = [threads.submit(run, begun, waits.set, 3600.0) for _ in pool.slots()]
+        eventually(lambda: len(said) == len(others) == sum(map(len, running(pool).values())))
+        one_more = threads.submit(run, begun, waits.set, 0.0)
+        try:
+            assert waits.wait(60)
+            assert len(said) == len(others)
+            # It is no news of one that runs.
+            waits.clear()
+            for key in [key for tasks in running(pool).values() for key, _, _ in tasks]:
+                tell_that_it_waits(pool._fleet, key, waits.set)
+            assert not waits.is_set()
+        finally:
+            go.touch()
+        assert [each.result(60) for each in (*others, one_more)] == [0] * (len(others) + 1)
+
+
+def running(pool: Pool) -> dict[str, list[tuple[str, str, float]]]:
+    return pool._fleet.from_head(pool._fleet.connection.running())
