@@ -16,6 +16,7 @@ from skyinfra.cli.options import (
     Fleet,
     InRegion,
     Json,
+    Notify,
     OfProviders,
     ScriptCommand,
     Shell,
@@ -296,6 +297,7 @@ def run(
         typer.Option(metavar="NAME[=@FILE]", help="A secret for it: from this shell, the keyring, or FILE."),
     ] = None,
     slots: Annotated[int, typer.Option(metavar="N", help="One process that sees N whole GPUs of one node.")] = 1,
+    notify: Notify = None,
 ) -> None:
     """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
 
@@ -303,7 +305,7 @@ def run(
     .skyinfraignore lists. Its output is streamed and its exit code is ours. What stands behind the script is handed to
     it.
     """
-    from skyinfra.cli.run import Goes, check_options, check_single, run_gang, run_on_slot
+    from skyinfra.cli.run import Goes, check_options, check_single, run_gang, run_on_slot, telling
 
     check_options(torchrun=torchrun, nodes=nodes, per_node=per_node, max_restarts=max_restarts)
     check_single(slots, name, torchrun=torchrun, detach=detach)
@@ -320,6 +322,7 @@ def run(
         workdir=workdir,
         slots=slots,
         name=name,
+        notify=tuple(notify or ()),
     )
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
@@ -330,9 +333,13 @@ def run(
         return
     if priority != 0 or replace:
         raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
-    if not torchrun:
-        raise typer.Exit(run_on_slot(fleet, script, given, goes))
-    raise typer.Exit(run_gang(fleet, script, given, goes, nodes=nodes, per_node=per_node, max_restarts=max_restarts))
+    with telling(goes.targets(), fleet, name or script.name) as ended:
+        if not torchrun:
+            ended.code = run_on_slot(fleet, script, given, goes)
+        else:
+            ranks = {"nodes": nodes, "per_node": per_node}
+            ended.code = run_gang(fleet, script, given, goes, **ranks, max_restarts=max_restarts)
+    raise typer.Exit(ended.code)
 
 
 @app.command()

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from skyinfra.cli.options import Fleet, Json, Lines, ListByDefault, Wide, exit_code, of_fleet
+from skyinfra.cli.options import (
+    Fleet,
+    Json,
+    Lines,
+    ListByDefault,
+    Notify,
+    Wide,
+    errors_name_options,
+    exit_code,
+    of_fleet,
+)
 from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
 from skyinfra.protocol import questions
 
@@ -68,9 +78,14 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
             used and f"{used}{tables.simulated_mark(simulated)}",
             escape(job.slot or ""),
             job.id[:8],
-            escape(job.problem or ""),
+            escape(job.problem or _untold(job)),
         )
     tables.console().print(made)
+
+
+def _untold(job: JobInfo) -> str:
+    """Returns which webhooks were not told of the end of *job*, and why."""
+    return "; ".join(f"{each.host} not told: {each.problem}" for each in job.notifications if each.problem)
 
 
 def _ran(job: JobInfo, now: float) -> str:
@@ -122,14 +137,15 @@ def give(
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="NAME[=@FILE]", help="In place of those that it waits for: from FILE, for instance."),
     ] = None,
+    notify: Notify = None,
 ) -> None:
-    """Give a job the secrets again that it waits for: a head that starts anew has forgotten them."""
-    from skyinfra.cli.run import named_secret
+    """Give a job the secrets and webhooks again that it had: a head that starts anew has forgotten them."""
+    from skyinfra.cli.run import named_secret, named_target
     from skyinfra.terminal.progress import asked
 
-    with asked(fleet) as pool:
+    with asked(fleet) as pool, errors_name_options():
         found = pool.job(job)
-        info = found.give(*map(named_secret, secret or ()))
+        info = found.give(*map(named_secret, secret or ()), notify=[named_target(each) for each in notify or ()])
     sys.stdout.write(f"{info.name}: {'waits for ' + ', '.join(info.lacks) if info.lacks else info.state}\n")
 
 
@@ -149,15 +165,20 @@ def result(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    notify: Notify = None,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
+    from skyinfra.cli.run import Goes, tell_of
     from skyinfra.terminal.progress import asked
 
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
+    targets = Goes(notify=tuple(notify or ())).targets()
     with asked(fleet) as pool:
         found = pool.job(job)
         try:
+            if targets:
+                tell_of(targets, pool.manifest.fleet, found, timeout)
             if output is not None:
                 _write(found, output, timeout)
                 return
@@ -223,10 +244,18 @@ def submit_script(
     from skyinfra.terminal import names
     from skyinfra.terminal.progress import connected
 
+    notify = goes.targets(by_head=True)
     with connected(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
-            slots, script, list(arguments), env=variables, name=goes.name, priority=priority, replace=replace
+            slots,
+            script,
+            list(arguments),
+            env=variables,
+            name=goes.name,
+            priority=priority,
+            replace=replace,
+            notify=notify,
         )
     names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")

@@ -89,6 +89,14 @@ Wide = Annotated[
     bool, typer.Option("--wide", callback=_widen, help="Show every column in full, however narrow the terminal is.")
 ]
 
+Notify = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        metavar="TARGET",
+        help="Tell of its end: https://..., as Slack takes it; NAME[=@FILE], which has such an address; command:CMD.",
+    ),
+]
+
 OPTIONS = {
     "batch": "--batch",
     "context": "--context",
@@ -104,6 +112,7 @@ OPTIONS = {
     "memory_gb": "--memory",
     "model": "MODEL",
     "nodes": "--nodes",
+    "notify": "--notify",
     "params": "--params",
     "per_node": "--per-node",
     "provider": "--provider",

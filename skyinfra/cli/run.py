@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
-from skyinfra.errors import GangFailed, InvalidField, InvalidInclude, NotSupported, did_you_mean
+from skyinfra.errors import (
+    DeclarationError,
+    GangFailed,
+    InvalidField,
+    InvalidInclude,
+    JobCancelled,
+    NotSupported,
+    did_you_mean,
+)
 from skyinfra.protocol.secrets import Secret
 
 if TYPE_CHECKING:
-    from skyinfra.client import Pool
+    from skyinfra.client import Job, Pool
+    from skyinfra.engine.notifications import Notice
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+# For which a command that tells somebody may run.
+_COMMAND_S = 60
 # The last line of a traceback.
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
@@ -32,7 +46,7 @@ class Goes:
     alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
     env_file: a file of such lines. node, profile: of the slots that it may run on. secrets: ``NAME``, ``NAME=@FILE``.
     workdir: the folder that goes along, in a copy of which it runs. slots: of one node, for its one process. name: in
-    lists.
+    lists. notify: who is told of its end, see `targets`.
     """
 
     alone: bool = False
@@ -45,6 +59,7 @@ class Goes:
     workdir: Path | None = None
     slots: int = 1
     name: str | None = None
+    notify: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.workdir is not None and self.alone:
@@ -67,6 +82,19 @@ class Goes:
     def named_secrets(self) -> list[Secret]:
         """The secrets. Raises `InvalidField`, and shows no value: one in a command line stands in the process list."""
         return [named_secret(text) for text in self.secrets]
+
+    def targets(self, *, by_head: bool = False) -> list[str]:
+        """The addresses and commands that are told of the end; none that the head cannot tell where it does so.
+
+        Raises `InvalidField`, `SecretNotFound` and `NotSupported`.
+        """
+        if not self.notify:
+            return []
+        from skyinfra.client import jobs
+
+        with errors_name_options():
+            named = [named_target(text) for text in self.notify]
+            return jobs.addresses(named) if by_head else jobs.targets(named)
 
     def _lines(self) -> list[str]:
         if self.env_file is None:
@@ -125,17 +153,103 @@ def check_script(fleet: str, script: Path, arguments: Sequence[str] = ()) -> Non
     raise InvalidField("there is no such file", field="SCRIPT", given=str(script), hint=hint or None)
 
 
-def named_secret(text: str) -> Secret:
+def named_secret(text: str, option: str = "--secret") -> Secret:
     """The secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
     name, given, file = text.partition("=")
     if given and not file.startswith("@"):
         raise InvalidField(
             "a value in a command line stands in the process list and in the history of the shell",
-            field="--secret",
+            field=option,
             given=name,
-            hint=f"Set the variable {name} and say --secret {name}, or --secret {name}=@FILE.",
+            hint=f"Set the variable {name} and say {option} {name}, or {option} {name}=@FILE.",
         )
     return Secret(name, file[1:] if given else None)
+
+
+def named_target(text: str) -> str | Secret:
+    """The target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
+    from skyinfra.client.jobs import is_target
+
+    return text if is_target(text) else named_secret(text, "--notify")
+
+
+@dataclass
+class Ended:
+    """The exit code of a script, as a shell gives it."""
+
+    code: int = 0
+
+
+@contextlib.contextmanager
+def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
+    """Tells *targets* of the end of the script *job*, which runs in the block; mistakes in its options are not told."""
+    ended, began, state, problem, code = Ended(), time.monotonic(), "failed", None, None
+    try:
+        yield ended
+        code = ended.code
+        state = "failed" if code else "done"
+    except (KeyboardInterrupt, SystemExit):
+        state = "cancelled"
+        raise
+    except DeclarationError:
+        targets = ()
+        raise
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise
+    finally:
+        if targets:
+            from skyinfra.engine.notifications import Notice
+
+            seconds = round(time.monotonic() - began, 3)
+            tell(targets, Notice(pool, job, state, seconds, code, problem=problem))
+
+
+def tell_of(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
+    """Waits for the end of *job* of *pool* and tells *targets*. Raises TimeoutError."""
+    from skyinfra.engine.notifications import Notice
+
+    with contextlib.suppress(JobCancelled):
+        job.outcome(timeout)
+    tell(targets, Notice.of(job.info(), pool))
+
+
+def tell(targets: Sequence[str], notice: Notice) -> None:
+    """Tells *targets*, each in a thread. One that cannot be told is a line on stderr, and fails nothing."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(targets)) as threads:
+        for said in threads.map(lambda target: _told(target, notice), targets):
+            if said is not None:
+                sys.stderr.write(f"warning: {notice.job}: {said}\n")
+
+
+def _told(target: str, notice: Notice) -> str | None:
+    """Returns why *target* was not told of *notice*."""
+    from skyinfra.client.jobs import COMMAND
+    from skyinfra.engine.notifications import post, webhooks
+
+    if not target.startswith(COMMAND):
+        (webhook,) = webhooks([target])
+        problem = post(webhook, notice)
+        return problem and f"{webhook.host} was not told of its end: {problem}"
+    given = {name: "" if value is None else str(value) for name, value in asdict(notice).items()}
+    variables = {f"SKYINFRA_JOB_{name.upper()}": value for name, value in given.items()}
+    variables["SKYINFRA_SUBJECT"] = notice.subject
+    try:
+        command = ["/bin/sh", "-c", target.removeprefix(COMMAND)]
+        done = subprocess.run(
+            command,
+            input=f"{notice.text}\n",
+            stdout=2,  # stdout is for results
+            env=os.environ | variables,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the command of --notify was ended after {_COMMAND_S} s"
+    return f"the command of --notify ended with {exit_code(done.returncode)}" if done.returncode else None
 
 
 def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) -> int:

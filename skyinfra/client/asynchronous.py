@@ -26,6 +26,7 @@ from skyinfra.errors import refuses_unknown_options
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import State
+from skyinfra.protocol.secrets import Secret
 from skyinfra.tasks.task import Compute, Gather, Task
 
 P = ParamSpec("P")
@@ -153,10 +154,17 @@ class AsyncPool(Sender):
         return self.detach(self._task_of(task, args, kwargs, detach), detach)
 
     async def detach(
-        self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False
+        self,
+        task: Task[T],
+        name: str | None = None,
+        *,
+        priority: int = 0,
+        replace: bool = False,
+        notify: Sequence[str | Secret] = (),
     ) -> AsyncJob[T]:
         """See `Pool.detach`."""
-        return AsyncJob(await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace))
+        job = await asyncio.to_thread(self.pool.detach, task, name, priority=priority, replace=replace, notify=notify)
+        return AsyncJob(job)
 
     jobs = _in_thread(Pool.jobs, "pool")
 

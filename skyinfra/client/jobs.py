@@ -11,13 +11,15 @@ import re
 import socket
 import time
 import uuid
-from typing import Generic, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Generic, ParamSpec, TypeGuard, TypeVar
 
 from skyinfra.client.connection import Asker
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.snapshot import Target
+from skyinfra.engine.notifications import webhooks
 from skyinfra.engine.waiting import within
-from skyinfra.errors import JobCancelled, NotSupported, SlotLost
+from skyinfra.errors import InvalidField, JobCancelled, NotSupported, SlotLost
 from skyinfra.protocol import jobs, questions, services
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
@@ -36,6 +38,8 @@ _ANSWER_S = 15.0
 _CANCEL_S = 20.0
 # The head is asked anew that often, while somebody waits for a job.
 _WAIT_S = 20.0
+# A target of a notification: a command of this machine.
+COMMAND = "command:"
 # Between two questions.
 _PAUSE_S = 0.1
 
@@ -125,12 +129,15 @@ class Job(Generic[T]):
         found = self._fleet.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
         return str(found["text"]) if found is not None else ""
 
-    def give(self, *secrets: str | Secret) -> JobInfo:
+    def give(self, *secrets: str | Secret, notify: Sequence[str | Secret] = ()) -> JobInfo:
         """Gives the head the secrets again that the job waits for: one that starts anew has forgotten them.
 
-        secrets: in place of those that it lacks, for instance with the files that they are in. Returns the job as it is
-        then. Raises `SecretNotFound`, `InvalidField`.
+        secrets: in place of those that it lacks, for instance with the files that they are in. notify: see
+        `Pool.detach`; in place of the webhooks that the job had; where it has ended already, they are told at once.
+        Returns the job as it is then. Raises `SecretNotFound`, `InvalidField`.
         """
+        if notify:
+            self._fleet.in_loop(self._line.notify(self.id, self._fleet.manifest.fleet, addresses(notify)))
         wanted = named(secrets or self.info().lacks)
         return self._give({secret.name: look_up(secret) for secret in wanted})
 
@@ -169,6 +176,10 @@ class Line:
             arrived = await self.ask(services.job_part, job=wanted.id, offset=arrived, data=part)
         return await self.ask(services.job_submit, submission=wanted)
 
+    async def notify(self, job: str, pool: str, urls: list[str]) -> None:
+        """Gives the head the webhooks that it is to tell of the end of a job, which may not be submitted yet."""
+        await self.ask(services.job_notify, job=job, pool=pool, urls=urls)
+
     async def wait(self, job: str, timeout: float | None) -> JobInfo:
         """The job, once it has ended or after *timeout* seconds; None is for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -200,6 +211,7 @@ def detach(
     replace: bool = False,
     kind: Kind = "function",
     shown: str | None = None,
+    notify: Sequence[str | Secret] = (),
 ) -> Job[T]:
     """Leaves *task* with the head of *fleet*; see `Pool.detach`. shown: its name in lists, else the function's."""
     shown = shown or task.name
@@ -209,6 +221,7 @@ def detach(
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
     target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
+    urls = addresses(notify)
     identity = uuid.uuid4().hex
     secrets = fleet.secrets.of(identity)
     shipment = pickling.Shipment(
@@ -240,10 +253,45 @@ def detach(
         retries=task.settings.retries,
         replace=replace,
     )
-    job: Job[T] = Job(fleet, fleet.in_loop(Line(fleet.connection).submit(wanted, shipment.call)))
+    line, pool = Line(fleet.connection), fleet.manifest.fleet
+    if urls:
+        fleet.in_loop(line.notify(identity, pool, urls))
+    info = fleet.in_loop(line.submit(wanted, shipment.call))
+    if urls and not info.notifications:  # the head started anew between both
+        fleet.in_loop(line.notify(identity, pool, urls))
+    job: Job[T] = Job(fleet, info)
     if shipment.uses:
         job._give(secrets.values(shipment.uses))
     return job
+
+
+def targets(notify: Sequence[str | Secret]) -> list[str]:
+    """Returns the addresses and commands of *notify*; a name stands for what is looked up here, as a secret is.
+
+    Raises `InvalidField` and `SecretNotFound`, which show no address.
+    """
+    if isinstance(notify, str):
+        raise InvalidField("expected a list", field="notify", hint='notify=["SLACK_URL"]')
+    found = [each if is_target(each) else look_up(*named([each])) for each in notify]
+    webhooks(each for each in found if not each.startswith(COMMAND))
+    return found
+
+
+def is_target(text: str | Secret) -> TypeGuard[str]:
+    """Whether *text* is an address or a command, and no name of one."""
+    return isinstance(text, str) and re.match("[a-z]+:", text) is not None
+
+
+def addresses(notify: Sequence[str | Secret]) -> list[str]:
+    """`targets` that the head can tell. Raises `NotSupported` for a command."""
+    found = targets(notify)
+    if any(each.startswith(COMMAND) for each in found):
+        raise NotSupported(
+            "a command runs where its client is, and a job goes on without it",
+            field="notify",
+            hint=f"`skyinfra jobs result STACK/POOL JOB --notify {COMMAND}...` waits for the job, and runs it then.",
+        )
+    return found
 
 
 def _check_prospect(fleet: Fleet, target: Target) -> None:

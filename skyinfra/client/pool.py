@@ -19,6 +19,7 @@ from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import SkyinfraError, refuses_unknown_options
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.secrets import Secret
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Options, Task
 
@@ -146,18 +147,29 @@ class Pool(Sender, Questions):
             return self.detach(task, detach)
         return self.send(task, self.target)
 
-    def detach(self, task: Task[T], name: str | None = None, *, priority: int = 0, replace: bool = False) -> Job[T]:
+    def detach(
+        self,
+        task: Task[T],
+        name: str | None = None,
+        *,
+        priority: int = 0,
+        replace: bool = False,
+        notify: Sequence[str | Secret] = (),
+    ) -> Job[T]:
         """Leaves *task* with the head as a job, which goes on when this client ends and when the head restarts.
 
         As many jobs run at once as the fleet has slots: higher priorities first (from -1000 to 1000), those who submit
         in turns, and of each the oldest. name: of the job; None makes one. Names are unique among the jobs that the
         head keeps; replace: unless that job has ended, which is forgotten then with its result.
 
+        notify: webhooks, such as Slack's incoming ones, that the head tells of the end of the job; each an address, or
+        the name of the variable, or of the entry of the keyring, that holds it, as with `Secret`.
+
         A job runs at least once: again, from its beginning, where its slot or the head was lost before it had ended.
         ``timeout`` and ``retries`` of the task hold. Raises `JobNameTaken`, `TaskNotPicklable`, `TaskTooLarge` (above
         256 MiB), `SlotLost` where the fleet has no such slot, `StateDirectoryError` where the head's disk is full.
         """
-        return jobs.detach(self._fleet, self.target, task, name, priority=priority, replace=replace)
+        return jobs.detach(self._fleet, self.target, task, name, priority=priority, replace=replace, notify=notify)
 
     def broadcast(self, task: Task[T], *, slots: Sequence[InstanceInfo] | None = None) -> list[T]:
         """Runs *task* on every slot and gives one result per slot, in slot order; ``task @ pool`` is the same.

@@ -20,6 +20,7 @@ from skyinfra.client.ranks import Launch, Received
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, did_you_mean
 from skyinfra.protocol.gang import Work
+from skyinfra.protocol.secrets import Secret
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.sync import project
 from skyinfra.sync.includes import Includes
@@ -173,6 +174,7 @@ def detach_script(
     priority: int = 0,
     replace: bool = False,
     env: Mapping[str, str] | None = None,
+    notify: Sequence[str | Secret] = (),
 ) -> jobs.Job[int]:
     """Leaves ``python -u FILE ARGS`` with the head of *pool* as a job; see `run_script` for where it runs.
 
@@ -181,7 +183,15 @@ def detach_script(
     path = Path(path)
     task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), dict(env or {})))
     return jobs.detach(
-        pool._fleet, pool.target, task, name, priority=priority, replace=replace, kind="script", shown=path.name
+        pool._fleet,
+        pool.target,
+        task,
+        name,
+        priority=priority,
+        replace=replace,
+        kind="script",
+        shown=path.name,
+        notify=notify,
     )
 
 

@@ -14,10 +14,11 @@ from dataclasses import replace
 from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirectoryError, did_you_mean
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
+from skyinfra.head.notices import Notices, forgotten
 from skyinfra.head.queue import Job, Queue, View
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.protocol import jobs, rpc, services
-from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.jobs import JobInfo, Notification, Submission
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -42,12 +43,14 @@ class Jobs:
         self._queue = Queue(journal, self._jobs, on_over=self._prune)
         self._adding = asyncio.Lock()
         self.secrets = HeadSecrets()
+        self._notices = Notices()
         self._leaving = False
         self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
             services.job_submit.by(self._submit),
             services.job_secrets.by(self._take_secrets),
+            services.job_notify.by(self._take_webhooks),
             services.job_list.by(self._list),
             services.job_wait.by(self._wait),
             services.job_outcome.by(self._outcome),
@@ -63,7 +66,7 @@ class Jobs:
             logger.warning("the journal of jobs cannot be read: %s", error)
             return
         for record in found:
-            self._keep(record)
+            self._keep(record).note(notifications=forgotten(record.info))
         await self._release_trees()
         unfinished = sum(not job.info.over for job in self._jobs.values())
         if unfinished:
@@ -81,6 +84,7 @@ class Jobs:
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
+        await self._notices.stop()
         self._leaving = True
         for job in self._jobs.values():
             job.changes.tell()
@@ -103,6 +107,7 @@ class Jobs:
                     f"{_MOST_JOBS} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
                 )
             record = Record.of(submission, now=time.time())
+            record = replace(record, info=replace(record.info, notifications=self._notices.waiting(record.info.id)))
             await asyncio.to_thread(self._journal.add, record, submission.size)
             added = self._keep(record)
             if before is not None:
@@ -121,6 +126,31 @@ class Jobs:
             self.secrets.keep(found.info.id, {use.ref: values[use.name] for use in uses if use.name in values})
             self._queue.wake()
         return self._info(found)
+
+    async def _take_webhooks(self, job: str, pool: str, urls: list[str]) -> None:
+        jobs.check_id(job)
+        found = self._jobs.get(job)
+        if found is not None:
+            await found.changes.until(lambda: not found.settling, _WRITTEN_S)
+            if found.info.over and any(each.state != "failed" for each in found.info.notifications):
+                raise InvalidField("its end was told already", field="notify", given=found.info.name)
+        waiting = self._notices.keep(job, pool, urls, self._jobs)
+        if found is None:  # it is about to be submitted
+            return
+        found.note(notifications=waiting)
+        await self._queue.save(found)
+        if found.info.over:
+            self._tell(found)
+
+    def _tell(self, job: Job) -> None:
+        """Tells the webhooks of *job*, which has ended; its record says what became of it then."""
+
+        async def told(notifications: tuple[Notification, ...]) -> None:
+            job.note(notifications=notifications)
+            with contextlib.suppress(StateDirectoryError):  # it was forgotten, or the disk is full
+                await self._queue.save(job)
+
+        self._notices.over(job.info, told)
 
     async def _list(self) -> list[JobInfo]:
         view = self._queue.view()
@@ -193,6 +223,7 @@ class Jobs:
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
         self.secrets.forget(ended.info.id)
+        self._tell(ended)
         # Of those that ended at once, the one that was submitted last stays.
         over = [job for job in reversed(self._jobs.values()) if job.info.over]
         over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)

@@ -140,6 +140,10 @@ class Queue:
         slots = self._execution.slots()
         return View(self._execution.running(), cache(lambda needs: _places(slots, needs) > 0))
 
+    async def save(self, job: Job) -> None:
+        """Writes the record of *job* as it is now. Raises `StateDirectoryError`."""
+        await self._write(job, lambda: self._journal.save(job.record))
+
     # Their turns ----------------------------------------------------------------------------------------------------
 
     async def _run_all(self, execution: Execution) -> None:

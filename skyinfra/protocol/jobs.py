@@ -28,6 +28,15 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
+class Notification(_schema.Document, error=NodeError, source="notification"):
+    """A webhook that is told of the end of a job. problem: why it was not, or will not be, in one line."""
+
+    host: str
+    state: Literal["waiting", "sent", "failed"] = "waiting"
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class JobInfo(_schema.Document, error=NodeError, source="job"):
     """A job, as the head knows it.
 
@@ -36,7 +45,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     before that; started is that of the last attempt. attempts: how often it was sent to a slot. slot: where it runs, or
     ran last. problem: why it failed, or waits, in one line. figures: what its last attempt used of the slot's device;
     None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
-    nothing. lacks: the names of the secrets that it waits for.
+    nothing. lacks: the names of the secrets that it waits for. notifications: of its end, by the head.
     """
 
     name: str
@@ -54,6 +63,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     problem: str | None = None
     figures: Figures | None = None
     lacks: tuple[str, ...] = field(default=(), metadata={"later": True})
+    notifications: tuple[Notification, ...] = field(default=(), metadata={"later": True})
 
     @property
     def key(self) -> str:

@@ -68,14 +68,17 @@ def secrets_take(*, refs: list[str]) -> list[str | None]: ...
 
 # Jobs: `skyinfra.head.jobs`. *job* is a name, an id, or the beginning of an id. A call may be made again where its
 # answer was lost, and does nothing more then. `job_part` takes a part of the pickled call, before `job_submit`, and
-# gives how many bytes have arrived; `job_secrets` takes values by the names of secrets, after it; `job_outcome` gives a
-# part of the `calls.Ending` and the whole size.
+# gives how many bytes have arrived; `job_secrets` takes values by the names of secrets, after it; `job_notify` takes
+# addresses of webhooks, before it or after it, and *job* is an id there; `job_outcome` gives a part of the
+# `calls.Ending` and the whole size.
 @call()
 def job_part(*, job: str, offset: int, data: bytes) -> int: ...
 @call()
 def job_submit(*, submission: Submission) -> JobInfo: ...
 @call()
 def job_secrets(*, job: str, values: dict[str, str]) -> JobInfo: ...
+@call()
+def job_notify(*, job: str, pool: str, urls: list[str]) -> None: ...
 @call(read_only=True)
 def job_list() -> list[JobInfo]: ...
 @call(read_only=True)

@@ -64,13 +64,13 @@ class Hcp:
         self.workspaces: dict[str, Workspace] = {}
         self._ids = itertools.count(1)
         self._runs = Runs(self)
-        certificate, key = _certificate(folder)
+        pem, key = certificate(folder)
         self._server = _Server(("127.0.0.1", 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(pem, key)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.hostname = f"localhost:{self._server.server_port}"
-        self.authority = certificate
+        self.authority = pem
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
 
@@ -275,7 +275,7 @@ class Hcp:
         return {"id": f"{id}-{at}-{name}", "type": "state-version-outputs", "attributes": attributes}
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate of this machine's name that stands for itself, and its key."""
     folder.mkdir(parents=True, exist_ok=True)
     now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
