@@ -215,13 +215,10 @@ def tell_of(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | N
 
 
 def tell(targets: Sequence[str], notice: Notice) -> None:
-    """Tells *targets*, each in a thread. One that cannot be told is a line on stderr, and fails nothing."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(len(targets)) as threads:
-        for said in threads.map(lambda target: _told(target, notice), targets):
-            if said is not None:
-                sys.stderr.write(f"warning: {notice.job}: {said}\n")
+    """Tells *targets*. One that cannot be told is a line on stderr, and fails nothing."""
+    for target in targets:
+        if (said := _told(target, notice)) is not None:
+            sys.stderr.write(f"warning: {notice.name}: {said}\n")
 
 
 def _told(target: str, notice: Notice) -> str | None:

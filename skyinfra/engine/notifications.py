@@ -50,7 +50,7 @@ class Notice:
     """
 
     pool: str
-    job: str
+    name: str
     state: str
     seconds: float | None = None
     exit_code: int | None = None
@@ -70,7 +70,7 @@ class Notice:
     @property
     def subject(self) -> str:
         """A few words, for the subject of a mail."""
-        return f"{self.job} on {self.pool}: {self.state}"
+        return f"{self.name} on {self.pool}: {self.state}"
 
     @property
     def text(self) -> str:
@@ -79,10 +79,13 @@ class Notice:
         where = "" if self.slot is None else f" on slot {self.slot}"
         code = f"exit code {self.exit_code}" if self.exit_code else None
         why = self.problem or code
-        return f"{self.job} on {self.pool}: {self.state}{after}{where}" + (f": {why}" if why else "")
+        return f"{self.name} on {self.pool}: {self.state}{after}{where}" + (f": {why}" if why else "")
 
     def body(self) -> bytes:
-        """The JSON for a webhook. Slack ignores ``job``, and what it reads as markup is escaped in ``text``."""
+        """The JSON for a webhook. What Slack reads as markup is escaped in ``text``.
+
+        It ignores ``job``, as all fields that it does not know: https://github.com/hastic-zzz/hastic-server/issues/708.
+        """
         text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return json.dumps({"text": text, "job": asdict(self)}).encode()
 

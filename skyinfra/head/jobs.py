@@ -84,10 +84,10 @@ class Jobs:
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
-        await self._notices.stop()
         self._leaving = True
         for job in self._jobs.values():
             job.changes.tell()
+        await self._notices.stop()
 
     # What clients ask -----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ _MOST_JOBS = 20_000
 # Webhooks that are told at one time: each has a thread, and a slow one is to stop nothing else.
 _AT_ONCE = 8
 # Those that are being told when the head ends may take so long.
-_END_S = 5.0
+_END_S = 3.0
 
 Told = Callable[[tuple[Notification, ...]], Awaitable[None]]
 
@@ -74,7 +74,7 @@ class Notices:
             problem = await _in_thread(lambda: post(webhook, notice))
         if problem is None:
             return Notification(webhook.host, "sent")
-        logger.warning("job %s: %s was not told of its end: %s", notice.job, webhook.host, problem)
+        logger.warning("job %s: %s was not told of its end: %s", notice.name, webhook.host, problem)
         return Notification(webhook.host, "failed", problem)
 
 

@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "jobs result": (
         "skyinfra jobs result my-stack/pool train-20",
-        "skyinfra jobs result my-stack/pool train-20 --output loss.pickle",
+        "skyinfra jobs result my-stack/pool train-20 --output loss.pickle --notify SLACK_URL",
     ),
 }
 
