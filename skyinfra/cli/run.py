@@ -195,7 +195,7 @@ def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
         targets = ()
         raise
     except BaseException as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:500]
         raise
     finally:
         if targets:
@@ -231,7 +231,8 @@ def _told(target: str, notice: Notice) -> str | None:
         problem = post(webhook, notice)
         return problem and f"{webhook.host} was not told of its end: {problem}"
     given = {name: "" if value is None else str(value) for name, value in asdict(notice).items()}
-    variables = {f"SKYINFRA_JOB_{name.upper()}": value for name, value in given.items()}
+    # A variable holds no NUL, and no more than 128 KiB.
+    variables = {f"SKYINFRA_JOB_{name.upper()}": text.replace("\0", "")[:4000] for name, text in given.items()}
     variables["SKYINFRA_SUBJECT"] = notice.subject
     try:
         command = ["/bin/sh", "-c", target.removeprefix(COMMAND)]
@@ -240,7 +241,8 @@ def _told(target: str, notice: Notice) -> str | None:
             input=f"{notice.text}\n",
             stdout=2,  # stdout is for results
             env=os.environ | variables,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_COMMAND_S,
             check=False,
         )

@@ -21,7 +21,9 @@ from webhook_server import WebhookServer, webhook_server
 
 import skyinfra as sky
 from skyinfra.cli.app import app
+from skyinfra.cli.run import tell
 from skyinfra.client import connect, detach_script
+from skyinfra.engine.notifications import Notice
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]
@@ -206,3 +208,15 @@ def test_commands_run_on_the_client_which_tells_of_what_it_waits_for(
         assert client.wait(timeout=60) == 143
     assert mail.read_text().startswith(f"train.py on {fleet}: cancelled,cancelled,\n")
     assert files_with(secret, head.path) == []
+
+
+def test_a_command_gets_what_variables_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mail = tmp_path / "mail"
+    for problem in ("a\0b", "é" * 200_000):
+        notice = Notice("demo/mig", "nightly", "failed", problem=problem)
+        tell([f'command:(echo "$SKYINFRA_JOB_PROBLEM"; cat) > {mail}'], notice)
+        problem_there, text = mail.read_text(encoding="utf-8").splitlines()
+        assert problem_there == problem.replace("\0", "")[:4000] and text == notice.text
+    # One that does not read, and one that is not there.
+    tell(["command:exit 0", "command:no-such-program"], notice)
+    assert capsys.readouterr().err == "warning: nightly: the command of --notify ended with 127\n"
