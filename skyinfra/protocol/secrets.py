@@ -22,6 +22,9 @@ _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 # Variables that the runner sets.
 _OURS = "SKYINFRA_"
 
+# Where secrets of this process are read from.
+_files: set[Path] = set()
+
 _met: contextvars.ContextVar[dict[str, Secret] | None] = contextvars.ContextVar("skyinfra_secrets", default=None)
 
 
@@ -49,6 +52,8 @@ class Secret:
                 given=self.name if isinstance(self.name, str) and len(self.name) <= len(_OURS) else None,
                 hint="A secret is named, and its value is looked up: in the environment, a file or the keyring.",
             )
+        if self.file is not None:
+            _files.add(Path(self.file).expanduser().resolve())
 
     @property
     def value(self) -> str:
@@ -113,6 +118,11 @@ def read(file: str) -> str:
     except ValueError:
         raise SecretNotFound("is no text in UTF-8", field="Secret.file", given=file) from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def is_read_from(path: Path) -> bool:
+    """Whether a secret of this process is read from that file; *path* is absolute and has no links."""
+    return path in _files
 
 
 def check(name: str, value: str) -> None:

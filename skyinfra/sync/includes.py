@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from skyinfra.blobs.store import in_words
 from skyinfra.blobs.trees import Entry, Tree, check_paths
 from skyinfra.errors import InvalidInclude
+from skyinfra.protocol import secrets
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.pickling import import_folders
 
@@ -118,6 +119,8 @@ class Includes:
             # What is named itself is not left out, unless it is never sent.
             if _excluded(start.name, False, _patterns(("*.tfstate", "*.tfstate.*"))):
                 raise InvalidInclude("Terraform's state holds secrets and is not sent", field="includes", given=top)
+            if secrets.is_read_from(start.resolve()):
+                raise InvalidInclude("is the file of a secret and is not sent", field="includes", given=top)
             yield top, start
             return
         yield from _walk(start, start.resolve(), top, _patterns((*EXCLUDED, *self.excludes)), (start.resolve(),))
@@ -159,7 +162,7 @@ def _walk(
     for item in sorted(folder.iterdir()):
         path = item.name if top == "." else f"{top}/{item.name}"
         real = item.resolve()
-        if _excluded(path, item.is_dir(), patterns):
+        if _excluded(path, item.is_dir(), patterns) or secrets.is_read_from(real):
             continue
         if item.is_symlink() and not real.is_relative_to(start):
             raise InvalidInclude(

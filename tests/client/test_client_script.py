@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leaks import files_with
 
 import skyinfra as sky
 from skyinfra import InvalidInclude
@@ -261,6 +262,16 @@ def test_the_project_goes_with_its_script(shipped, project, monkeypatch):
     assert not (project / "written").exists()
     (project / "helper.py").write_text("NAME = 'changed'\n")
     assert shipped(project / "train.py", env=("HF=given",))[1].startswith("changed in a package words given")
+
+
+def test_the_file_of_a_secret_stays_here(shipped, project, fleet):
+    token = "tok-4f1c8b2e97"
+    (project / "data/token").write_text(f"{token}\n")
+    (project / "train.py").write_text("import os; print(os.listdir('data'), len(os.environ['TOKEN']))")
+    assert shipped(project / "train.py", secrets=(f"TOKEN=@{project}/data/token",))[:2] == (0, "['words.txt'] 14\n")
+    assert files_with(token, fleet.root) == []
+    with pytest.raises(InvalidInclude, match="is the file of a secret"):
+        shipped(project / "train.py", includes=(project / "data/token",))
 
 
 def test_a_script_in_a_package_finds_the_package(shipped, project):
