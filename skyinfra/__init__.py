@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "skyinfra.accelerators": "NVIDIA Accelerator AcceleratorSpec is_amd is_nvidia is_tpu is_trainium",
     "skyinfra.client": "AsyncJob AsyncPool Future GangWarning Job Pool connect connect_async",
+    "skyinfra.deploy.kept": "KeptJob kept_jobs",
     "skyinfra.packing": "pack",
     "skyinfra.pool": "ComputePool Image Worker",
     "skyinfra.protocol.gang": "Gang gang",

@@ -86,6 +86,8 @@ COST = {"usd_per_hour": float, "usd_per_30_days": float, "unknown": [str], "pool
 STANDING_COST = {"usd_per_hour": float, "unknown": [str], "machines": [Machines]}
 CHANGES = {"stack": str, "changes": [{"action": str, "address": str}], "run?": str, "cost?": COST}
 STANDING = ({"resources": int, "text": str, "failed": [str], "cost": STANDING_COST}, None)
+# In place of a fleet that is not there, when it was kept last.
+KEPT = {"at": float, "where": str, "fleet": Literal["gone", "unreachable"]}
 # What is missing has no place and no fleet.
 SLOT = {
     **{f"{name.rstrip('?')}?": shape for name, shape in fields(InstanceInfo).items()},
@@ -250,7 +252,7 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
             "notes": [str],
         },
     ),
-    "jobs": ("skyinfra jobs STACK/POOL --json", {"jobs": [JobInfo]}),
+    "jobs": ("skyinfra jobs STACK/POOL --json", {"jobs": [JobInfo], "kept?": KEPT}),
     "top": (
         "skyinfra top STACK/POOL --json",
         {"nodes": [{"name": str, "problem": str | None, "slots": [USE]}]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -179,9 +180,9 @@ def upgrade(
 
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
-    """Remove everything a stack created. It need not be declared any more."""
+    """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
     from skyinfra.cli.forward import forget_hosts
-    from skyinfra.cli.stacks import Approval
+    from skyinfra.cli.stacks import Approval, keep_jobs
     from skyinfra.deploy.apply import carry_out
     from skyinfra.deploy.orphans import forget, stack_to_destroy
     from skyinfra.terminal.progress import working
@@ -190,7 +191,8 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     project = Project.find()
     chosen = stack_to_destroy(project, stack)
     approve, planning = Approval(chosen, "destroy", auto_approve), working(f"plan {chosen.name}: terraform")
-    done = carry_out(chosen, approve=approve, destroy=True, planning=planning)
+    before = partial(keep_jobs, chosen, destroy=True)
+    done = carry_out(chosen, approve=approve, destroy=True, planning=planning, before=before)
     if done is None:
         raise typer.Exit(1)
     forget(project, chosen)

@@ -21,7 +21,19 @@ from skyinfra.cli.options import (
     exit_code,
     of_fleet,
 )
-from skyinfra.errors import InvalidField, NodeError, ScriptFailed, SkyinfraError, TaskError, TaskFailed
+from skyinfra.errors import (
+    FleetNotDeployed,
+    FleetUnreachable,
+    InvalidField,
+    NodeError,
+    PoolNotFound,
+    ProjectNotFound,
+    ScriptFailed,
+    SkyinfraError,
+    StackNotFound,
+    TaskError,
+    TaskFailed,
+)
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
@@ -30,6 +42,9 @@ if TYPE_CHECKING:
     from skyinfra.protocol.jobs import JobInfo
 
 _POLL_S = 1.0
+_KEEP_S = 3600.0
+# A fleet whose jobs are those that are kept.
+_GONE = (FleetNotDeployed, FleetUnreachable, ProjectNotFound, StackNotFound, PoolNotFound)
 _STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
 app = typer.Typer(
@@ -53,11 +68,16 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     from skyinfra.terminal import names, tables
     from skyinfra.terminal.progress import asked
 
-    with asked(fleet) as pool:
-        found, simulated = pool.jobs(), pool.manifest.simulated
-    names.remember_jobs(fleet, (job.name for job in found))
+    kept: dict[str, object] | None = None
+    try:
+        with asked(fleet) as pool:
+            found, simulated = pool.jobs(), pool.manifest.simulated
+        names.remember_jobs(fleet, (job.name for job in found))
+    except _GONE as error:
+        (found, kept), simulated = _kept(fleet, error), False
     if as_json:
-        tables.print_document({"jobs": [job.to_json() for job in found]})
+        document: dict[str, object] = {"jobs": [job.to_json() for job in found]}
+        tables.print_document(document | ({"kept": kept} if kept else {}))
         return
     made = tables.table(
         *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),
@@ -67,9 +87,10 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     now = time.time()
     for job in found:
         style, used = _STYLES.get(job.state), tables.used(job.figures)
+        state = job.state if kept is None or job.over else f"{job.state} when kept"
         made.add_row(
             escape(job.name),
-            f"[{style}]{job.state}[/]" if style else job.state,
+            f"[{style}]{state}[/]" if style else state,
             escape(job.task),
             escape(job.submitter),
             str(job.priority),
@@ -88,6 +109,46 @@ def _untold(job: JobInfo) -> str:
     return "; ".join(f"{each.host} not told: {each.problem}" for each in job.notifications if each.problem)
 
 
+def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, object]]:
+    """Returns the jobs that are kept of a fleet that is not there for *error*, and what `--json` says of them.
+
+    Says so on stderr. Raises *error* where none is kept.
+    """
+    from skyinfra.deploy.kept import kept_jobs
+
+    found = kept_jobs(fleet)
+    if not found:
+        raise error
+    last = max(each.kept for each in found)
+    gone = not isinstance(error, FleetUnreachable)
+    sys.stderr.write(f"kept {_date(last)} in {found[-1].where}, {_why(gone)}\n")
+    said = {"at": last, "where": found[-1].where, "fleet": "gone" if gone else "unreachable"}
+    return [each.info for each in found], said
+
+
+def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
+    """Prints the end of the kept log of a job, in place of *error*, which is raised where it is not kept."""
+    from skyinfra.deploy.kept import kept_jobs
+
+    # The last one of that name.
+    named = (each for each in reversed(kept_jobs(fleet)) if job == each.info.name or each.info.id.startswith(job))
+    if (found := next(named, None)) is None:
+        raise error
+    text = found.logs(lines)
+    why = _why(not isinstance(error, FleetUnreachable))
+    note = f"; {found.note}" if found.note else "" if text else "; it has printed nothing"
+    sys.stderr.write(f"job {found.info.name}: {found.info.state}, kept {_date(found.kept)}, {why}{note}\n")
+    sys.stdout.write(text)
+
+
+def _why(gone: bool) -> str:
+    return "the fleet is gone" if gone else "its head does not answer"
+
+
+def _date(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
 def _ran(job: JobInfo, now: float) -> str:
     from skyinfra.terminal.tables import span
 
@@ -103,16 +164,38 @@ def logs(
     lines: Lines = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
-    """Print what a job has printed."""
+    """Print what a job has printed; of a fleet that is gone, what was kept of it."""
     from skyinfra.terminal.progress import asked
 
-    with asked(fleet) as pool:
+    try:
+        pool = asked(fleet)
+    except _GONE as error:
+        _kept_log(fleet, job, lines, error)
+        return
+    with pool:
         found = pool.job(job)
         info = found.info()
         if info.slot is None and not follow:
             sys.stderr.write(f"job {info.name} is {info.state} and has printed nothing\n")
             return
         _Printer(pool, found, lines).run(follow=follow)
+
+
+@app.command()
+def keep(fleet: Fleet) -> None:
+    """Copy records and logs of jobs to where the state of the stack is, for after the fleet; again only what changed.
+
+    `skyinfra destroy` does it too. Exit code 1 where a job is not kept.
+    """
+    from skyinfra.deploy.kept import keep_now
+    from skyinfra.terminal.progress import working
+
+    with working(f"keep the jobs of {fleet}"):
+        done = keep_now(fleet, patience=_KEEP_S)
+    if not done.whole:
+        sys.stderr.write(f"{done}\n")
+        raise typer.Exit(1)
+    sys.stdout.write(f"{done}\n")
 
 
 @app.command()

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +18,7 @@ from skyinfra.bootstrap import runner_wheel
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, cost_of, standing_cost
 from skyinfra.deploy.endings import endings
+from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.deploy.transitions import transitions
@@ -142,6 +145,7 @@ def deploy_stack(
             approve=approve,
             replace=replace,
             planning=working(f"plan {chosen.name}: terraform"),
+            before=partial(keep_jobs, chosen),
             on_event=print_step if as_json else None,
         )
         if done is None:
@@ -159,6 +163,14 @@ def deploy_stack(
             say("error", error=type(error).__name__, message=str(error))
         raise
     return True
+
+
+def keep_jobs(stack: SynthesizedStack, plan: Plan, *, destroy: bool = False) -> None:
+    """Keeps the jobs of the fleets that lose some by *plan*, and prints what became of them."""
+    with working(f"keep the jobs of {stack.name}"):
+        found = list(keep_before(stack, plan, Path.cwd(), destroy=destroy))
+    for done in found:
+        typer.echo(str(done), err=True)
 
 
 def print_event(kind: str, **fields: object) -> None:

@@ -105,12 +105,14 @@ def carry_out(
     replace: Sequence[str] = (),
     target: Sequence[str] = (),
     planning: contextlib.AbstractContextManager[object] | None = None,
+    before: Callable[[Plan], object] = lambda plan: None,
     on_event: Callable[[Event], object] | None = None,
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
-    An empty plan is returned without asking. planning: is entered while Terraform plans. on_event: gets the events of
-    the apply. Takes and raises what `planned` does.
+    An empty plan is returned without asking. planning: is entered while Terraform plans. before: is called with an
+    approved plan, before anything is changed. on_event: gets the events of the apply. Takes and raises what `planned`
+    does.
     """
     verb = "destroy" if destroy else "deploy"
     with contextlib.ExitStack() as inside:
@@ -120,6 +122,7 @@ def carry_out(
             return plan
         if not approve(plan):
             return None
+        before(plan)
         in_place = {address for action, address in plan.changes if action == "update"}
         title = f"{verb} {stack.name}"
         reporting = Reporter(title, total=len(plan.changes), in_place=in_place, on_event=on_event)

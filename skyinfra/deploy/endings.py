@@ -91,6 +91,14 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
     )
 
 
+def losing_pools(plan: Plan) -> set[str]:
+    """Returns the pools of which *plan* replaces or destroys nodes, or what keeps their jobs."""
+    gone = (_ADDRESS.fullmatch(address) for action, address in plan.changes if action in ("replace", "delete"))
+    return {
+        match["pool"] for match in gone if match and (_is_node(match) or f"{match['type']}.{match['name']}" in _STATES)
+    }
+
+
 def _restarted(stack: SynthesizedStack, plan: Plan) -> dict[str, str]:
     """The reasons of the instances that *plan* gives another machine type in place, by their addresses."""
     updated = {

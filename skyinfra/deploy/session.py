@@ -8,12 +8,15 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from skyinfra.compiler import compile_pools
 from skyinfra.deploy.apply import NODES, carry_out, hint_for
+from skyinfra.deploy.kept import keep_before
 from skyinfra.errors import (
     FleetError,
     ProjectError,
@@ -21,7 +24,7 @@ from skyinfra.errors import (
     TerraformError,
 )
 from skyinfra.terraform.backends import LocalState
-from skyinfra.terraform.program import find_program
+from skyinfra.terraform.program import Plan, find_program
 from skyinfra.terraform.project import Project, SynthesizedStack, node_environment
 from skyinfra.terraform.state import refuse_shared
 
@@ -97,7 +100,9 @@ class Session:
         """Destroys the fleet, then removes the folder with its state."""
         if self._synthesized is not None:
             try:
-                carry_out(self._synthesized, destroy=True)
+                carry_out(
+                    self._synthesized, destroy=True, before=partial(_keep_jobs, self._synthesized, project=self.base)
+                )
             except SkyinfraError as error:
                 command = shlex.join([*find_program(), f"-chdir={self._synthesized.folder}", "destroy"])
                 error.hint = f"The fleet still exists. Destroy it with: {command}"
@@ -160,3 +165,8 @@ class Session:
 
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._previous_handler = signal.signal(signal.SIGTERM, leave)
+
+
+def _keep_jobs(stack: SynthesizedStack, plan: Plan, *, project: Path) -> None:
+    for done in keep_before(stack, plan, project, destroy=True):
+        sys.stderr.write(f"{done}\n")

@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from skyinfra.errors import MissingDependency
 from skyinfra.terraform.cloud_errors import refusals
+from skyinfra.terraform.stores import load_boto3
 
 # botocore waits and tries again, with a growing pause, where AWS throttles or fails. An answer that does not come in
 # time is not asked for again, and nothing else of that service is.
@@ -40,19 +40,6 @@ class CallFailed(Exception):
     def __init__(self, kind: ErrorKind, code: str, action: str, words: str, *, says: str = "", hint: str = "") -> None:
         super().__init__(f"{action}: {code}: {words}")
         self.kind, self.code, self.action, self.words, self.says, self.hint = kind, code, action, words, says, hint
-
-
-def load_boto3() -> Any:
-    """The boto3 package. Raises `MissingDependency`."""
-    try:
-        return importlib.import_module("boto3")
-    except ModuleNotFoundError as error:
-        if error.name != "boto3":
-            raise
-    raise MissingDependency(
-        "preflight asks AWS through boto3, which is not installed",
-        hint='Install it with: pip install "skyinfra[aws]"',
-    )
 
 
 class Api:
@@ -133,7 +120,7 @@ def _give_up(caught_exception: Exception | None, **_: Any) -> None:
 
 
 def _session(region: str, profile: str | None) -> Any:
-    boto3 = load_boto3()
+    boto3 = load_boto3("preflight asks AWS")
     exceptions = importlib.import_module("botocore.exceptions")
     try:
         return boto3.Session(region_name=region, profile_name=profile)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from skyinfra.preflight.access import check_credentials, check_instance_profile, not_checked
-from skyinfra.preflight.api import Api, CallFailed, load_boto3
+from skyinfra.preflight.api import Api, CallFailed
 from skyinfra.preflight.capacity import check_blocks, check_reservation
 from skyinfra.preflight.facts import Context
 from skyinfra.preflight.images import check_images
@@ -18,6 +18,7 @@ from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
 from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.stores import load_boto3
 
 Check = Callable[[Context], list[Finding]]
 
@@ -74,7 +75,7 @@ def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: in
     session: a boto3 session for all pools; None makes one for each region and profile. workers: questions at a time.
     Raises `MissingDependency`.
     """
-    load_boto3()
+    load_boto3("preflight asks AWS")
     accounts = list(dict.fromkeys((pool.region, pool.profile) for pool in pools))
     with ThreadPoolExecutor(workers) as executor:
         reached = dict(zip(accounts, executor.map(lambda each: _reach(each, session), accounts), strict=True))

@@ -10,6 +10,7 @@ from skyinfra.preflight.aws import ACTIONS
 from skyinfra.preflight.pool_inputs import is_group
 from skyinfra.providers.aws_fields import partition, permissions
 from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.stores import jobs_prefix
 
 
 def policy(stack: SynthesizedStack) -> dict[str, Any]:
@@ -122,7 +123,7 @@ def _of_pool(name: str, inputs: Mapping[str, Any], arn: str) -> Iterator[dict[st
 
 
 def _state(backend: Mapping[str, Any] | None, arn: str) -> Iterator[dict[str, Any]]:
-    """The statements on a state in S3: its file and the lock beside it."""
+    """The statements on a state in S3: its file, the lock beside it, and the jobs that are kept there."""
     if backend is None or "endpoints" in backend:
         return
     bucket, key = f"{arn}:s3:::{backend['bucket']}", backend["key"]
@@ -130,6 +131,8 @@ def _state(backend: Mapping[str, Any] | None, arn: str) -> Iterator[dict[str, An
     files = [f"{bucket}/{key}", f"{bucket}/{key}.tflock"]
     actions = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     yield {"Sid": "State", "Effect": "Allow", "Action": actions, "Resource": files}
+    kept = f"{bucket}/{jobs_prefix(backend)}*"
+    yield {"Sid": "Jobs", "Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"], "Resource": kept}
     if "kms_key_id" in backend:
         actions = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
         yield {"Sid": "StateKey", "Effect": "Allow", "Action": actions, "Resource": backend["kms_key_id"]}

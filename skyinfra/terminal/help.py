@@ -67,6 +67,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "jobs list": ("skyinfra jobs my-stack/pool", "skyinfra jobs list my-stack/pool --json"),
     "jobs logs": ("skyinfra jobs logs my-stack/pool train-20", "skyinfra jobs logs my-stack/pool train-20 --follow"),
+    "jobs keep": ("skyinfra jobs keep my-stack/pool", "skyinfra -C my-project jobs keep my-stack/pool"),
     "jobs cancel": ("skyinfra jobs cancel my-stack/pool train-20", "skyinfra jobs cancel my-stack/pool 3f9c"),
     "jobs give": (
         "skyinfra jobs give my-stack/pool train-20",

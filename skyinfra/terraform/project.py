@@ -97,16 +97,20 @@ class SynthesizedStack:
         return terraform
 
     @property
+    def workspace(self) -> str:
+        """The workspace that Terraform is told to use."""
+        chosen = self.folder / ".terraform" / "environment"
+        return os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
+
+    @property
     def state_file(self) -> Path | None:
         """The file of the state, in the workspace that Terraform is told to use; None for other backends."""
         if "local" not in self.backend:
             return None
         settings: dict[str, str] = self.backend["local"]
-        chosen = self.folder / ".terraform" / "environment"
-        workspace = os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
-        if workspace == "default":
+        if self.workspace == "default":
             return self.folder / settings.get("path", "terraform.tfstate")
-        return self.folder / settings.get("workspace_dir", "terraform.tfstate.d") / workspace / "terraform.tfstate"
+        return self.folder / settings.get("workspace_dir", "terraform.tfstate.d") / self.workspace / "terraform.tfstate"
 
     def keep_private(self) -> None:
         """Lets nobody else read the state's file and its backup. Raises `ProjectError`, also for folders of others."""

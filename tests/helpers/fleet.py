@@ -47,6 +47,12 @@ def skyinfra(project: Path, *arguments: str, check: bool = True, **extra: str) -
     return result
 
 
+def left(project: Path) -> set[str]:
+    """What stands in the folder of the local nodes, besides the jobs that are kept."""
+    folder = project / ".skyinfra"
+    return {each.name for each in folder.iterdir()} - {".jobs"} if folder.exists() else set()
+
+
 def status(project: Path, stack: str = "quickstart") -> dict[str, Any]:
     found = json.loads(skyinfra(project, "status", "--json").stdout)
     return next(each for each in found["stacks"] if each["stack"] == stack)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from engine_bed import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
-from fleet import processes, skyinfra, until
+from fleet import left, processes, skyinfra, until
 from support import ROOT
 
 import skyinfra as sky
@@ -88,7 +88,7 @@ def test_two_containers_from_deploy_to_destroy(tmp_path: Path, clean: Engine) ->
         assert deploy(here) == set() and made(clean) == standing
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not (here / ".skyinfra").exists() and not processes(here)
+    assert not left(here) and not processes(here)
 
 
 def is_private(engine: Engine, manifest: Manifest) -> None:
@@ -141,7 +141,7 @@ def test_what_is_killed_comes_back_and_what_is_declared_changes_no_more(tmp_path
         clean.run("network", "rm", "-f", prefix)
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not (here / ".skyinfra").exists() and not processes(here)
+    assert not left(here) and not processes(here)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_commands_and_orphans(tmp_path: Path, clean: Engine) -> None:
         assert "skyinfra destroy here" in skyinfra(here, "plan").stderr
     finally:
         skyinfra(here, "destroy", "here", "--auto-approve")
-    assert not (here / ".skyinfra").exists()
+    assert not left(here)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet import processes, skyinfra, until
+from fleet import left, processes, skyinfra, until
 from support import ROOT
 
 import skyinfra as sky
@@ -67,7 +67,8 @@ def test_jobs_go_on_when_their_head_is_replaced(tmp_path: Path) -> None:
             for name, gate in gates.items():
                 pool.detach(Task(wait_for, (str(gate),)), name)
             until(lambda: sum(map(starts, gates.values())) == 2)
-            skyinfra(here, "deploy", "--auto-approve", "--replace", 'module.cpu.terraform_data.node["cpu-0"]')
+            done = skyinfra(here, "deploy", "--auto-approve", "--replace", 'module.cpu.terraform_data.node["cpu-0"]')
+            assert f"here/cpu: 5 of 5 jobs kept in {here}/.skyinfra/.jobs/here" in done.stderr
             # Another head, at the same address: this client has not ended.
             assert not (folder / "of-the-first-head").exists() and (folder / "scheduler").read_text() == address
             assert set(states(pool)) == {"over", *gates}
@@ -80,7 +81,7 @@ def test_jobs_go_on_when_their_head_is_replaced(tmp_path: Path) -> None:
         assert sorted(map(starts, gates.values())) == [1, 1, 2, 2]
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not processes(here) and not (here / ".skyinfra").exists()
+    assert not processes(here) and not left(here)
 
 
 class Fleet:

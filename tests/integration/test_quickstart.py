@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from fleet import copy_quickstart, environment, processes, skyinfra, status, until
+from fleet import copy_quickstart, environment, left, processes, skyinfra, status, until
 from on_terminal import on_terminal, plain
 from schemas import valid
 from support import ROOT, cdk_command
@@ -46,7 +46,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield project
     skyinfra(project, "destroy", "--auto-approve")
     until(lambda: not processes(project))
-    assert not (project / ".skyinfra").exists()
+    assert not left(project)
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +382,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     finally:
         skyinfra(project, "destroy", "--auto-approve")
     until(lambda: not processes(project))
-    assert not (project / ".skyinfra").exists()
+    assert not left(project)
 
 
 @pytest.mark.slow
@@ -464,7 +464,7 @@ def test_the_same_stack_through_the_npm_command_line(tmp_path: Path) -> None:
     finally:
         cdk(library, project, "destroy", "--auto-approve")
     until(lambda: not processes(project))
-    assert not (project / ".skyinfra").exists()
+    assert not left(project)
 
 
 @pytest.mark.slow

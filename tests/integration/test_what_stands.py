@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from fleet import environment, processes, skyinfra, until
+from fleet import environment, left, processes, skyinfra, until
 from synthesized import project_of
 
 PROGRAM = """
@@ -68,7 +68,7 @@ def test_a_renamed_stack_is_named_and_destroyed_from_its_state_alone(tmp_path: P
     (orphan,) = json.loads(skyinfra(here, "status", "--json").stdout)["orphans"]
     assert (orphan["stack"], orphan["resources"], orphan["workspace"]) == ("old", 5, None)
     skyinfra(here, "destroy", "old", "--auto-approve")
-    assert not processes(here) and not (here / ".skyinfra").exists()
+    assert not processes(here) and not left(here)
     assert not (here / "cdktf.out" / "stacks" / "old").exists()
     assert "owns" not in skyinfra(here, "plan").stderr
     refused = skyinfra(here, "destroy", "old", check=False)
@@ -192,7 +192,7 @@ def test_a_configuration_that_cannot_be_evaluated_keeps_nobody_from_destroying(t
     document["data"] = {"terraform_remote_state": {"gone": {"backend": "local", "config": {"path": "nowhere"}}}}
     file.write_text(json.dumps(document))
     skyinfra(here, "destroy", "--auto-approve")
-    assert not processes(here) and not (here / ".skyinfra").exists()
+    assert not processes(here) and not left(here)
 
 
 @pytest.mark.slow

@@ -54,6 +54,24 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_of_the_block_is_kept(tmp_path: Path) -> None:
+    body = """
+    @sky.compute
+    def says() -> None:
+        print("it is said")
+
+    with POOL as pool:
+        pool.submit(says, detach="says").result(timeout=60)
+    """
+    _, err = start(tmp_path, body).communicate(timeout=180)
+    assert f"1 of 1 jobs kept in {tmp_path}/.skyinfra/.jobs/session" in err, err
+    until(lambda: not processes(tmp_path))
+    (log,) = (tmp_path / ".skyinfra").rglob("output.log")
+    assert log.read_text() == "it is said\n"
+    assert [each.name for each in (tmp_path / ".skyinfra").iterdir()] == [".jobs"]
+
+
+@pytest.mark.slow
 def test_a_secret_of_the_image_is_in_no_plan_no_state_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
