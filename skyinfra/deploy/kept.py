@@ -180,7 +180,8 @@ class _Copy:
             return "the time was up; `skyinfra jobs keep` beforehand takes the time that it needs"
         try:
             return self._job(info)
-        except SkyinfraError as error:
+        # The last three: a node that was taken over may answer anything, and must not keep a fleet from its end.
+        except (SkyinfraError, OSError, KeyError, TypeError, ValueError) as error:
             return _line(error)
 
     def _job(self, info: JobInfo) -> bool:
@@ -215,7 +216,7 @@ class _Copy:
         """Writes the log of the last attempt to *file*. Returns how many bytes of its begin are left out."""
         size = self._part(info, None)[1] if info.slot is not None else 0
         offset = left_out = max(0, size - LARGEST_LOG)
-        while offset < size:
+        while offset < size and file.tell() < LARGEST_LOG:
             text, following = self._part(info, offset)
             if following <= offset:
                 break
@@ -255,7 +256,7 @@ def keep_before(stack: SynthesizedStack, plan: Plan, project: Path, *, destroy: 
     for pool in fleets if destroy else losing_pools(plan) & set(fleets):
         try:
             done = keep(fleets[pool], store, patience=max(0.0, deadline - time.monotonic()))
-        except SkyinfraError as error:
+        except (SkyinfraError, OSError) as error:
             done = Keeping(fleets[pool].fleet, store.where, None, problems=[_line(error)])
         if done.total != 0:
             yield done
@@ -302,5 +303,6 @@ def _folder(pool: str, info: JobInfo) -> str:
     return f"{pool}/{info.key}"
 
 
-def _line(error: SkyinfraError) -> str:
-    return " ".join(error.message.split())
+def _line(error: Exception) -> str:
+    text = error.message if isinstance(error, SkyinfraError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())

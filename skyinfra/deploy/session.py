@@ -168,5 +168,7 @@ class Session:
 
 
 def _keep_jobs(stack: SynthesizedStack, plan: Plan, *, project: Path) -> None:
-    for done in keep_before(stack, plan, project, destroy=True):
-        sys.stderr.write(f"{done}\n")
+    # An interrupt ends the keeping alone: what costs money is destroyed all the same.
+    with contextlib.suppress(KeyboardInterrupt):
+        for done in keep_before(stack, plan, project, destroy=True):
+            sys.stderr.write(f"{done}\n")

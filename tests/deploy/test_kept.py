@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.deploy import kept
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.terraform.project import Project, SynthesizedStack
 from skyinfra.terraform.stores import Store, jobs_prefix, local_store, store_of
 
@@ -156,6 +157,38 @@ def test_the_encryption_and_the_workspace_are_those_of_the_state(
             late.write("mig/b/output.log", kept._Timed(io.BytesIO(b"slow"), time.monotonic() - 1))
     bare = {"bucket": "b", "key": "k", "region": "r"}
     assert jobs_prefix(bare) == "k/jobs/"
+
+
+class TakenOver:
+    """A fleet whose nodes answer what they like."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def ask(self, *_: Any, offset: int | None, **__: Any) -> Any:
+        return self.answer(offset)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda offset: ["no document"], "TypeError: "),
+        (lambda offset: {"text": "no offset"}, "KeyError: 'offset'"),
+        (lambda offset: {"text": "", "offset": "many"}, "ValueError: "),
+        (lambda offset: {"text": "", "offset": 10**30}, True),
+        (lambda offset: {"text": "x" * 1000, "offset": 10**9 if offset is None else offset + 1}, True),
+    ],
+)
+def test_a_node_that_was_taken_over_keeps_no_fleet_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, said: Any
+) -> None:
+    monkeypatch.setattr(kept, "LARGEST_LOG", 5_000)
+    info = JobInfo("a", "0" * 32, "t", "script", "me@here", 0, "done", 1.0, 2.0, 3.0, 1, "n1/0")
+    store = local_store(tmp_path, "demo")
+    copy = kept._Copy(TakenOver(answer), store, "mig", time.monotonic() + 60, (), [])  # type: ignore[arg-type]
+    found = copy.attempt(info)
+    assert found is said or found.startswith(said)
+    assert sum(len(store.read(name)) for name in store.names("mig") if name.endswith(".log")) <= 6_000
 
 
 @pytest.mark.slow
