@@ -79,6 +79,9 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
         document: dict[str, object] = {"jobs": [job.to_json() for job in found]}
         tables.print_document(document | ({"kept": kept} if kept else {}))
         return
+    if not found:
+        sys.stdout.write(f"{fleet} has no jobs\n")
+        return
     made = tables.table(
         *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),
         leave_out=("ID", "PRIORITY", "SUBMITTER", "USED", "TASK", "SLOT", "SUBMITTED"),
