@@ -7,16 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import debian_torch
 import pytest
-import typer
 from fleet import environment, skyinfra
 from support import ROOT, missing
 
-import skyinfra as sky
-from skyinfra.cli.app import app
 from tools import pictures, recording, site
 
 DOCS = ROOT / "docs"
@@ -44,28 +40,6 @@ def test_the_picture_of_the_terminal_is_that_of_the_recording() -> None:
     assert [line[2:] for line in shown.splitlines() if line.startswith("$ ")] == list(recording.COMMANDS)
     assert "quickstart: destroyed" in shown and "quickstart/mig" in shown
     assert os.fspath(ROOT) not in cast and "/home/" not in cast and "/tmp/" not in cast
-
-
-def test_every_public_name_has_its_place() -> None:
-    pages = "".join(site.python_pages().values())
-    named = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)}
-    errors = re.findall(r"^ *- `(\w+)`: ", (DOCS / "errors.md").read_text(), re.MULTILINE)
-    assert named | {*errors, "__version__"} == set(sky.__all__)
-
-
-def test_every_command_and_option_stands_on_its_page() -> None:
-    page = site.commands()
-
-    def look(path: str, command: Any) -> None:
-        assert f"## `{path}`\n" in page
-        for parameter in command.params:
-            if parameter.param_type_name == "option" and not parameter.hidden:
-                assert parameter.opts[0] in page.split(f"## `{path}`\n", 1)[1].split("\n## ", 1)[0], path
-        for name, each in getattr(command, "commands", {}).items():
-            look(f"{path} {name}", each)
-
-    look("skyinfra", typer.main.get_command(app))
-    assert "## `skyinfra mig plan`" in page
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/places.md", "docs/tutorials/sweep.md"])
