@@ -44,13 +44,16 @@ DECLARED = {
 }
 _OPEN = "import skyinfra as sky\npool = sky.connect('inference', 'mig')\n"
 _TRAIN = "@sky.compute\ndef train(seed: int) -> float:\n    return seed + 0.5\n"
-# Pages whose Python runs, each in its turn on one fleet of simulated GPUs.
-FLEET = {
+# Pages whose Python synthesizes a stack.
+SYNTHESIZED = {
     "docs/declaration.md": "",
     "docs/hcp-terraform.md": (
         "import skyinfra as sky\nfrom cdktf import App\napp = App()\n"
         "pools = [sky.ComputePool(provider=sky.AWS(region='us-east-1'), accelerator='H100:8')]"
     ),
+}
+# Pages whose Python runs, each in its turn on one fleet of simulated GPUs.
+FLEET = {
     "docs/deploying.md": f"import skyinfra as sky\n{_TRAIN}",
     "docs/jobs.md": f"import skyinfra as sky\n{_TRAIN}",
     "docs/secrets.md": "import skyinfra as sky\ndef download(url: str, password: str) -> None:\n    assert password",
@@ -98,7 +101,7 @@ def of_ours(line: str) -> Iterator[list[str]]:
 
 def parse(command: Any, words: list[str], path: str) -> None:
     """Parses the words as the program does, and runs nothing: an option such as --version acts while it is parsed."""
-    if any(words[0] in parameter.opts for parameter in command.params if words and parameter.is_eager):
+    if any(words[0] in parameter.opts for parameter in command.params if words and not parameter.expose_value):
         return
     context = command.make_context(path, list(words))
     rest = [*context._protected_args, *context.args]
@@ -111,7 +114,7 @@ def test_every_block_is_held() -> None:
     kinds = {"python", "hcl", "json", "yaml", "toml", "mermaid", "", "sh", "bash", "console"}
     assert not [block.place for block in ALL if block.language not in kinds]
     python = {name(block.page) for block in ALL if block.language == "python" and not block.reason}
-    assert python == {*DECLARED, *FLEET} | {page for page in OWN_TESTS if page in python}
+    assert python == {*DECLARED, *SYNTHESIZED, *FLEET} | {page for page in OWN_TESTS if page in python}
     assert not [block.place for block in ALL if block.title and name(block.page) not in OWN_TESTS]
 
 
@@ -220,6 +223,15 @@ def test_what_is_declared_compiles(page: str, tmp_path: Path) -> None:
     said = run(page, DECLARED[page], tmp_path)
     assert said.endswith(": ran\n")
     assert page == "docs/recommend.md" or " slots\n" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SYNTHESIZED)
+def test_what_is_declared_is_synthesized(page: str, tmp_path: Path) -> None:
+    prelude = SYNTHESIZED[page]
+    run(page, prelude, tmp_path)
+    if "synth()" in (ROOT / page).read_text():
+        assert list((tmp_path / "cdktf.out" / "stacks").glob("*/cdk.tf.json"))
 
 
 PROGRAM = """

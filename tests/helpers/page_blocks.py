@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def blocks(page: Path) -> list[Block]:
     for start, language, title, body in sorted(found):
         reason = _REASON.search(text[:start])
         line = text.count("\n", 0, start) + 1
-        made.append(Block(page, line, language, title, inspect.cleandoc(body) + "\n", reason and reason[1]))
+        made.append(Block(page, line, language, title, textwrap.dedent(body).strip("\n") + "\n", reason and reason[1]))
     return made
 
 
