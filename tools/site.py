@@ -29,7 +29,14 @@ TOOLS = ROOT / "build" / "docs-tools"
 SITE = ROOT / "build" / "site"
 # The pages of docs/ in their order; the reference comes after them.
 PAGES: dict[str, tuple[str, ...]] = {
-    "Start": ("installing", "tutorials/sweep", "tutorials/fine-tune", "tutorials/ci", "tutorials/plain-hcl"),
+    "Start": (
+        "installing",
+        "tutorials/sweep",
+        "tutorials/fine-tune",
+        "tutorials/lab",
+        "tutorials/ci",
+        "tutorials/plain-hcl",
+    ),
     "Declare": ("declaration", "mig", "places", "providers", "offers", "recommend"),
     "Run": (
         "deploying",
