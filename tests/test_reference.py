@@ -29,7 +29,7 @@ MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/main.tf"))
 def pages() -> dict[str, str]:
     """The pages of the reference, as the site has them."""
     found = {**site.python_pages(), **site.made_pages()}
-    found |= {f"modules/{module.name}": reference.inputs(module) for module in MODULES}
+    found |= {f"modules/{module.name}": reference.module(module) for module in MODULES}
     return found | {
         f"docs/{name}": (ROOT / "docs" / f"{name}.md").read_text() for name in ("errors", "command-line", "providers")
     }
@@ -134,7 +134,14 @@ def test_nothing_stands_that_is_not() -> None:
 
 
 def test_an_input_has_its_type_default_and_meaning(tmp_path: Path) -> None:
-    body = 'description = "How \\"big\\" | it is."\n  type = list(object({\n    a = number\n  }))\n  default = []'
+    body = 'description = "How \\"big\\" | it is."\n  type = list(object({\n    a = number  # of it\n    b = string\n  }))\n  default = []'
     text = f'variable "size" {{\n  {body}\n}}\n'
     (tmp_path / "variables.tf").write_text(text)
-    assert '| `size` | `list(object({ a = number }))` | `[]` | How "big" \\| it is. |' in reference.inputs(tmp_path)
+    tables = "| input | type | default | |\n|---|---|---|---|\n| `old` | | | |\n\n| output | |\n|---|---|\n| `x` | |\n"
+    (tmp_path / "README.md").write_text(f"Before.\n\n{tables}")
+    page = reference.module(tmp_path)
+    assert "Before." in page and "`old`" not in page
+    assert '| `size` | How "big" \\| it is. `list(object({ a = number, b = string }))`, by default `[]`. |' in page
+    (tmp_path / "README.md").write_text("No table.\n")
+    with pytest.raises(SystemExit, match="0 tables"):
+        reference.module(tmp_path)

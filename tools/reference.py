@@ -1,4 +1,4 @@
-"""Pages of the reference that are made of data: inputs of modules, JSON schemas, traits of providers, benchmarks."""
+"""Pages of the reference that are made of data: modules, JSON schemas, traits of providers, benchmarks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def inputs(module: Path) -> str:
-    """Returns the inputs and outputs of a module and of its examples, from their .tf files."""
-    parts = [f"\n## Inputs\n\n{_variables(module)}", f"\n## Outputs\n\n{_outputs(module)}"]
-    for example in sorted(module.glob("examples/*/")):
+def module(folder: Path) -> str:
+    """Returns the README of a module with the tables of its inputs and outputs, and those of its examples, made anew
+    from its .tf files."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    for head, table in ((r"input \| type \| default", _variables(folder)), ("output", _outputs(folder))):
+        text, found = re.subn(rf"^\| {head} \| \|\n(?:\|.*\n)+", lambda _, new=table: new, text, flags=re.MULTILINE)
+        if found != 1:
+            raise SystemExit(f"{folder.name}/README.md: {found} tables that begin with: {head}")
+    for example in sorted(folder.glob("examples/*/")):
         if table := _variables(example):
-            parts.append(f"\n## Inputs of examples/{example.name}\n\n{table}")
-    return "".join(parts)
+            text += f"\n## Inputs of examples/{example.name}\n\n{table}"
+    return text
 
 
 def _blocks(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
@@ -39,7 +44,11 @@ def _blocks(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 def _argument(name: str, body: str) -> str:
     found = re.search(rf"^  {name} += (.*?)(?=^  \w|^\n|\Z)", body, re.MULTILINE | re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
+    if not found:
+        return ""
+    # Lines of a type end its attributes, as commas do.
+    lines = re.sub(r"(?<=[^\s({\[,])\n\s*(?=\w)", ", ", re.sub(r" *#.*", "", found[1]) if name == "type" else found[1])
+    return " ".join(lines.split())
 
 
 def _variables(folder: Path) -> str:
@@ -47,8 +56,9 @@ def _variables(folder: Path) -> str:
     for name, body in sorted(_blocks("variable", folder)):
         default = _argument("default", body)
         words = _argument("description", body).strip('"').replace('\\"', '"')
-        rows.append((f"`{name}`", f"`{_argument('type', body)}`", f"`{default}`" if default else "required", words))
-    return _table(("input", "type", "default", "meaning"), rows) if rows else ""
+        kind = f"`{_argument('type', body)}`, {f'by default `{default}`' if default else 'required'}"
+        rows.append((f"`{name}`", f"{words} {kind}."))
+    return _table(("input", "meaning, type, default"), rows) if rows else ""
 
 
 def _outputs(folder: Path) -> str:

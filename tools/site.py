@@ -72,10 +72,9 @@ def prepare(source: Path = SOURCE) -> None:
     for folder in (source / "modules", source / "reference"):
         folder.mkdir()
     for readme in sorted((ROOT / "modules").glob("*/README.md")):
-        words = readme.read_text(encoding="utf-8").replace("](../../docs/", "](../")
+        words = reference.module(readme.parent).replace("](../../docs/", "](../")
         words = re.sub(r"\]\(\.\./(\w+)(?:/README\.md)?\)", r"](\1.md)", words)
-        page = unlinked(words, 1) + reference.inputs(readme.parent)
-        (source / "modules" / f"{readme.parent.name}.md").write_text(page, encoding="utf-8")
+        (source / "modules" / f"{readme.parent.name}.md").write_text(unlinked(words, 1), encoding="utf-8")
     for name, page in {**python_pages(), **made_pages()}.items():
         (source / "reference" / f"{name}.md").write_text(page, encoding="utf-8")
     shutil.move(source / "errors.md", source / "reference" / "errors.md")
