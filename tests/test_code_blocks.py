@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ NOT_RUN = 3
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+@cache
+def commands() -> Any:
+    """The program, as typer makes it."""
+    return typer.main.get_command(app)
 
 
 def shells() -> Iterator[tuple[Block, str]]:
@@ -140,7 +147,7 @@ def test_blocks_are_found(tmp_path: Path) -> None:
 
 
 def test_the_commands_parse() -> None:
-    program, runner = typer.main.get_command(app), runner_cli._parser()
+    program, runner = commands(), runner_cli._parser()
     seen, wrong = 0, []
     for block, line in shells():
         calls = list(of_ours(line))
@@ -156,12 +163,41 @@ def test_the_commands_parse() -> None:
     assert seen > 50
 
 
+def wrong_inline(text: str) -> list[str]:
+    """The commands in the sentences of a page that do not exist, or have no such option; they may leave words out."""
+    found = []
+    for code in re.findall(r"`(skyinfra(?: [^`\n]+)?)`", re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S)):
+        command = commands()
+        words = code.split(" -- ")[0].split()[1:]
+        options = opts(command)
+        for word in words:
+            below = getattr(command, "commands", {})
+            if word in below:
+                command = below[word]
+                # `jobs` alone is `jobs list`.
+                options |= opts(command) | opts(getattr(command, "commands", {}).get("list", command))
+            elif re.match(r"--|[a-z]+$" if below else "--", word) and word.partition("=")[0].rstrip(",") not in options:
+                found.append(code)
+    return found
+
+
+def opts(command: Any) -> set[str]:
+    return {"--help"}.union(*(parameter.opts + parameter.secondary_opts for parameter in command.params))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_commands_in_sentences_exist(page: Path) -> None:
+    assert not wrong_inline(page.read_text())
+
+
 def test_a_command_that_does_not_parse_is_seen() -> None:
-    program = typer.main.get_command(app)
+    program = commands()
     with pytest.raises(Exception, match="--no-such"):
         parse(program, ["plan", "--no-such"], "skyinfra")
     with pytest.raises(Exception, match="nosuch"):
         parse(program, ["mig", "nosuch"], "skyinfra")
+    text = "`skyinfra mig plan --json`, `skyinfra nosuch`, `skyinfra jobs --nosuch`, `skyinfra plan`"
+    assert wrong_inline(text) == ["skyinfra nosuch", "skyinfra jobs --nosuch"]
     assert list(of_ours("cd x && sudo skyinfra-runner adopt > out | tee  # skyinfra plan")) == [
         ["skyinfra-runner", "adopt"]
     ]
