@@ -309,3 +309,18 @@ def test_python_runs(page: str, project: Path, tmp_path: Path) -> None:
     (tmp_path / ".bucket-key").chmod(0o600)
     variables = {"HOME": os.fspath(tmp_path), "HF_TOKEN": "token-of-a-test", "WANDB_API_KEY": "key-of-a-test"}
     assert run(page, FLEET[page], project, **variables).endswith(": ran\n")
+
+
+@pytest.mark.slow
+def test_the_first_steps_of_the_readme_run(tmp_path: Path) -> None:
+    """As they stand, but that nobody is there to be asked."""
+    [steps] = [
+        block.text for block in ALL if block.text.startswith("skyinfra init") and name(block.page) == "README.md"
+    ]
+    script = re.sub(r"skyinfra (deploy|destroy)", r"skyinfra \1 --auto-approve", steps)
+    assert script.count("--auto-approve") == 2
+    done = subprocess.run(
+        ["sh", "-ec", script], cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "quickstart: destroyed" in done.stdout + done.stderr and "ready" in done.stdout
