@@ -30,6 +30,7 @@ def pages() -> dict[str, str]:
     """The pages of the reference, as the site has them."""
     found = {**site.python_pages(), **site.made_pages()}
     found |= {f"modules/{module.name}": reference.module(module) for module in MODULES}
+    found |= {f"json#{part.partition(chr(10))[0]}": part for part in found["json"].split("\n## ")[1:]}
     return found | {
         f"docs/{name}": (ROOT / "docs" / f"{name}.md").read_text() for name in ("errors", "command-line", "providers")
     }
@@ -77,7 +78,7 @@ def wanted() -> Iterator[tuple[str, str]]:
         yield "json", f"## {name.removesuffix('.json')}\n"
         for field in re.findall(r'"(\w+)": \{\n', document):
             if field not in ("properties", "items", "additionalProperties"):
-                yield "json", field
+                yield f"json#{name.removesuffix('.json')}", field
     yield from (
         ("traits", f"## {name}\n")
         for model in (Boot, Traits)
@@ -115,6 +116,7 @@ def test_every_option_stands_at_its_command() -> None:
         ("docs/errors", "- `LayoutDoesNotFit`: "),
         ("modules/aws", "| `head_volume_gb` |"),
         ("json", "## mig-plan\n"),
+        ("json#top", "figures"),
         ("traits", "## partitioned_by\n"),
         ("docs/providers", "| `gcptpu` |"),
         ("benchmarks", "\npython -m benchmarks engine\n"),

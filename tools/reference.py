@@ -108,7 +108,7 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(each) for each in schema["anyOf"]))
     if "enum" in schema:
-        return ", ".join(f"`{json.dumps(each)}`" for each in schema["enum"])
+        return " or ".join(f"`{json.dumps(each)}`" for each in schema["enum"])
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'])}" if "items" in schema else "list"
     return str(schema.get("type", "any"))
