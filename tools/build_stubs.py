@@ -51,11 +51,12 @@ printed as well; `skyinfra doctor` looks for what is wrong on nodes.
 
 
 def errors() -> str:
-    """The tree of exceptions, each with the first sentence of its docstring."""
+    """The tree of exceptions, each with the first sentence of its docstring, and that of its cure."""
     from skyinfra.errors import SkyinfraError
 
     def lines(cls: type[SkyinfraError], depth: int) -> list[str]:
-        sentence = " ".join(cls.__doc__.split("\n\n")[0].split())
+        parts = [" ".join(part.split()) for part in cls.__doc__.split("\n\n")]
+        sentence = " ".join([parts[0], *(f"*{part[:5]}*{part[5:]}" for part in parts if part.startswith("Cure: "))])
         below = [each for each in cls.__subclasses__() if each.__module__ == "skyinfra"]
         own = f"{'  ' * depth}- `{cls.__name__}`: {sentence}"
         return [

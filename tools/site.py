@@ -1,7 +1,8 @@
 """Build the pages: ``python -m tools.site`` writes build/site, from docs/ and from the code. Asks no network.
 
 The reference has no text of its own: Python names come from the table of skyinfra/__init__.py and their docstrings,
-commands from the program, modules from their READMEs, layouts from the geometry of the GPUs.
+commands from the program, modules from their READMEs and .tf files, layouts from the geometry of the GPUs; see also
+tools/reference.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import typer
 
 import skyinfra
 from skyinfra.cli.app import app
+from tools import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build" / "site-source"
@@ -27,7 +29,14 @@ TOOLS = ROOT / "build" / "docs-tools"
 SITE = ROOT / "build" / "site"
 # The pages of docs/ in their order; the reference comes after them.
 PAGES: dict[str, tuple[str, ...]] = {
-    "Start": ("installing", "tutorials/sweep", "tutorials/fine-tune", "tutorials/ci", "tutorials/plain-hcl"),
+    "Start": (
+        "installing",
+        "tutorials/sweep",
+        "tutorials/fine-tune",
+        "tutorials/lab",
+        "tutorials/ci",
+        "tutorials/plain-hcl",
+    ),
     "Declare": ("declaration", "mig", "places", "providers", "offers", "recommend"),
     "Run": (
         "deploying",
@@ -63,12 +72,11 @@ def prepare(source: Path = SOURCE) -> None:
     for folder in (source / "modules", source / "reference"):
         folder.mkdir()
     for readme in sorted((ROOT / "modules").glob("*/README.md")):
-        words = readme.read_text(encoding="utf-8").replace("](../../docs/", "](../")
+        words = reference.module(readme.parent).replace("](../../docs/", "](../")
         words = re.sub(r"\]\(\.\./(\w+)(?:/README\.md)?\)", r"](\1.md)", words)
         (source / "modules" / f"{readme.parent.name}.md").write_text(unlinked(words, 1), encoding="utf-8")
-    (source / "reference" / "commands.md").write_text(commands(), encoding="utf-8")
-    for room, entries in python_pages().items():
-        (source / "reference" / f"{room}.md").write_text(entries, encoding="utf-8")
+    for name, page in {**python_pages(), **made_pages()}.items():
+        (source / "reference" / f"{name}.md").write_text(page, encoding="utf-8")
     shutil.move(source / "errors.md", source / "reference" / "errors.md")
     subprocess.run([sys.executable, "-m", "skyinfra.cli", "mig", "gallery", "--out", source / "gallery"], check=True)
 
@@ -81,6 +89,7 @@ def links(text: str, depth: int) -> str:
         r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG|SECURITY)\.md", lambda found: f"]({up}{PROJECT[found[1]]}", text
     )
     text = re.sub(r"\]\((?:\./)?errors\.md", rf"]({up}reference/errors.md", text)
+    text = re.sub(r"\]\(schemas/([\w-]+)\.json\)", rf"]({up}reference/json.md#\1)", text)
     return unlinked(text, depth)
 
 
@@ -111,6 +120,16 @@ def python_pages() -> dict[str, str]:
     options = "\n    options:\n      show_root_heading: true\n      heading_level: 2\n"
     return {
         room: f"# sky: {room}\n\n" + "\n".join(entry + options for entry in entries) for room, entries in pages.items()
+    }
+
+
+def made_pages() -> dict[str, str]:
+    """Returns the pages of the reference that are made of the program and of its data, by their names."""
+    return {
+        "benchmarks": reference.benchmarks(),
+        "commands": commands(),
+        "json": reference.schemas(),
+        "traits": reference.traits(),
     }
 
 

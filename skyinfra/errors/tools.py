@@ -10,33 +10,51 @@ class ProjectError(SkyinfraError):
 
 
 class ProjectNotFound(ProjectError):
-    """There is no cdktf.json here or above."""
+    """There is no cdktf.json here or above.
+
+    Cure: change into the folder of the project, use `skyinfra -C DIR`, or make one with `skyinfra init`.
+    """
 
     exit_code = 2
 
 
 class AppFailed(ProjectError):
-    """The program that declares the stacks failed."""
+    """The program that declares the stacks failed.
+
+    Cure: mend the program at the line that the message shows; with SKYINFRA_DEBUG=1 all that it printed is there.
+    """
 
 
 class StackNotFound(ProjectError):
-    """The project has no stack of that name."""
+    """The project has no stack of that name.
+
+    Cure: take one of the stacks that the message lists.
+    """
 
     exit_code = 2
 
 
 class PoolNotFound(ProjectError):
-    """The stack has no pool of that name."""
+    """The stack has no pool of that name.
+
+    Cure: take one of the pools that the message lists.
+    """
 
     exit_code = 2
 
 
 class MissingDependency(SkyinfraError):
-    """An extra or a program that is needed is not installed; the message holds the install command."""
+    """An extra or a program that is needed is not installed; the message holds the install command.
+
+    Cure: run the install command of the message.
+    """
 
 
 class PackingFailed(SkyinfraError):
-    """The solver ended without an answer."""
+    """The solver ended without an answer.
+
+    Cure: ask for less, or for fewer kinds of machines.
+    """
 
 
 class TerraformError(SkyinfraError):
@@ -44,11 +62,16 @@ class TerraformError(SkyinfraError):
 
 
 class TerraformNotFound(TerraformError):
-    """No terraform program was found."""
+    """No terraform program was found.
+
+    Cure: `pip install "skyinfra[toolchain]"`, or put `terraform` on PATH.
+    """
 
 
 class TerraformFailed(TerraformError):
     """Terraform ended with an error; the message is Terraform's own.
+
+    Cure: mend what the message says, and deploy again: what was made before is in the state.
 
     diagnostics: the address and the text of each error that Terraform reported.
     """
@@ -57,50 +80,87 @@ class TerraformFailed(TerraformError):
 
 
 class StateLocked(TerraformFailed):
-    """Another run of Terraform holds the state, so this one has changed nothing."""
+    """Another run of Terraform holds the state, so this one has changed nothing.
+
+    Cure: wait for the other run; if it has died, run the command that the message names.
+    """
 
 
 class StateNotSaved(TerraformFailed):
-    """Terraform did its work and could not save the state; the message names the file that holds it."""
+    """Terraform did its work and could not save the state; the message names the file that holds it.
+
+    Cure: push the file with `terraform state push`, before anything else changes the stack.
+    """
 
 
 class DiskTooSmall(TerraformError):
-    """A declared disk is smaller than that of nodes that run, and no volume shrinks; nothing was changed."""
+    """A declared disk is smaller than that of nodes that run, and no volume shrinks; nothing was changed.
+
+    Cure: declare the size that the nodes have, or destroy the pool first.
+    """
 
 
 class RunsElsewhere(TerraformError):
-    """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started."""
+    """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started.
+
+    Cure: set the workspace's execution mode to local, or take a provider of a cloud.
+    """
 
 
 class CloudRefused(TerraformFailed):
-    """The cloud refused a step. Terraform's state has the resources created before; the same command goes on."""
+    """The cloud refused a step. Terraform's state has the resources created before; the same command goes on.
+
+    Cure: mend what the message says, and run the same command again.
+    """
 
 
 class CapacityUnavailable(CloudRefused):
-    """The cloud has no such machine available now."""
+    """The cloud has no such machine available now.
+
+    Cure: name more types, zones or regions, take `spot=False` or a reservation, or try later.
+    """
 
 
 class CloudCredentialsRefused(CloudRefused):
-    """The cloud's credentials are missing, have expired or are not accepted."""
+    """The cloud's credentials are missing, have expired or are not accepted.
+
+    Cure: log in anew; `skyinfra preflight` says which credentials are used.
+    """
 
 
 class CloudPermissionDenied(CloudRefused):
-    """The cloud's credentials lack a permission; the message names it."""
+    """The cloud's credentials lack a permission; the message names it.
+
+    Cure: add the permission; on AWS `skyinfra iam` prints all that a deploy needs.
+    """
 
 
 class CloudThrottled(CloudRefused):
-    """The cloud throttles the account's requests, after retries too."""
+    """The cloud throttles the account's requests, after retries too.
+
+    Cure: wait some minutes, and run the same command again.
+    """
 
 
 class QuotaExceeded(CloudRefused):
-    """The account's quota does not allow it."""
+    """The account's quota does not allow it.
+
+    Cure: ask the provider for more, or take a smaller type or another region; `skyinfra preflight` shows
+    quotas.
+    """
 
 
 class SpotPriceTooLow(CloudRefused):
-    """The spot price is above the maximum that is declared."""
+    """The spot price is above the maximum that is declared.
+
+    Cure: raise `spot_max_price`, or leave it out.
+    """
 
 
 class DeployInterrupted(TerraformError):
-    """A deploy or destroy was interrupted; the state is usable and the message names the next command."""
+    """A deploy or destroy was interrupted; the state is usable and the message names the next command.
+
+    Cure: run the command that the message names.
+    """
 
     exit_code = 130

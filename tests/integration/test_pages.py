@@ -7,16 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote
 
 import debian_torch
 import pytest
-import typer
 from fleet import environment, skyinfra
 from support import ROOT, missing
 
-import skyinfra as sky
-from skyinfra.cli.app import app
 from tools import pictures, recording, site
 
 DOCS = ROOT / "docs"
@@ -46,33 +43,44 @@ def test_the_picture_of_the_terminal_is_that_of_the_recording() -> None:
     assert os.fspath(ROOT) not in cast and "/home/" not in cast and "/tmp/" not in cast
 
 
-def test_every_public_name_has_its_place() -> None:
-    pages = "".join(site.python_pages().values())
-    named = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE)}
-    errors = re.findall(r"^ *- `(\w+)`: ", (DOCS / "errors.md").read_text(), re.MULTILINE)
-    assert named | {*errors, "__version__"} == set(sky.__all__)
+WRITTEN = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((ROOT / "modules").glob("*/README.md")),
+]
 
 
-def test_every_command_and_option_stands_on_its_page() -> None:
-    page = site.commands()
-
-    def look(path: str, command: Any) -> None:
-        assert f"## `{path}`\n" in page
-        for parameter in command.params:
-            if parameter.param_type_name == "option" and not parameter.hidden:
-                assert parameter.opts[0] in page.split(f"## `{path}`\n", 1)[1].split("\n## ", 1)[0], path
-        for name, each in getattr(command, "commands", {}).items():
-            look(f"{path} {name}", each)
-
-    look("skyinfra", typer.main.get_command(app))
-    assert "## `skyinfra mig plan`" in page
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the pages of the site make them."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/places.md", "docs/tutorials/sweep.md"])
-def test_files_that_are_linked_exist(document: str) -> None:
-    page = ROOT / document
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-        assert ":" in target or (page.parent / target).exists(), target
+def dead(page: Path, text: str) -> list[str]:
+    """The links of *text* that lead nowhere from the place of *page*; those to other hosts are read for their form."""
+    text = re.sub(r"^( *)```.*?^\1```$|`[^`\n]+`", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            alive = bool(re.fullmatch(r"https://[\w.-]+\.[a-z]+(:\d+)?(/\S*)?", link))
+        else:
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            alive = target.exists() and (not anchor or (target.suffix == ".md" and anchor in anchors(target)))
+        if not alive:
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not dead(page, page.read_text())
+
+
+def test_a_link_that_leads_nowhere_is_seen() -> None:
+    text = "[a](mig.md) [b](no.md) [c](places.md#hosts-over-ssh) [d](places.md#no) [e](#no) [f](http:/x) `[g](no)`"
+    assert dead(DOCS / "index.md", text) == ["no.md", "places.md#no", "#no", "http:/x"]
 
 
 def test_the_readme_stays_short() -> None:
@@ -89,9 +97,27 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "zensical.toml").write_text(site.configuration(source))
     site.build(tmp_path / "zensical.toml")
     pages = {page.relative_to(tmp_path / "site").as_posix() for page in (tmp_path / "site").rglob("*.html")}
-    assert {"index.html", "mig.html", "reference/commands.html", "reference/pool.html", "modules/aws.html"} <= pages
+    assert {
+        "index.html",
+        "mig.html",
+        "reference/commands.html",
+        "reference/pool.html",
+        "modules/aws.html",
+        "tutorials/lab.html",
+    } <= pages
+    assert {f"reference/{name}.html" for name in ("benchmarks", "json", "traits")} <= pages
     shown = (tmp_path / "site" / "reference" / "pool.html").read_text()
     assert "ComputePool" in shown and "hourly" in shown
+    ids = {page: set(re.findall(r"""\bid=["']?([^"' >]+)""", (tmp_path / "site" / page).read_text())) for page in pages}
+    # The page of what is not there is served at any path, so its links begin at the root.
+    for name in pages - {"404.html"}:
+        for link in re.findall(r"""<a[^>]+href=["']?([^"' >]+)""", (tmp_path / "site" / name).read_text()):
+            path, _, anchor = link.partition("#")
+            if ":" in link or not (path or anchor):
+                continue
+            place = os.path.normpath(Path(name).parent / path) if path else name
+            assert (tmp_path / "site" / place).exists() or place.startswith("gallery"), f"{name}: {link}"
+            assert not anchor or place not in ids or unquote(anchor) in ids[place], f"{name}: {link}"
     # Nothing is fetched from another host by whoever reads the pages.
     for page in (tmp_path / "site").rglob("*.html"):
         found = re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""", page.read_text())

@@ -45,6 +45,7 @@ class Hosts:
         self._bed = bed
         self._folder = folder
         self._image = bed_image.login_rootfs()
+        self.index = bed.index
         self.key = folder / "key"
         _make_key(self.key)
         self.machines: list[Machine] = []
@@ -101,7 +102,7 @@ class Hosts:
         here.mkdir(exist_ok=True)
         (here / "cdktf.json").write_text(json.dumps({"app": "python main.py"}))
         declared = f'accelerator="{accelerator}",' if accelerator else ""
-        text = _PROGRAM.format(hosts=json.dumps(hosts), accelerator=declared, image=image, index=self._bed.index)
+        text = _PROGRAM.format(hosts=json.dumps(hosts), accelerator=declared, image=image, index=self.index)
         (here / "main.py").write_text(text)
         return here
 

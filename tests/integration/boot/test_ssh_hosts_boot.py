@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +20,8 @@ import pytest
 from bed_fleet import Bed
 from bed_hosts import Hosts, answers, traces
 from bed_tasks import look
-from fleet import skyinfra, until
+from fleet import environment, skyinfra, until
+from support import ROOT
 
 from skyinfra.client import Pool, open_pool
 from skyinfra.terraform.project import Project
@@ -122,6 +125,48 @@ def test_a_host_by_its_name_and_a_server_on_it(hosts: Hosts, deployed: Callable[
     machine.execute("systemctl", "stop", "web")
     skyinfra(here, "destroy", "--auto-approve", HOME=str(home))
     assert host not in (home / ".ssh/skyinfra.config").read_text()
+
+
+@pytest.mark.slow
+def test_the_lab_is_as_it_is_written(hosts: Hosts, tmp_path: Path) -> None:
+    """docs/tutorials/lab.md, with the address and the login of a booted machine, and packages from the bed."""
+    machine = hosts.start("gpu1", gpus=",".join(["h100_80gb"] * 8))
+    before = traces(machine)
+    here, colleague = tmp_path / "lab", tmp_path / "colleague"
+    text = (ROOT / "docs" / "tutorials" / "lab.md").read_text()
+    for folder in (here, colleague):
+        folder.mkdir()
+    for name, body in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', text, re.DOTALL):
+        (here / name).write_text(body)
+    program, (changed,) = here / "main.py", re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    host = ", ".join(f"{key}={value!r}" for key, value in hosts.host(machine, "ubuntu").items())
+    pool = "provider=sky.SSH(hosts=[HOST]),"
+    for old, new in (
+        ('sky.Host("10.0.0.7", user="ubuntu")', f"sky.Host({host})"),
+        (pool, f'{pool} image=sky.Image(wheelhouse="{hosts.index}"),'),
+    ):
+        assert program.read_text().count(old) == 1
+        program.write_text(program.read_text().replace(old, new))
+    commands = [line[2:].split() for line in text.splitlines() if line.startswith("$ skyinfra ")]
+    deploy, status, manifest, ssh, plan, again, destroy = [each[1:] for each in commands]
+    try:
+        skyinfra(here, *deploy)
+        assert skyinfra(here, *status).stdout.count("  ready") == 15
+        assert manifest[2:] == [">", "gpus.json"]
+        (colleague / "gpus.json").write_text(skyinfra(here, *manifest[:2]).stdout)
+        (colleague / "gpus.json").chmod(0o600)
+        shutil.copy2(here / "task.py", colleague)
+        words = [sys.executable, "task.py"]
+        done = subprocess.run(words, cwd=colleague, env=environment(), capture_output=True, text=True, check=False)
+        assert done.stdout == "10 GB 40 GB 80 GB\n", done.stderr
+        assert skyinfra(here, *ssh, HOME=str(tmp_path)).stdout.startswith("lab-gpus-")
+        program.write_text(re.sub(r"^SHARED = .*\n", changed, program.read_text(), flags=re.MULTILINE))
+        assert "1 slot go, 2 come, 1 stay; 7 GPUs stay as they are" in skyinfra(here, *plan).stdout
+        skyinfra(here, *again)
+        until(lambda: skyinfra(here, *status).stdout.count("  ready") == 16, seconds=90)
+    finally:
+        skyinfra(here, *destroy, HOME=str(tmp_path))
+    assert traces(machine) == before
 
 
 @pytest.mark.slow
