@@ -154,7 +154,8 @@ def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) ->
     site.prepare(tmp_path / "site-source")
     (tmp_path / "zensical.toml").write_text(site.configuration(tmp_path / "site-source"))
     site.build(tmp_path / "zensical.toml")
-    pages = ["index", "tutorials/sweep", "reference/pool", "reference/commands", "architecture", "gallery/h100_80gb"]
+    pages = ["index", "architecture", "gallery/h100_80gb", "modules/aws", "tutorials/lab", "tutorials/sweep"]
+    pages += [f"reference/{name}" for name in ("benchmarks", "commands", "json", "pool", "traits")]
     for width in (390, 1440):
         for scheme in ("light", "dark"):
             context = chromium.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,5 +187,8 @@ def test_the_record_of_a_job_has_them(
     # 14 kJ of the whole GPU, of which a 3g has three sevenths.
     assert info.figures.energy == pytest.approx(6000.0)
     assert 40 <= info.figures.activity["sm"] <= 60
-    listed = CliRunner().invoke(app, ["jobs", str(manifest)], catch_exceptions=False)
-    assert "peak 8.8 GiB, 6.0 kJ" in listed.stdout
+    # Those of a simulated fleet say so.
+    for simulated, shown in ((True, r"\(simulated\)"), (False, " ")):
+        manifest.write_text(json.dumps(replace(manifest_of(node), simulated=simulated).to_json()))
+        listed = CliRunner().invoke(app, ["jobs", str(manifest)], catch_exceptions=False)
+        assert re.search(rf"peak 8\.8 GiB, 6\.0 kJ, busy \d+ % {shown}", listed.stdout)
