@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 
 from skyinfra import mig
+from skyinfra.deploy.transitions import GpuChange, Transition
+from skyinfra.terminal.drawing import transition_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
@@ -218,11 +220,20 @@ def overview() -> str:
     return sheet.svg()
 
 
+def transition() -> str:
+    """Returns a change of layout in place, before and after, as ``skyinfra mig plan --svg`` draws it."""
+    h100 = mig.geometry("h100_80gb")
+    before = mig.place(["3g.40gb", "3g.40gb"], h100)
+    after = mig.rearranged(mig.place(["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"], h100), before, h100)
+    change = GpuChange("mig-0", 0, h100.model, before, after, (("mig-0/0", ("train",)),))
+    return transition_svg(Transition("inference/mig", (change,), 0, 600))
+
+
 def pictures() -> dict[str, str]:
     """Returns the text of each picture, by the name of its file."""
     text = ARCHITECTURE.read_text(encoding="utf-8")
     drawn = {f"life-of-a-{name}.svg": life(name, text) for name in SECTIONS}
-    return {"overview.svg": overview(), "way-of-the-data.svg": way(text), **drawn}
+    return {"overview.svg": overview(), "transition.svg": transition(), "way-of-the-data.svg": way(text), **drawn}
 
 
 def stale(folder: Path = FOLDER) -> list[str]:

@@ -193,8 +193,8 @@ def show_transition(found: Transition, *, to_stderr: bool = False) -> None:
     out.print(f"{found.fleet}: {_summary(found)}", markup=False, soft_wrap=True)
 
 
-def write_svg(file: Path, found: Transition) -> None:
-    """Writes the layouts before and after of each kind of change. Raises `InvalidField` where that is not possible."""
+def transition_svg(found: Transition) -> str:
+    """Returns a drawing of each kind of change, before and after. Raises `InvalidField` for GPUs without MIG."""
     pictures = []
     for alike in _same_changes(found.changes):
         first, title = alike[0], _changed(alike)
@@ -205,8 +205,14 @@ def write_svg(file: Path, found: Transition) -> None:
             (f"{title}: before", mig.picture(first.before, geometry), [*_change_facts(alike)[:2]]),
             (f"{title}: after", mig.picture(first.after, geometry), [*_change_facts(alike)[2:]]),
         ]
+    return mig.svg(pictures)
+
+
+def write_svg(file: Path, found: Transition) -> None:
+    """Writes `transition_svg` to *file*. Raises `InvalidField` where that is not possible."""
+    text = transition_svg(found)
     try:
-        file.write_text(mig.svg(pictures), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None
 
