@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
 from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
@@ -89,7 +90,8 @@ class Reconciler:
             self.phase = "draining"
             if await pause(self.superseded, _POLL_S):
                 return False
-        if await self.membership.join(node) is None:
+        # A head that is told to end beside this node may have ended already.
+        if drain.by != request.ENDING and await self.membership.join(node) is None:
             return False
         self.membership.promise(node, (), drain=drain.why)
         return True

@@ -80,6 +80,19 @@ def test_a_task_that_does_not_end_has_the_grace_and_no_longer(make_node: MakeNod
         assert 2.0 <= time.monotonic() - began < 12
 
 
+def test_a_node_whose_head_is_gone_does_not_wait_for_it(make_node: MakeNode) -> None:
+    head = make_node("n1", cpu_slots=1)
+    ends = head.boot()
+    worker = make_node("n2", cpu_slots=1, head=False, scheduler=ends.scheduler, grace_seconds=600.0)
+    status = worker.boot()
+    assert ends.pid is not None and status.pid is not None
+    for process in family(ends.pid):
+        process.kill()
+    os.kill(status.pid, signal.SIGTERM)
+    until(lambda: worker.directory.holder() is None, "the runner has ended")
+    assert worker.status().state == "stopped"
+
+
 def test_ready_is_an_exit_code(make_node: MakeNode) -> None:
     node = make_node("n1", cpu_slots=1)
     assert node.run("status", "--ready", check=False).returncode == 1
