@@ -342,6 +342,7 @@ def test_without_a_driver(tmp_path: Path, fake_machine: Machine) -> None:
 AMPERE = "3g.20gb+2g.10gb"
 
 
+@pytest.mark.slow
 def test_services_that_hold_the_gpu_are_stopped_meanwhile(fake_machine: Machine) -> None:
     machine = fake_machine("a100_40gb,a100_40gb")
     machine.service("nvidia-dcgm.service", 1, 700)
@@ -377,6 +378,7 @@ def test_a_mode_that_is_pending_already_is_made_active(fake_machine: Machine) ->
     assert profiles(machine) == [["2g.10gb", "3g.20gb"]]
 
 
+@pytest.mark.slow
 def test_a_monitor_that_is_no_known_service_is_named(fake_machine: Machine) -> None:
     machine = fake_machine("a100_40gb")
     machine.control("hold", 0, "--pid", 700, "--look")

@@ -40,6 +40,7 @@ def nothing_left(folder: Path) -> None:
     assert [p.name for p in folder.iterdir()] == ["program.py"]
 
 
+@pytest.mark.slow
 def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     body = """
     with POOL as pool:
