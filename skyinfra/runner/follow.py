@@ -59,6 +59,7 @@ class Follower:
     _promised: tuple[str, ...] | None = None
     _leaving: str | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         head = start.host_port(start.parse(self.node.config.scheduler))
@@ -83,12 +84,14 @@ class Follower:
 
     async def close(self) -> None:
         """Ends it."""
+        # A group of tasks forgets that it was cancelled where one of them fails in the same moment (Python 3.11).
+        self._closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         head, security = start.parse(self.node.config.scheduler), worker_security(self.node)
-        while True:
+        while not self._closed:
             try:
                 await start.check_reachable(head, security=security)
                 async with connection(self.node) as scheduler, asyncio.TaskGroup() as group:

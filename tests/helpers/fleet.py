@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +70,13 @@ def processes(project: Path, word: str = "") -> list[psutil.Process]:
             if here and word in command and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def kill(found: Iterable[psutil.Process]) -> None:
+    """Kills these processes, some of which end with others of them."""
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def until(what: Callable[[], T | None], *, seconds: float = 60) -> T:

@@ -41,6 +41,8 @@ sky.FleetStack(app, "lab", pools=[
 ])
 app.synth()
 """
+# Two clusters number their jobs alike, and tests find processes and folders of a job by its number.
+pytestmark = pytest.mark.xdist_group("slurm")
 SLOTS = ["mig-0/0", "mig-0/1", "mig-1/0", "mig-1/1"]
 PATIENCE_S = 90.0
 

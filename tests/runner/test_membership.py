@@ -1,4 +1,4 @@
-"""A node's place in its fleet, where what the head says cannot be read."""
+"""A node's place in its fleet, where what the head says cannot be read, and where the head ends with the node."""
 
 from __future__ import annotations
 
@@ -43,3 +43,29 @@ def test_a_node_joins_a_head_whose_layout_it_cannot_read(
     assert [f"{each.address}:{each.port}" for each in found if each is not None] == [address] * 2
     assert refused == "another version than can be read here"
     assert not changed
+
+
+async def closes_while_its_head_ends(node: RunningNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, head_ends = asyncio.Event(), asyncio.Event()
+
+    async def broken(*_: object, **__: object) -> None:
+        asking.set()
+        await head_ends.wait()
+        raise OSError("the head hung up")
+
+    monkeypatch.setattr(services, "take_questions", broken)
+    membership = Membership(node.directory, Workers(node.directory), asyncio.Event(), lambda *_: {})
+    await membership.join(Node.load(node.file))
+    await asking.wait()
+    head_ends.set()
+    # The connection has broken, and the loop has not seen it yet.
+    await asyncio.sleep(0)
+    await membership.close()
+
+
+def test_a_node_ends_in_the_same_moment_as_its_head(
+    make_node: Callable[..., RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = make_node("n1", cpu_slots=1).boot().scheduler
+    worker = make_node("n2", head=False, scheduler=address, cpu_slots=1)
+    asyncio.run(asyncio.wait_for(closes_while_its_head_ends(worker, monkeypatch), 20))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fleet import kill
 from running_node import RunningNode, until
 
 import skyinfra as sky
@@ -86,8 +87,7 @@ def test_a_node_whose_head_is_gone_does_not_wait_for_it(make_node: MakeNode) -> 
     worker = make_node("n2", cpu_slots=1, head=False, scheduler=ends.scheduler, grace_seconds=600.0)
     status = worker.boot()
     assert ends.pid is not None and status.pid is not None
-    for process in family(ends.pid):
-        process.kill()
+    kill(family(ends.pid))
     os.kill(status.pid, signal.SIGTERM)
     until(lambda: worker.directory.holder() is None, "the runner has ended")
     assert worker.status().state == "stopped"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cloud import Cloud, start
-from fleet import processes, until
+from fleet import kill, processes, until
 from projects import Project
 from schemas import valid
 
@@ -80,8 +80,7 @@ def test_a_head_that_was_killed_and_a_bucket_that_refuses(project: Project, clou
     project.run("run", "fleet/pool", "--detach", "--name", "kept", "good.py")
     project.run("jobs", "result", "fleet/pool", "kept")
     project.run("jobs", "keep", "fleet/pool")
-    for process in processes(project.folder):
-        process.kill()
+    kill(processes(project.folder))
     asked = project.try_run("jobs", "fleet/pool")
     assert "kept" in asked.stdout and asked.stderr.endswith(", its head does not answer\n"), asked.stderr
     assert "its jobs are not known, and were NOT kept" in destroyed(project)
