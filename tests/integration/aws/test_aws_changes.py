@@ -11,7 +11,8 @@ from moto_ext.images import IMAGES, image_id
 from roots import HEAD_DATA, WORKER_DATA, Root, plan_changes, plan_counts
 
 # The fixture that all share is made once: the tests run in one process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("aws-changes")]
+# What a change replaces is shown on the bed too, by test_aws_on_the_bed.py.
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.xdist_group("aws-changes")]
 
 PARAMETER = "/images/mine"
 OLD, NEW = (image_id(path) for path, _, _ in IMAGES[:2])

@@ -17,7 +17,7 @@ from roots import Root, plan_changes, plan_counts
 from skyinfra.protocol.manifest import Manifest
 
 # The fixture that all share is made once: the tests run in one process.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("aws-fleets")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.xdist_group("aws-fleets")]
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ MORE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pools", [(PLAIN,), pytest.param((PLAIN, *MORE), marks=pytest.mark.long)], ids=["plain", "all"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("pools", [(PLAIN,), (PLAIN, *MORE)], ids=["plain", "all"])
 def test_the_policy_is_what_is_asked_of_aws(cloud: Cloud, tmp_path: Path, pools: tuple[str, ...]) -> None:
     project = Project(tmp_path, cloud)
     with recording(cloud) as asked:
