@@ -97,7 +97,9 @@ def notes(found: Recommendation) -> list[str]:
         f"{OVERHEAD}.",
         "Memory decides alone: how fast a machine is, and how its GPUs are connected, is not looked at.",
     ]
-    lines += sorted({f"{each.gpu}: {each.note}." for each in found.choices if each.note})
+    for note in sorted({each.note for each in found.choices if each.note}):
+        gpus = sorted({each.gpu for each in found.choices if each.note == note})
+        lines.append(f"{', '.join(gpus)}: {note}.")
     if any(each.machines.price.basis == "estimated" for each in found.choices):
         lines.append("~ is an estimate, not a quote.")
     if found.left_out:

@@ -147,7 +147,7 @@ def _checked(trace: Sequence[TraceTask], known: Geometry) -> list[TraceTask]:
     tasks = sorted(trace, key=lambda task: task.arrival)[-_MOST:]
     if len(tasks) < _LEAST:
         raise TooLittleMeasured(
-            f"{len(tasks)} tasks say too little of a layout",
+            f"{'1 task says' if len(tasks) == 1 else f'{len(tasks)} tasks say'} too little of a layout",
             hint=f"It takes {_LEAST} at least. Ask again when the fleet has had more work.",
         )
     time = sum(task.duration for task in tasks)

@@ -41,6 +41,12 @@ def test_rows_are_cut_and_all_shows_them() -> None:
     assert "more; --all shows them" not in run("llama-3.1-8b", "--all")
 
 
+def test_a_note_is_said_once_of_all_its_gpus() -> None:
+    notes = json.loads(run("llama-3-70b", "--dtype", "fp8", "--json"))["notes"]
+    (ampere,) = [note for note in notes if "Ampere computes in 16 bits" in note]
+    assert ampere.startswith("A100, ")
+
+
 def test_json() -> None:
     made = json.loads(run("gpt-oss-20b", "--provider", "aws", "--json"))
     assert made["workload"] == {"task": "inference", "dtype": "mxfp4", "context": 8192, "batch": 1}

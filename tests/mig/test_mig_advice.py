@@ -124,6 +124,8 @@ def test_more_nodes_carry_more() -> None:
 def test_too_little_is_refused() -> None:
     with pytest.raises(TooLittleMeasured, match="19 tasks say too little"):
         mig.advise(arrivals(19, 1, 60, 8.0), H100)
+    with pytest.raises(TooLittleMeasured, match=r"^1 task says too little"):
+        mig.advise(arrivals(1, 1, 60, 8.0), H100)
     with pytest.raises(TooLittleMeasured, match="0 tasks"):
         mig.advise([], H100)
     unknown = [TraceTask(float(i), 60.0) for i in range(40)]
