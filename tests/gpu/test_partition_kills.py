@@ -129,8 +129,6 @@ def deaths(calls: Sequence[str], step: int) -> list[tuple[str, int]]:
     ("name", "step"),
     [
         ("hopper", 17),
-        pytest.param("shares", 17, marks=pytest.mark.slow),
-        *(pytest.param(name, 7, marks=pytest.mark.slow) for name in ("ampere", "off")),
         *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CHANGES),
     ],
 )
