@@ -21,7 +21,7 @@ import typer
 
 from skyinfra.cli.nodes import chosen
 from skyinfra.cli.options import Fleet
-from skyinfra.errors import InvalidField, InvalidManifest, MissingDependency, NotSupported
+from skyinfra.errors import InvalidField, InvalidManifest, MissingDependency, NotSupported, counted
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool, Questions
@@ -106,7 +106,7 @@ def _said(forward: Forward) -> str:
 
     sent, received = in_words(forward.traffic.sent), in_words(forward.traffic.received)
     broken = f", {forward.broken} of them refused or broken" if forward.broken else ""
-    return f"{forward.connections} connections{broken}; {sent} there, {received} back"
+    return f"{counted(forward.connections, 'connection')}{broken}; {sent} there, {received} back"
 
 
 # Jupyter --------------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def forget_hosts(folder: Path, stack: str) -> None:
 def _tell(manifest: Manifest, hosts: list[str], left: list[str], file: Path) -> None:
     for host in hosts:
         sys.stdout.write(f"{host}\n")
-    sys.stderr.write(f"{len(hosts)} hosts in {file}; `ssh {hosts[0]}`, rsync, scp and editors know them\n")
+    sys.stderr.write(f"{counted(len(hosts), 'host')} in {file}; `ssh {hosts[0]}`, rsync, scp and editors know them\n")
     with contextlib.suppress(KeyError):
         if Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir):
             sys.stderr.write(f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config\n")

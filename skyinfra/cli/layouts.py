@@ -16,7 +16,7 @@ from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
 from skyinfra.deploy.advice import advice
 from skyinfra.deploy.transitions import transition
-from skyinfra.errors import InvalidField, InvalidLayout
+from skyinfra.errors import InvalidField, InvalidLayout, counted
 from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
 from skyinfra.protocol.manifest import Manifest
@@ -270,7 +270,7 @@ def write_gallery(out: Path, accelerators: Sequence[str] | None, *, every_profil
             (out / name).write_text(page, encoding="utf-8")
     except OSError as error:
         raise InvalidField(f"cannot be written: {error.strerror}", field="--out", given=str(out)) from None
-    tables.console().print(f"{tables.counted(len(geometries), 'page')} and index.html written to {out}", markup=False)
+    tables.console().print(f"{counted(len(geometries), 'page')} and index.html written to {out}", markup=False)
 
 
 def _drawn(expected: bool) -> list[mig.Geometry]:
@@ -314,12 +314,12 @@ def _shown(named: NamedGpu) -> list[Shown]:
     declared = named.declared
     if isinstance(declared, mig.PerGpu):
         if named.count not in (None, len(declared.layouts)):
-            given = f"{len(declared.layouts)} layouts for {named.count} GPUs"
+            given = f"{counted(len(declared.layouts), 'layout')} for {counted(named.count, 'GPU')}"
             raise InvalidLayout("each GPU needs its own layout", given=given)
         each_gpu: Sequence[str | None] = declared.layouts
     else:
         if named.count is None or named.count > _DRAWN:
-            every = f", each of {named.count} GPUs" if named.count else ""
+            every = f", each of {counted(named.count, 'GPU')}" if named.count else ""
             return [_one(f"{named.name}{every}: {_word(declared)}", declared, named.geometry)]
         each_gpu = [declared] * named.count
     return [

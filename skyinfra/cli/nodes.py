@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
-from skyinfra.errors import InvalidField, NodeError, did_you_mean
+from skyinfra.errors import InvalidField, NodeError, counted, did_you_mean
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _show_findings(found: dict[str, list[Finding]]) -> None:
             if line.to_do:
                 out.print(f"{name}, {escape(line.what)}: {escape(line.to_do)}", soft_wrap=True)
     wrong = sum(line.result == "wrong" for lines in found.values() for line in lines)
-    out.print(f"{len(found)} nodes, {wrong} wrong")
+    out.print(f"{counted(len(found), 'node')}, {wrong} wrong")
 
 
 def top(

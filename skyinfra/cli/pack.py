@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from skyinfra import packing
 from skyinfra.cli.offers import cell
+from skyinfra.errors import counted
 from skyinfra.offers import EVERYWHERE, usd
 from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
@@ -52,7 +53,7 @@ def headline(made: Packing) -> str:
     proof = "optimal: no cheaper set of machines holds it"
     if made.status != "optimal":
         proof = f"at most {made.gap:.2%} above the cheapest: the proof took too long"
-    machines = tables.counted(made.nodes, "machine")
+    machines = counted(made.nodes, "machine")
     return f"{packing.text(made.demand)} on {machines} for {usd(made.cost_per_hour)}/h, {proof}"
 
 

@@ -22,7 +22,7 @@ from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans
 from skyinfra.deploy.reporting import short
 from skyinfra.deploy.transitions import transitions
-from skyinfra.errors import SkyinfraError
+from skyinfra.errors import SkyinfraError, counted
 from skyinfra.offers import usd
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
@@ -74,7 +74,7 @@ def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
 def holdings(resources: Sequence[Resource]) -> str:
     """Returns the number of the resources, with the machines among them and their cost."""
     cost = str(standing_cost(resources))
-    return f"{tables.counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"
+    return f"{counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"
 
 
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:
@@ -352,8 +352,8 @@ def show_fleets(stack: SynthesizedStack) -> None:
     """Prints a line for each deployed fleet."""
     out = tables.console()
     for manifest in stack.fleets().values():
-        nodes = tables.counted(manifest.node_count, "node")
-        slots = tables.counted(len(manifest.slots) * manifest.node_count, "slot")
+        nodes = counted(manifest.node_count, "node")
+        slots = counted(len(manifest.slots) * manifest.node_count, "slot")
         mark = tables.simulated_mark(manifest.simulated)
         out.print(f"{manifest.fleet}: {nodes}, {slots}{mark}, head {manifest.head}")
 

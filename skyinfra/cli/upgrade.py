@@ -7,7 +7,7 @@ import sys
 import typer
 
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
-from skyinfra.errors import FleetUnreachable, NotSupported
+from skyinfra.errors import FleetUnreachable, NotSupported, counted
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import synthesized
 from skyinfra.terraform.project import Project
@@ -31,7 +31,7 @@ def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
         if version is not None and all(each.version == version for each in found.values()):
             return True
         tasks = sum(map(len, pool.running().values()))
-        now = f"{tables.counted(tasks, 'running task')} may go on for {drain_s:g} s" if tasks else "No task runs now"
+        now = f"{counted(tasks, 'running task')} may go on for {drain_s:g} s" if tasks else "No task runs now"
         typer.echo(f"{now}. Jobs wait, and go on afterwards.", err=True)
         if not auto_approve:
             if not sys.stdin.isatty():

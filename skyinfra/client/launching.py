@@ -19,7 +19,7 @@ from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.errors import InvalidField, NotSupported, check_kind, did_you_mean
+from skyinfra.errors import InvalidField, NotSupported, check_kind, counted, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -336,7 +336,7 @@ class Sender:
 
     def __repr__(self) -> str:
         nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)
-        notes = [f"{nodes} nodes", f"{slots} slots"]
+        notes = [counted(nodes, "node"), counted(slots, "slot")]
         notes += ["simulated"] if self.manifest.simulated else []
         notes += ["closed"] if self._fleet.closed else []
         return f"<{type(self).__name__} {self.manifest.fleet}: {', '.join(notes)}>"

@@ -11,7 +11,7 @@ from typing import cast, get_args
 
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
-from skyinfra.errors import GangFailed, InvalidField, SlotLost, did_you_mean
+from skyinfra.errors import GangFailed, InvalidField, SlotLost, counted, did_you_mean
 from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
@@ -80,8 +80,10 @@ def candidates(now: Snapshot, manifest: Manifest, launch: Launch) -> tuple[int, 
     if not enough:
         raise InvalidField("no node has that many slots", field="per_node", given=launch.per_node, hint=hint)
     if launch.nodes is not None and launch.nodes > len(enough):
-        which = f" with {launch.per_node} slots" if launch.per_node else ""
-        raise InvalidField(f"the fleet has {len(enough)} nodes{which}", field="nodes", given=launch.nodes, hint=hint)
+        which = f" with {counted(launch.per_node, 'slot')}" if launch.per_node else ""
+        raise InvalidField(
+            f"the fleet has {counted(len(enough), 'node')}{which}", field="nodes", given=launch.nodes, hint=hint
+        )
     found = tuple((node, tuple(slots), launch.per_node or len(slots)) for node, slots in enough.items())
     return launch.nodes or len(found), found
 

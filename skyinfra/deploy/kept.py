@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from skyinfra.deploy.endings import losing_pools
-from skyinfra.errors import NodeError, PoolNotFound, ProjectNotFound, SkyinfraError, StackNotFound
+from skyinfra.errors import NodeError, PoolNotFound, ProjectNotFound, SkyinfraError, StackNotFound, counted
 from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
@@ -98,9 +98,9 @@ class Keeping:
         """One line, for a person."""
         if self.total is None:
             return f"{self.fleet}: its jobs are not known, and were NOT kept: {self.problems[0]}"
-        text = f"{self.fleet}: {self.sent} of {self.total} jobs kept in {self.where}"
+        text = f"{self.fleet}: {self.sent} of {counted(self.total, 'job')} kept in {self.where}"
         if self.already:
-            text += f", {self.already} were there already"
+            text += f", {self.already} there already"
         if lost := self.total - self.sent - self.already:
             text += f"; {lost} were NOT kept: {self.problems[0]}"
         if self.notes:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from skyinfra.deploy.apply import carry_out
-from skyinfra.errors import FleetError, NodeError, NotSupported, UpgradeFailed
+from skyinfra.errors import FleetError, NodeError, NotSupported, UpgradeFailed, counted
 from skyinfra.node import code
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
@@ -183,7 +183,7 @@ class Upgrade:
         while True:
             now = self.pool.look()
             tasks = sum(map(len, self.pool.running().values()))
-            text = f"{tasks} tasks still run" if tasks else "the workers end"
+            text = f"{counted(tasks, 'task')} still running" if tasks else "the workers end"
             if not now.slots and not now.draining:
                 return
             if text != said:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from skyinfra.errors import SkyinfraError
+from skyinfra.errors import SkyinfraError, counted
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.node import shares
 from skyinfra.node.folder import NodeDirectory
@@ -86,7 +86,7 @@ def _threads(directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
         return
     try:
         most = shares.divided(holder, root)
-        found = f"{len(most)} slots, at most {min(most.values(), default=0)} each"
+        found = f"{counted(len(most), 'slot')}, at most {min(most.values(), default=0)} each"
     except OSError as error:
         found = f"not divided among the slots: {error.strerror}"
     yield Finding("threads", "ok", found, "a share for each slot, where systemd allows it")

@@ -12,7 +12,7 @@ from typing import Any
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.errors import InvalidField, NodeFailed, SkyinfraError
+from skyinfra.errors import InvalidField, NodeFailed, SkyinfraError, counted
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -71,7 +71,7 @@ def _undrain(options: argparse.Namespace) -> int:
     status = _wait(
         config.node, directory, lambda status: status.state == "ready" and status.drain_reason is None, _BACK_S
     )
-    print(f"Node {status.node} is in service{'' if drained else ', as it was'}: {len(status.slots)} slots.")
+    print(f"Node {status.node} is in service{'' if drained else ', as it was'}: {counted(len(status.slots), 'slot')}.")
     return 0
 
 

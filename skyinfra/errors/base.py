@@ -53,6 +53,11 @@ def _rebuild(
     return error
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns the number with its noun: ``1 node``, ``2 nodes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(given: str, known: Iterable[str], *, limit: int = 3) -> str:
     """A hint with the *known* names nearest to *given*, or the empty string where none is near."""
     by_key = {name.lower(): name for name in known}

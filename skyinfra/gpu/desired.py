@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError
+from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError, counted
 from skyinfra.mig import Layout, geometry, models, resolve
 from skyinfra.mig.grid import Grid, compute_refusal, parts, starts
 from skyinfra.node.folder import NodeDirectory, message
@@ -193,7 +193,7 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
         )
     if layout.layouts and len(layout.layouts) != accelerator.count:
         raise InvalidNodeConfig(
-            f"{len(layout.layouts)} layouts, and this node has {accelerator.count} accelerators",
+            f"{counted(len(layout.layouts), 'layout')}, and this node has {counted(accelerator.count, 'accelerator')}",
             field=f"{where}.layouts",
             hint="One layout for each accelerator is needed.",
         )
@@ -216,7 +216,7 @@ def _of_node(node: str, layout: FleetLayout, accelerator: NodeAccelerator, where
         return layout.layouts
     model, count = accelerator.mig_model, accelerator.count
     if len(chosen) != count or not layout.layouts or model is None or model not in models():
-        raise InvalidNodeConfig(f"{len(chosen)} layouts for {count} {accelerator.name}", field=where)
+        raise InvalidNodeConfig(f"{counted(len(chosen), 'layout')} for {count} {accelerator.name}", field=where)
     try:
         pairs = zip(chosen, layout.layouts, strict=True)
         return tuple(resolve(text, geometry(model), 1)[0] if text else declared for text, declared in pairs)

@@ -25,6 +25,7 @@ from skyinfra.errors import (
     MigNotSupported,
     PartitionFailed,
     UnknownProfile,
+    counted,
 )
 from skyinfra.gpu import machine, placed
 from skyinfra.gpu.nvml import Gpu, GpuInstance, MigDevice, Nvml, ProfileInfo, noting
@@ -53,7 +54,7 @@ def choose(text: str, count: int) -> tuple[int, ...]:
     for index in indices:
         if not 0 <= index < count:
             hint = f"They are 0 to {count - 1}." if count else "nvidia-smi -L lists those that the driver sees."
-            raise InvalidField(f"this node has {count} GPUs", field="--gpu", given=index, hint=hint)
+            raise InvalidField(f"this node has {counted(count, 'GPU')}", field="--gpu", given=index, hint=hint)
     return tuple(indices)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pynvml
 
-from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed
+from skyinfra.errors import NodeError, PartitionBusy, PartitionFailed, counted
 from skyinfra.gpu.holders import FORCE_GRACE_S, Activation, Holders, listed, stays_pending, work_of
 from skyinfra.gpu.machine import BareMachine, RebootGuard, SystemMachine
 from skyinfra.gpu.nvml import Gpu, Nvml
@@ -91,7 +91,7 @@ def _transition(gpus: Sequence[Gpu], index: int, desired: Layout, patience_s: fl
     found = next((gpu for gpu in gpus if gpu.index == index), None)
     if found is None:
         raise PartitionFailed(
-            f"GPU {index} is not there: the driver sees {len(gpus)} GPUs",
+            f"GPU {index} is not there: the driver sees {counted(len(gpus), 'GPU')}",
             field=f"accelerator.layouts[{index}]",
             hint="It may have fallen off the bus: the kernel log (NVRM lines) says so. Reboot or replace the node.",
         )
@@ -269,7 +269,7 @@ def _all_failed(failed: Mapping[int, NodeError], count: int) -> NodeError:
     errors = list(dict.fromkeys(failed[index] for index in sorted(failed)))
     if len(errors) == 1:
         return errors[0]
-    message = f"{len(failed)} of {count} GPUs failed. " + "; ".join(error.message for error in errors)
+    message = f"{len(failed)} of {counted(count, 'GPU')} failed. " + "; ".join(error.message for error in errors)
     hints = [f"{error.field}: {error.hint}" for error in errors if error.hint]
     return PartitionFailed(message, field="accelerator.layouts", hint="\n".join(hints))
 

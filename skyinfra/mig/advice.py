@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
-from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured
+from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, counted
 from skyinfra.mig.geometry import Geometry, geometry
 from skyinfra.mig.grid import Layout
 from skyinfra.mig.layout import OFF, Declared, PerGpu, is_off, text
@@ -147,7 +147,7 @@ def _checked(trace: Sequence[TraceTask], known: Geometry) -> list[TraceTask]:
     tasks = sorted(trace, key=lambda task: task.arrival)[-_MOST:]
     if len(tasks) < _LEAST:
         raise TooLittleMeasured(
-            f"{'1 task says' if len(tasks) == 1 else f'{len(tasks)} tasks say'} too little of a layout",
+            f"{counted(len(tasks), 'task')} measured, too few for advice on a layout",
             hint=f"It takes {_LEAST} at least. Ask again when the fleet has had more work.",
         )
     time = sum(task.duration for task in tasks)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple, TypeAlias
 
-from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError
+from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError, counted
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import At, Grid, Layout, Placement, divide, parts, starts
@@ -200,7 +200,8 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
         return (_one(declared, geometry),) * gpus
     if len(declared.layouts) != gpus:
         raise InvalidLayout(
-            f"per_gpu holds {len(declared.layouts)} layouts for {gpus} GPUs", hint="Give one layout for each GPU."
+            f"per_gpu holds {counted(len(declared.layouts), 'layout')} for {counted(gpus, 'GPU')}",
+            hint="Give one layout for each GPU.",
         )
     layouts = []
     for index, each in enumerate(declared.layouts):

@@ -150,8 +150,3 @@ def nodes_running(context: Context) -> int:
 def listed(names: Iterable[str]) -> str:
     """Names one after the other."""
     return ", ".join(names)
-
-
-def plural(number: int, what: str) -> str:
-    """A number of things."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

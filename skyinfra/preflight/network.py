@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from skyinfra.errors import counted
 from skyinfra.preflight.api import CallFailed
-from skyinfra.preflight.facts import Context, is_of_stack, listed, nodes_running, plural, standing, subnets
+from skyinfra.preflight.facts import Context, is_of_stack, listed, nodes_running, standing, subnets
 from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.quotas import room
 from skyinfra.preflight.report import Finding, failed, passed, warned
@@ -50,7 +51,7 @@ def _free_addresses(context: Context, found: list[dict[str, Any]]) -> Finding:
     each = max(inputs.interfaces_of(kind) for kind in inputs.machine_types)
     needed = missing * each
     text = f"{listed(f'{number} free addresses in {zone}' for zone, number in usable.items()) or 'no zone to stand in'}"
-    asked = f"{plural(missing, 'node')} to come with {plural(each, 'interface')} each"
+    asked = f"{counted(missing, 'node')} to come with {counted(each, 'interface')} each"
     if needed > sum(usable.values()):
         return failed(f"{text}; {asked} need {needed}", "Declare larger or more subnets, or free addresses in these.")
     if usable and needed > min(usable.values()):

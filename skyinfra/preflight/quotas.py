@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skyinfra.errors import counted
 from skyinfra.preflight.api import Api, CallFailed
-from skyinfra.preflight.facts import Context, listed, others_running, plural, vcpus
+from skyinfra.preflight.facts import Context, listed, others_running, vcpus
 from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.report import Finding, failed, passed, warned
 from skyinfra.providers.quotas import Quota, vcpu_quota
@@ -152,7 +153,7 @@ def _unused(api: Api, quota: Quota) -> dict[str, int]:
 def room(api: Api, quota: Quota, used: int, needed: int, inputs: PoolInputs, what: str) -> Finding:
     """Whether *needed* more of *what*, such as VPCs, fit in a quota of which *used* are in use."""
     value = limit(api, quota)
-    text = f"{used} of {plural(value, what)} are in use, and {needed} more needed ({quota.code})"
+    text = f"{used} of {counted(value, what)} are in use, and {needed} more needed ({quota.code})"
     if used + needed > value:
         return failed(text, quota.increase(used + needed, inputs.region, inputs.profile))
     return passed(text)

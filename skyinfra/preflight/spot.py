@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from skyinfra import offers
-from skyinfra.preflight.facts import Context, listed, plural, standing, zone_ids
+from skyinfra.errors import counted
+from skyinfra.preflight.facts import Context, listed, standing, zone_ids
 from skyinfra.preflight.report import Finding, failed, passed, warned
 
 _PRODUCTS = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
@@ -91,9 +92,9 @@ def check_score(context: Context) -> list[Finding]:
     scores = {zone: by_zone[zone] for zone in zones if zone in by_zone}
     if not scores:
         return [
-            warned(f"AWS scores no zone for {plural(inputs.nodes, 'node')}", "Declare more machine types or zones.")
+            warned(f"AWS scores no zone for {counted(inputs.nodes, 'node')}", "Declare more machine types or zones.")
         ]
-    text = f"{listed(f'{score} of 10 in {zone}' for zone, score in scores.items())} for {plural(inputs.nodes, 'node')}"
+    text = f"{listed(f'{score} of 10 in {zone}' for zone, score in scores.items())} for {counted(inputs.nodes, 'node')}"
     few = len(inputs.machine_types) < _SCORED_TYPES
     if few:
         text += f"; with fewer than {_SCORED_TYPES} machine types AWS always says little"

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from skyinfra.errors import InvalidNodeConfig
+from skyinfra.errors import InvalidNodeConfig, counted
 from skyinfra.mig import Follow, Layout
 from skyinfra.protocol import _schema
 from skyinfra.protocol.packages import PackageSource
@@ -129,7 +129,7 @@ class NodeConfig(
         if accelerator is not None:
             count, layouts, path = accelerator.count, accelerator.layouts, f"{source}.accelerator"
             refuse(count < 1, "must be at least 1", f"{path}.count", count)
-            hint = f"This node has {count} accelerators."
+            hint = f"This node has {counted(count, 'accelerator')}."
             wrong = len(accelerator.per_gpu) != count
             refuse(wrong, "one layout per accelerator is needed", f"{path}.layouts", len(layouts), hint)
             modes = ", ".join(sorted({partition.profile for layout in layouts for partition in layout}))

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from skyinfra.declared import Declaration
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, counted
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import SCHEDULER_PORT
 
@@ -110,7 +110,7 @@ class SSH(Provider):
         request.refuse(*fields, why="machines that stand already are as they are", place="sky.SSH()")
         if request.nodes != len(self.hosts):
             raise InvalidField(
-                f"{len(self.hosts)} hosts are declared, and each is one node",
+                f"the declaration has {counted(len(self.hosts), 'host')}, and each is one node",
                 field="nodes",
                 given=request.nodes,
                 hint=f"Declare nodes={len(self.hosts)}, or other hosts.",

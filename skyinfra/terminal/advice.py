@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from skyinfra.errors import counted
 from skyinfra.mig.layout import OFF
 from skyinfra.mig.simulation import WHOLE
 from skyinfra.terminal import tables
@@ -46,7 +47,7 @@ def _seen(found: FleetAdvice) -> list[str]:
     told, total = found.advice, len(found.trace)
     since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (found.first, found.last))
     lines = [
-        f"{found.fleet}: {tables.counted(total, 'task')} in {tables.span(found.last - found.first)}, "
+        f"{found.fleet}: {counted(total, 'task')} in {tables.span(found.last - found.first)}, "
         f"{since} to {until}; the memory of {found.measured} was measured"
     ]
     if told.tasks < total:
@@ -75,12 +76,12 @@ def _notes(found: FleetAdvice) -> list[str]:
     lines = ["A task is taken to run as long as it did, longer only where it kept more multiprocessors busy."]
     if found.reserved:
         lines.append(
-            f"{tables.counted(found.reserved, 'task')} had nine tenths of their slot's memory or more: frameworks such "
+            f"{counted(found.reserved, 'task')} had nine tenths of their slot's memory or more: frameworks such "
             "as JAX and vLLM reserve it whatever they need, unless they are told otherwise."
         )
     if found.silent:
         lines.append(
-            f"{tables.counted(found.silent, 'task')} asked for nothing and need more than the smallest partition: say "
+            f"{counted(found.silent, 'task')} asked for nothing and need more than the smallest partition: say "
             "it, or they are sent there: @sky.compute(gpu_memory_gb=...)."
         )
     return lines

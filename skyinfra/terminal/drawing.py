@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from skyinfra import mig
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, counted
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
@@ -249,17 +249,17 @@ def _change_facts(alike: Sequence[GpuChange]) -> list[tuple[str, str]]:
 
 def _summary(found: Transition) -> str:
     if not found.changes:
-        return f"nothing changes on {tables.counted(found.unchanged, 'GPU')}"
+        return f"nothing changes on {counted(found.unchanged, 'GPU')}"
     goes = sum(len(change.goes) or len(change.ends) for change in found.changes)
     comes = sum(len(change.comes) or 1 for change in found.changes)
     stays = sum(len(change.stays) for change in found.changes)
     tasks = sum(len(change.tasks) for change in found.changes)
-    gpus = tables.counted(len(found.changes), "GPU")
-    text = f"on {gpus} {tables.counted(goes, 'slot')} go, {comes} come, {stays} stay"
-    text += f"; {tables.counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
+    gpus = counted(len(found.changes), "GPU")
+    text = f"on {gpus} {counted(goes, 'slot')} go, {comes} come, {stays} stay"
+    text += f"; {counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
     if tasks:
         has = "has" if tasks == 1 else "have"
-        text += f"; {tables.counted(tasks, 'task')} {has} {tables.span(found.drain_seconds)} to end (drain_seconds)"
+        text += f"; {counted(tasks, 'task')} {has} {tables.span(found.drain_seconds)} to end (drain_seconds)"
     return text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from skyinfra.deploy.cost import cost_of, standing_cost
-from skyinfra.errors import FleetError, ProjectError
+from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
 from skyinfra.terraform.project import Project, SynthesizedStack
@@ -80,8 +80,8 @@ def _stack(stack: SynthesizedStack) -> tuple[list[str], Steps]:
 
 
 def _fleet(manifest: Manifest) -> str:
-    nodes = tables.counted(manifest.node_count, "node")
-    slots = tables.counted(len(manifest.slots) * manifest.node_count, "slot")
+    nodes = counted(manifest.node_count, "node")
+    slots = counted(len(manifest.slots) * manifest.node_count, "slot")
     return f"{manifest.fleet}: {nodes}, {slots}{tables.simulated_mark(manifest.simulated)}, {_jobs(manifest)}"
 
 
@@ -97,7 +97,7 @@ def _jobs(manifest: Manifest) -> str:
     running, waiting = states.count("running"), states.count("queued")
     if not running and not waiting:
         return "no job runs"
-    return f"{tables.counted(running, 'job')} running" + (f", {waiting} waiting" if waiting else "")
+    return f"{counted(running, 'job')} running" + (f", {waiting} waiting" if waiting else "")
 
 
 def _print(lines: Iterable[str], steps: Steps) -> None:

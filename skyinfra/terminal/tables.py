@@ -123,11 +123,6 @@ def simulated_mark(simulated: bool) -> str:
     return " (simulated)" if simulated else ""
 
 
-def counted(number: int, noun: str) -> str:
-    """Returns the number with its noun: ``1 node``, ``2 nodes``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def known(value: int | None) -> str:
     """Returns the number, or ``unknown``."""
     return "unknown" if value is None else str(value)

@@ -94,7 +94,7 @@ def test_jobs_are_kept_once_and_read_when_the_head_is_gone(
         going.result(timeout=60)
         for store in stores:
             assert (done := kept.keep(manifest, store)).whole and (done.sent, done.already) == (1, 1), done
-            assert str(done).endswith(f"1 of 2 jobs kept in {store.where}, 1 were there already")
+            assert str(done).endswith(f"1 of 2 jobs kept in {store.where}, 1 there already")
             assert kept.keep(manifest, store).already == 2
     objects = bucket.list_objects_v2(Bucket="states")["Contents"]
     assert {each["Key"] for each in objects} == {
@@ -226,7 +226,7 @@ def test_a_bucket_that_refuses_is_said(
         pool.submit(fail, "w0rd", detach="fails").exception(timeout=60)
         done = kept.keep(pool.manifest, store_of(stack(tmp_path, cloud), tmp_path))
         assert not done.whole
-        assert "0 of 1 jobs kept" in str(done) and "1 were NOT kept: s3:PutObject on s3://states/fleets" in str(done)
+        assert "0 of 1 job kept" in str(done) and "1 were NOT kept: s3:PutObject on s3://states/fleets" in str(done)
         bucket.delete_bucket(Bucket="states")
         done = kept.keep(pool.manifest, store_of(stack(tmp_path, cloud), tmp_path))
         assert "1 were NOT kept: s3:ListBucket on s3://states/fleets/demo/jobs/mig: NoSuchBucket" in str(done)

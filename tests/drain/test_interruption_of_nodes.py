@@ -218,7 +218,7 @@ def test_draining_what_nobody_serves(make_node: MakeNode) -> None:
     node = make_node(cpu_slots=1)
     assert "it will not serve before `skyinfra-runner undrain`" in node.run("drain").stdout
     assert node.boot().state == "drained"
-    assert "1 slots" in node.run("undrain").stdout
+    assert "1 slot." in node.run("undrain").stdout
     refused = node.run("drain", "--timeout", "-1", check=False)
     assert (refused.returncode, "must be at least 0" in refused.stderr) == (2, True)
 

@@ -78,7 +78,7 @@ def test_other_nodes_take_what_they_are_told_and_keep_it_for_that_configuration(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (FleetLayout(1, None, (BIG, BIG)), "2 layouts, and this node has 1 accelerators"),
+        (FleetLayout(1, None, (BIG, BIG)), "2 layouts, and this node has 1 accelerator"),
         (FleetLayout(1, "a100_40gb", (BIG,)), "the layout is for a100_40gb, and this node has h100_80gb"),
         (FleetLayout(1, None, ((Placement("3g.40gb", 1, 4),),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
         (FleetLayout(1, None, ((Placement("3g.40gb", 0, 3),),)), "3g.40gb cannot stand at 0:3 on h100_80gb"),

@@ -329,7 +329,7 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
             whole = skyinfra(project, "mig", "plan", "quickstart/mig", "off|3g.40gb").stdout
             assert "2 slots go, 2 come, 0 stay; 2 GPUs stay as they are; 1 task has 10m to end" in whole, whole
             advice = skyinfra(project, "mig", "advise", "quickstart/mig", check=False)
-            assert (advice.returncode, "0 tasks say too little" in advice.stderr) == (1, True), advice.stderr
+            assert (advice.returncode, "0 tasks measured, too few" in advice.stderr) == (1, True), advice.stderr
             with subprocess.Popen(
                 [sys.executable, "-m", "skyinfra.cli", "deploy", "--auto-approve"],
                 cwd=project,

@@ -65,7 +65,7 @@ def test_a_job_of_the_block_is_kept(tmp_path: Path) -> None:
         pool.submit(says, detach="says").result(timeout=60)
     """
     _, err = start(tmp_path, body).communicate(timeout=180)
-    assert f"1 of 1 jobs kept in {tmp_path}/.skyinfra/.jobs/session" in err, err
+    assert f"1 of 1 job kept in {tmp_path}/.skyinfra/.jobs/session" in err, err
     until(lambda: not processes(tmp_path))
     (log,) = (tmp_path / ".skyinfra").rglob("output.log")
     assert log.read_text() == "it is said\n"

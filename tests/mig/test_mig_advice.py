@@ -122,9 +122,9 @@ def test_more_nodes_carry_more() -> None:
 
 
 def test_too_little_is_refused() -> None:
-    with pytest.raises(TooLittleMeasured, match="19 tasks say too little"):
+    with pytest.raises(TooLittleMeasured, match="19 tasks measured, too few"):
         mig.advise(arrivals(19, 1, 60, 8.0), H100)
-    with pytest.raises(TooLittleMeasured, match=r"^1 task says too little"):
+    with pytest.raises(TooLittleMeasured, match=r"^1 task measured, too few"):
         mig.advise(arrivals(1, 1, 60, 8.0), H100)
     with pytest.raises(TooLittleMeasured, match="0 tasks"):
         mig.advise([], H100)

@@ -74,5 +74,5 @@ def test_what_machines_that_stand_cannot_give_is_refused(fields: dict[str, Any])
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_every_host_is_one_node(nodes: int) -> None:
-    with pytest.raises(DeclarationError, match="nodes: 2 hosts are declared, and each is one node"):
+    with pytest.raises(DeclarationError, match="nodes: the declaration has 2 hosts, and each is one node"):
         compile_pool(pool("gpu1", "gpu2", nodes=nodes), "s")

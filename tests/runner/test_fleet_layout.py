@@ -106,7 +106,7 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
             ("{", "is not JSON"),
             ('{"version": 2}', "another version than can be read here"),
             ('{"version": 1, "layouts": [], "more": 1}', "unknown field"),
-            (document(BIG, BIG), "2 layouts, and this node has 1 accelerators"),
+            (document(BIG, BIG), "2 layouts, and this node has 1 accelerator"),
             (document((("3g.40gb", 1, 4),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
             (document((("3g.20gb", 0, 4),)), "h100_80gb has no profile of that name"),
             (document((*BIG, *SMALL)), "2g.20gb cannot stand at 0:2 on h100_80gb"),
@@ -121,7 +121,7 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
         refused = until(lambda: two_gpus.status().error, "the node with two GPUs refuses what the head wants")
         assert refused == (
             "InvalidNodeConfig",
-            "the head's layout.layouts: 1 layouts, and this node has 2 accelerators\n"
+            "the head's layout.layouts: 1 layout, and this node has 2 accelerators\n"
             "One layout for each accelerator is needed.",
         )
         assert (two_gpus.status().state, profiles(two_gpus)) == ("ready", ["3g.40gb", "3g.40gb"])

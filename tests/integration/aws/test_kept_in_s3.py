@@ -58,7 +58,7 @@ def destroyed(project: Project) -> str:
 
 def test_destroyed_and_read(project: Project) -> None:
     assert "2 of 2 jobs kept in s3://states/fleets/here/jobs/" in project.run("jobs", "keep", "fleet/pool")
-    assert destroyed(project).endswith("0 of 2 jobs kept in s3://states/fleets/here/jobs/, 2 were there already")
+    assert destroyed(project).endswith("0 of 2 jobs kept in s3://states/fleets/here/jobs/, 2 there already")
     document = valid("jobs", project.run("jobs", "fleet/pool", "--json"))
     assert [(each["name"], each["state"]) for each in document["jobs"]] == [("good", "done"), ("bad", "failed")]
     assert document["kept"]["where"] == "s3://states/fleets/here/jobs/" and document["kept"]["fleet"] == "gone"
