@@ -279,8 +279,8 @@ def test_the_example_with_a_prepared_image(tmp_path: Path, clean: Engine) -> Non
     """Without Python on the machine that applies, and at once: the image has the runner."""
     wheel = runner_wheel.wheel()
     (tmp_path / wheel.name).write_bytes(wheel.content)
-    install = f"python3 -m venv /opt/runner && /opt/runner/bin/pip install -q --no-index -f /wheels /{wheel.name}"
-    link = "ln -s /opt/runner/bin/skyinfra-runner /usr/local/bin/"
+    install = f"python3 -m venv /srv/runner && /srv/runner/bin/pip install -q --no-index -f /wheels /{wheel.name}"
+    link = "ln -s /srv/runner/bin/skyinfra-runner /usr/local/bin/"
     clean.image(PREPARED, NODE, f"{install} && {link}", copied={str(tmp_path / wheel.name): f"/{wheel.name}"})
     text = (MODULE / "examples" / "prepared" / "main.tf").read_text()
     text = text.replace("../..", str(MODULE)).replace("registry.example.com/skyinfra", PREPARED)

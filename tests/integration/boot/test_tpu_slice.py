@@ -68,7 +68,7 @@ def test_the_hosts_of_a_slice_are_one_gang(bed: Bed, fleet: Callable[..., Fleet]
         name="train",
         provider=sky.GCP(project="p"),
         accelerator=sky.accelerators.TPUv5p_16(),
-        image=sky.Image(wheelhouse=bed.index, env={"PYTHONPATH": "/opt/made-up"}),
+        image=sky.Image(wheelhouse=bed.index, env={"PYTHONPATH": "/srv/made-up"}),
         plugins=[sky.plugins.jax()],
     )
     made = fleet(pool)
@@ -86,7 +86,7 @@ def test_the_hosts_of_a_slice_are_one_gang(bed: Bed, fleet: Callable[..., Fleet]
             "worker-network-endpoints": ",".join(f"unknown:unknown:{address}" for address in addresses),
             "tpu-env": "".join(f"{name}: '{value}'\n" for name, value in tpu_env.items()),
         }
-        library = machine.root / "opt/made-up/jax.py"
+        library = machine.root / "srv/made-up/jax.py"
         library.parent.mkdir(parents=True)
         library.write_text(JAX)
     assert len({machine.metadata.attributes["user-data"] for machine in hosts}) == 1
