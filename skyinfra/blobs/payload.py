@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import BinaryIO
 
-import cloudpickle
-
 from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.transfer import Blob, BlobsMissing, chunked
 from skyinfra.protocol.calls import Part
+from skyinfra.protocol.pickles import Pickler
 
 # Up to that many bytes travel as a part of the message about the task.
 INLINE = 4 * 2**20
@@ -76,9 +75,7 @@ class Payload:
         return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 
-def pack(
-    value: object, pickler: Callable[..., cloudpickle.Pickler] = cloudpickle.Pickler, *, whole: bool = False
-) -> Payload:
+def pack(value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: bool = False) -> Payload:
     """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
     file = _Pieces()
     buffers: list[memoryview] = []

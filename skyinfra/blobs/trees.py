@@ -35,15 +35,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Tree:
-    """files: by path below the tree, with ``/``. roots: the folders of it that Python imports from, in order."""
+    """files: by path below the tree, with ``/``. roots: the folders of it that Python imports from, in order.
+
+    main: the path of the script that is the module ``__main__`` of the client, its package, and its arguments.
+    """
 
     files: Mapping[str, Entry]
     roots: tuple[str, ...] = ()
+    main: tuple[str, ...] | None = None
 
     def dumps(self) -> bytes:
         """The listing: JSON, the same for the same tree."""
         files = {path: [entry.sha256, entry.size, int(entry.executable)] for path, entry in self.files.items()}
-        document = {"version": VERSION, "roots": list(self.roots), "files": files}
+        document: dict[str, object] = {"version": VERSION, "roots": list(self.roots), "files": files}
+        if self.main is not None:
+            document["main"] = list(self.main)
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @classmethod
@@ -55,7 +61,8 @@ class Tree:
         try:
             document = json.loads(data)
             version, files, roots = document["version"], document["files"], document["roots"]
-            tree = cls({path: _entry(*found) for path, found in files.items()}, tuple(roots))
+            main = _main(document["main"]) if "main" in document else None
+            tree = cls({path: _entry(*found) for path, found in files.items()}, tuple(roots), main)
             if version != VERSION:
                 raise InvalidInclude("a listing of another version", given=version)
             check_paths(tree.files)
@@ -80,7 +87,7 @@ class Tree:
     @cached_property
     def code_name(self) -> str:
         """Names the code and where it is imported from; the same for trees that differ in their data only."""
-        return digest_of(Tree(self.code, self.roots).dumps())[:32]
+        return digest_of(Tree(self.code, self.roots, self.main).dumps())[:32]
 
     @cached_property
     def modules(self) -> frozenset[str]:
@@ -113,6 +120,12 @@ def parse_name(name: str) -> tuple[str, int]:
         return check_digest(digest), int(size)
     except ValueError:
         raise InvalidInclude("names no tree: expected DIGEST:SIZE", field="tree", given=repr(name[:80])) from None
+
+
+def _main(found: list[object]) -> tuple[str, ...]:
+    path, package, *_ = main = tuple(map(str, found))
+    check_path(path)
+    return path, package, *main[2:]
 
 
 def _entry(sha256: str, size: object, executable: object) -> Entry:

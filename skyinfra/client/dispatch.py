@@ -77,7 +77,9 @@ class Window:
 class Dispatcher:
     """Executes shipments on a fleet, and ends the waiting for those whose target is gone."""
 
-    def __init__(self, connection: Connection, watcher: Watcher) -> None:
+    def __init__(self, connection: Connection, watcher: Watcher, trees: set[str]) -> None:
+        """*trees*: gets the names of those that were sent to the head."""
+        self._trees = trees
         self.connection = connection
         self._watcher = watcher
         self._windows: dict[Target, Window] = {}
@@ -187,8 +189,11 @@ class Dispatcher:
 
         Raises `FleetUnreachable`, `TaskInputsLost`, `TaskTooLarge`, `StateDirectoryError`.
         """
+        files = files or (shipment.tree is not None and shipment.tree not in self._trees)
         await self.connection.again(lambda head: sync.bring(head, shipment, files=files))
         shipment.brought = True
+        if shipment.tree is not None:
+            self._trees.add(shipment.tree)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -185,9 +185,10 @@ class Fleet(AskedFleet):
 
     topic: of the scheduler; its events are for this client. brings_first: whether large arguments are at the head
     before a task has been sent, so that they may be changed then. includes: what `Pool.sync` was called with; included:
-    the files that were synced last, which tasks see. secrets: those of its tasks, of all of them those that were
-    *given*. env: variables of all tasks. workdir: the path among these files of the folder that the working directory
-    of each task is a copy of. Closing it cancels all tasks that were not waited for.
+    the files that were synced last, which tasks see. trees: the names of the trees that the head was sent. secrets:
+    those of its tasks, of all of them those that were *given*. env: variables of all tasks. workdir: the path among
+    these files of the folder that the working directory of each task is a copy of. Closing it cancels all tasks that
+    were not waited for.
     """
 
     connection: Connection
@@ -199,6 +200,7 @@ class Fleet(AskedFleet):
         self.brings_first = True
         self.includes: Includes | None = None
         self.included: Included | None = None
+        self.trees: set[str] = set()
         self.env: dict[str, str] = {}
         self.workdir: str | None = None
         self.topic = f"skyinfra-{uuid.uuid4().hex}"
@@ -209,7 +211,7 @@ class Fleet(AskedFleet):
     async def _open(self, limits: Limits) -> None:
         self.connection = Connection(self.manifest, limits, topic=self.topic, on_event=self._on_event)
         await self.connection.open()
-        self.dispatcher = Dispatcher(self.connection, self.watcher)
+        self.dispatcher = Dispatcher(self.connection, self.watcher, self.trees)
         await self.dispatcher.start()
 
     async def _leave(self) -> None:

@@ -208,6 +208,7 @@ class _Start:
             included=launch.included,
             secrets=self._fleet.secrets,
             uses=launch.secrets,
+            at_head=self._fleet.trees,
         )
         target = Target(slot=place.slots[place.rank])
         outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)

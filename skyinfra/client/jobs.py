@@ -236,7 +236,7 @@ def detach(
     if len(shipment.call) > jobs.LARGEST:
         raise jobs.too_large(len(shipment.call))
     _check_prospect(fleet, target)
-    if fleet.included is not None:
+    if shipment.included is not None:
         shipment.secrets = None  # they are the job's, and there is none yet
         fleet.in_loop(fleet.dispatcher.bring(shipment, files=True))
     wanted = Submission(

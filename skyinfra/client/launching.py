@@ -47,8 +47,8 @@ class GangWarning(UserWarning):
 
 def work_of(
     target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None
-) -> tuple[Work, list[str | Secret]]:
-    """Returns what the ranks run, and the secrets that it names.
+) -> tuple[Work, list[str | Secret], Included | None]:
+    """Returns what the ranks run, the secrets that it names, and *included* with the modules that it needs.
 
     Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script.
     """
@@ -56,13 +56,13 @@ def work_of(
         task = pickling.as_task(target, args, kwargs)
         _check_keywords(task, "launch", _OF_LAUNCH)
         with met() as named:
-            work = Work(task.name, pickling.dump_call(task, included))
-        return work, [*task.settings.secrets, *named.values()]
+            call, included = pickling.dump_call(task, included)
+        return Work(task.name, call), [*task.settings.secrets, *named.values()], included
     if not target.is_file():
         raise InvalidField("there is no such file", field="target", given=str(target))
     if kwargs:
         raise InvalidField("a script has no named arguments", field="target", given=", ".join(kwargs))
-    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args))), []
+    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args))), [], included
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,7 @@ class Sender:
             secrets=fleet.secrets,
             env=fleet.env,
             workdir=fleet.workdir,
+            at_head=fleet.trees,
         )
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
@@ -315,7 +316,7 @@ class Sender:
     ) -> Gang:
         """Returns the gang of `launch`, for callers that wait in another way."""
         fleet = self._fleet
-        work, named = work_of(target, args, kwargs, fleet.included)
+        work, named, included = work_of(target, args, kwargs, fleet.included)
         launch = Launch(
             work,
             self.target,
@@ -325,7 +326,7 @@ class Sender:
             fleet.variables(env),
             max_restarts,
             timeout,
-            included=fleet.included,
+            included=included,
             secrets=fleet.secrets.uses(named),
         )
         launch = replace(launch, nodes=ranks.nodes_of(self.manifest, launch))

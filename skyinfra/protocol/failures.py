@@ -11,11 +11,10 @@ import traceback
 import types
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
-
-import cloudpickle
+from typing import Any
 
 from skyinfra.errors import TaskTimeout
+from skyinfra.protocol import pickles
 
 # A traceback keeps its outermost and innermost frames; a runaway recursion would not survive pickling otherwise.
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60
@@ -103,7 +102,7 @@ def _dump_error(error: BaseException) -> bytes | None:
         rebuilt = _rebuild, (type(error), error.args, dict(error.__dict__))
         for reduced in (partial(error.__reduce_ex__, pickle.HIGHEST_PROTOCOL), lambda: rebuilt):
             with contextlib.suppress(Exception):
-                data = cast(bytes, cloudpickle.dumps(_Reduced(reduced())))
+                data = pickles.dumps(_Reduced(reduced()))
                 pickle.loads(data)  # noqa: S301 - many exceptions can be pickled and not be read again
                 return data
         return None

@@ -19,7 +19,7 @@ from skyinfra.blobs.trees import Entry, Tree, check_paths
 from skyinfra.errors import InvalidInclude
 from skyinfra.protocol import secrets
 from skyinfra.tasks.included import Included
-from skyinfra.tasks.pickling import import_folders
+from skyinfra.tasks.modules import import_folders
 
 # Left out of folders, as a line of a .gitignore would do it.
 EXCLUDED = (

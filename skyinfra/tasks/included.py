@@ -1,34 +1,56 @@
-"""The files that a client has synced, as its tasks see them."""
+"""The files of a client that its tasks see: those that it has synced, and its own modules."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 from skyinfra.blobs.store import digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, chunked
-from skyinfra.blobs.trees import Tree
+from skyinfra.blobs.trees import Entry, Tree
+from skyinfra.tasks import modules, script
+from skyinfra.tasks.modules import Source
+from skyinfra.worker import views
+
+# The folder of own modules in a tree; no folder that a user syncs may have that name.
+FOLDER = ".skyinfra"
 
 
 @dataclass(frozen=True)
 class Included:
-    """Files as they are now. sources: where each digest's content is. places: of each path of the tree, the file here;
-    of what was included itself too."""
+    """Files as they are now. sources: where each digest's content is, or the content. places: of each path of the tree,
+    the file here; of what was included itself too."""
 
     tree: Tree
-    sources: dict[str, Path]
+    sources: dict[str, Path | bytes]
     places: dict[str, Path]
 
     def blobs(self) -> list[Blob]:
         """Its files and its listing, to be sent."""
         files = self.tree.blobs().items()
         return [
-            *(Blob(digest, size, partial(_read, self.sources[digest])) for digest, size in files),
+            *(Blob(digest, size, partial(_content, self.sources[digest])) for digest, size in files),
             listing(self.tree),
         ]
+
+    def having(self, code: Code) -> Included:
+        """The same with own modules, but for those that nodes import from what was included."""
+        added = {f"{FOLDER}/{each.path}": each for each in code.sources if not self.imports(each.path)}
+        entries = {path: Entry(digest_of(each.data), len(each.data)) for path, each in added.items()}
+        main = code.main and (f"{FOLDER}/{code.main[0]}", *code.main[1:])
+        roots = tuple(dict.fromkeys([*self.tree.roots, FOLDER]))
+        tree = Tree({**self.tree.files, **entries}, roots, self.tree.main or main)
+        content = {entries[path].sha256: each.data for path, each in added.items()}
+        places = {path: each.file for path, each in added.items()}
+        return Included(tree, {**self.sources, **content}, {**self.places, **places})
+
+    def imports(self, path: str) -> bool:
+        """Whether nodes import the file *path*, as below a folder that Python imports from, from what was included."""
+        return any((path if root == "." else f"{root}/{path}") in self.tree.code for root in self.tree.roots)
 
     def module_name(self, module: types.ModuleType) -> str | None:
         """The name under which nodes can import *module*, or None where they cannot."""
@@ -49,10 +71,63 @@ class Included:
         }
 
 
+@dataclass(frozen=True)
+class Code:
+    """Own modules with all that they import. main: see `Tree`, below the folder of own modules."""
+
+    sources: tuple[Source, ...]
+    main: tuple[str, ...] | None
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """Of each content."""
+        return sorted(digest_of(each.data) for each in self.sources)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this process has loaded none of them again since."""
+        return modules.are_current(self.sources)
+
+
+def code_of(names: Collection[str]) -> Code:
+    """Returns the own modules *names* with all that they import; one of them may be the script."""
+    program = script.current() if script.NAME in names else None
+    own = [program.source] if program is not None else []
+    found = modules.closure([*set(names) - {script.NAME}, *(name for each in own for name in each.imports)])
+    return Code((*own, *found), program.main if program is not None else None)
+
+
+_NOTHING = Included(Tree({}), {}, {})
+# The own modules that calls of this process have needed so far. They go with every call: so that it is the same tree,
+# and processes of slots keep the modules that they have loaded.
+_needed: set[str] = set()
+# What was made of the synced files that were used last.
+_made: deque[tuple[Included | None, frozenset[str], Code, Included]] = deque(maxlen=8)
+
+
+def with_modules(included: Included | None, names: Collection[str]) -> Included | None:
+    """Returns *included* with the own modules *names*, those that earlier calls have needed, and what they import."""
+    _needed.update(names)
+    if not _needed:
+        return included
+    for base, needed, code, made in _made:
+        if base is included and needed == _needed and code.is_current:
+            return made
+    code = code_of(_needed)
+    made = (included or _NOTHING).having(code)
+    views.remember(made.places)
+    _made.appendleft((included, frozenset(_needed), code, made))
+    return made
+
+
 def listing(tree: Tree) -> Blob:
     """The listing of *tree*, to be sent."""
     data = tree.dumps()
     return Blob(digest_of(data), len(data), lambda: chunked([data]))
+
+
+def _content(source: Path | bytes) -> Iterator[bytes | memoryview]:
+    return chunked([source]) if isinstance(source, bytes) else _read(source)
 
 
 def _read(path: Path) -> Iterator[bytes]:

@@ -7,33 +7,31 @@ import functools
 import inspect
 import io
 import operator
-import os
 import pickle
 import re
-import site
 import sys
-import sysconfig
-import threading
 import time
 import types
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
-
-import cloudpickle
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
 from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
+from skyinfra.protocol.pickles import Pickler
 from skyinfra.protocol.secrets import met
-from skyinfra.tasks import missing, tracebacks
-from skyinfra.tasks.included import Included
+from skyinfra.tasks import missing, modules, script, tracebacks
+from skyinfra.tasks.included import Included, with_modules
+from skyinfra.tasks.modules import import_folders
+from skyinfra.tasks.script import Script
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, InObject, Task
+from skyinfra.worker import program
 from skyinfra.worker.execute import named
 
 
@@ -61,21 +59,29 @@ class Shipment:
         uses: tuple[SecretUse, ...] | None = None,
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
+        at_head: Collection[str] = (),
     ) -> None:
-        """*key*: unique; where it is not given, one is made. Raises `TaskNotPicklable`, `SecretNotFound`."""
+        """*key*: unique; where it is not given, one is made. at_head: the trees that the head has.
+
+        Raises `TaskNotPicklable`, `SecretNotFound`.
+        """
         self.came = time.monotonic()
         self.name = name or task.name
         self.key = key or _key(self.name)
         self.settings = task.settings
-        self.included = included
         self.secrets = secrets
+        needs = Needs(included)
         with met() as found:
-            packed = _pack_call(task, included, whole=whole)
+            packed = _pack_call(task, needs, whole=whole)
         if uses is None:
             uses = secrets.uses([*task.settings.secrets, *found.values()]) if secrets is not None else ()
         self.uses = uses
+        self.included = needs.files()
+        self.tree = self.included.tree.name if self.included is not None else None
         small = whole or packed.small
-        self.brought = small and (secrets is None or secrets.at_head(self.uses))
+        self.brought = (
+            small and (secrets is None or secrets.at_head(self.uses)) and (self.tree is None or self.tree in at_head)
+        )
         self.parcels = [] if small else packed.blobs()
         self.call = packed.joined() if small else b""
         self._header = Header(
@@ -84,7 +90,7 @@ class Shipment:
             topic,
             task.settings.timeout,
             echo,
-            tree=included.tree.name if included is not None else None,
+            tree=self.tree,
             parts=() if small else packed.parts,
             whole=whole,
             secrets=self.uses,
@@ -107,70 +113,177 @@ def _key(name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)[-60:]}-{uuid.uuid4().hex}"
 
 
-def dump_call(task: Task[Any], included: Included | None = None) -> bytes:
+def dump_call(task: Task[Any], included: Included | None = None) -> tuple[bytes, Included | None]:
+    """The function of *task* with its arguments, pickled in one piece, and *included* with the modules that it needs.
+
+    Raises `TaskNotPicklable`.
+    """
+    needs = Needs(included)
+    return dump(task, needs), needs.files()
+
+
+def dump(task: Task[Any], needs: Needs) -> bytes:
     """The function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
-    return _pack_call(task, included, whole=True).joined()
+    return _pack_call(task, needs, whole=True).joined()
 
 
-def _pack_call(task: Task[Any], included: Included | None, *, whole: bool = False) -> Payload:
-    with _by_value(included):
-        try:
-            return _pack((task.function, task.args, dict(task.kwargs)), included, whole=whole)
-        except TaskNotPicklable:  # of what the object of a method is made from
-            raise
-        except Exception as error:
-            what, why = _culprit(task, included) or (task.name, f"{type(error).__name__}: {error}")
+class Needs:
+    """The own modules that a call needs on a node, besides what is *included*. values: of the script's variables."""
+
+    def __init__(self, included: Included | None = None) -> None:
+        self.included = included
+        self.modules: set[str] = set()
+        self.values: dict[str, object] = {}
+        self._seen: set[object] = set()
+
+    @cached_property
+    def script(self) -> Script | None:
+        """The script of this process, where nodes can import it."""
+        return script.current()
+
+    def files(self) -> Included | None:
+        """What is included, with these modules."""
+        return with_modules(self.included, self.modules)
+
+    def take(self, module: str) -> bool:
+        """Notes that the call needs *module*. Returns False for one that is not the user's own. Raises
+        `TaskNotPicklable`."""
+        if module == script.NAME:
+            if self.script is None:
+                return False
+        elif not modules.is_own(module):
+            return False
+        elif module.partition(".")[0] in sys.stdlib_module_names:
             raise TaskNotPicklable(
-                f"{what} cannot be pickled: {why}",
-                hint="Create it inside the function, or pass what it is made from.",
-            ) from error
+                f"the module {module} has the name of a module of Python, which nodes have loaded",
+                given=str(sys.modules[module].__file__),
+                hint="Rename the file.",
+            )
+        self.modules.add(module)
+        return True
+
+    def take_value(self, value: object) -> None:
+        """Notes which values of the script *value*, a function or class of it, uses, and what it calls there."""
+        value = _undecorated(value)
+        if self.script is None or getattr(value, "__module__", None) != script.NAME or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, type):
+            for each in vars(value).values():
+                self.take_value(getattr(each, "__func__", each))
+        elif isinstance(value, types.FunctionType):
+            self.values.update(script.values_used(value.__code__, self.script))
+            space = vars(sys.modules[script.NAME])
+            for name in script.used(value.__code__):
+                if name in space:
+                    self.take_value(space[name])
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles functions and classes that a decorator replaced in a synced module by reference all the same."""
+def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
+    try:
+        packed = _pack((task.function, task.args, dict(task.kwargs)), needs, whole=whole)
+        known = -1
+        while known < len(needs.values):  # values may be functions that use others
+            known = len(needs.values)
+            if known:
+                args = (needs.values, task.function, *task.args)
+                packed = _pack((program.with_values, args, dict(task.kwargs)), needs, whole=whole)
+        return packed
+    except TaskNotPicklable:  # of what the object of a method is made from
+        raise
+    except Exception as error:
+        what, why = _culprit(task, needs) or (task.name, f"{type(error).__name__}: {error}")
+        raise TaskNotPicklable(
+            f"{what} cannot be pickled: {why}",
+            hint="Create it inside the function, or pass what it is made from.",
+        ) from error
 
-    def __init__(self, *arguments: Any, included: Included, **keywords: Any) -> None:
+
+class _Pickler(Pickler):
+    """Pickles what stands in own modules by name, and notes which these are."""
+
+    def __init__(self, *arguments: Any, needs: Needs, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._included = included
+        self._needs = needs
 
     def reducer_override(self, obj: Any) -> Any:
         """As `pickle.Pickler.reducer_override`."""
         if isinstance(obj, types.FunctionType | type | Decorated):
-            found = _reference(obj, self._included)
-            if found is not None:
-                return named, found
-        elif isinstance(obj, InObject):
-            return obj.reduced(self._included)
+            return self._of_module(obj)
+        if isinstance(obj, InObject):
+            return obj.reduced(self._needs)
+        # Of an instance the class is pickled, too; one that is pickled as a name is not.
+        self._needs.take(obj.__name__ if isinstance(obj, types.ModuleType) else type(obj).__module__)
         return super().reducer_override(obj)
 
+    def _of_module(self, obj: Any) -> Any:
+        plain = _undecorated(obj)
+        module = getattr(plain, "__module__", None) or ""
+        self._needs.take_value(plain)
+        if module == script.NAME:
+            stands = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
+        else:
+            stands = _stands_in(plain, module) and (self._needs.take(module) or self._is_included(module))
+        if not stands:
+            return super().reducer_override(obj)
+        found = operator.attrgetter(plain.__qualname__)(sys.modules[module])
+        # By name, as any function; or what a decorator has replaced there.
+        return NotImplemented if found is obj else (named, (module, plain.__qualname__))
 
-def _pack(value: object, included: Included | None, *, whole: bool = False) -> Payload:
-    if included is None:
-        return payload.pack(value, whole=whole)
-    return payload.pack(value, functools.partial(_Pickler, included=included), whole=whole)
+    def _is_included(self, module: str) -> bool:
+        included = self._needs.included
+        return included is not None and included.module_name(sys.modules[module]) is not None
+
+    def _dynamic_function_reduce(self, func: Any) -> Any:
+        """A function without a name that finds it. On a node it has the variables of its module, as here."""
+        function, arguments, state, *rest = super()._dynamic_function_reduce(func)
+        space = func.__globals__
+        module = str(space.get("__name__"))
+        plain = state[1]["__globals__"]
+        if vars(sys.modules.get(module, types)) is not space or not _needs_space(plain) or not self._needs.take(module):
+            return function, arguments, state, *rest
+        code, _, *others = arguments
+        kept: dict[str, object] = {"__globals__": {}, "_cloudpickle_submodules": ()}
+        return function, (code, _Globals(module), *others), (state[0], {**state[1], **kept}), *rest
 
 
-def _reference(decorated: object, included: Included) -> tuple[str, str] | None:
-    """Module and name of a function or class, where a decorator stands in its place in a synced module."""
-    plain = _undecorated(decorated)
-    module = sys.modules.get(getattr(plain, "__module__", None) or "")
+class _Globals:
+    """Stands for the variables of *module*, which a node has."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return program.globals_of, (self._module,)
+
+
+def _needs_space(values: Mapping[str, object]) -> bool:
+    """Whether one of *values* is more than an installed module: a function that uses no other needs no own module."""
+    return any(not isinstance(each, types.ModuleType) or modules.is_own(each.__name__) for each in values.values())
+
+
+def _stands_in(plain: Any, module: str) -> bool:
+    """Whether *plain*, or what a decorator made of it, has its own name in *module*."""
     name = getattr(plain, "__qualname__", "")
-    if module is None or "<locals>" in name or included.module_name(module) is None:
-        return None
+    if module not in sys.modules or not name or "<locals>" in name:
+        return False
     try:
-        found = operator.attrgetter(name)(module)
+        return _undecorated(operator.attrgetter(name)(sys.modules[module])) is plain
     except AttributeError:
-        return None
-    return (module.__name__, name) if _undecorated(found) is plain else None
+        return False
 
 
-def _undecorated(value: object) -> object:
+def _pack(value: object, needs: Needs, *, whole: bool = False) -> Payload:
+    return payload.pack(value, functools.partial(_Pickler, needs=needs), whole=whole)
+
+
+def _undecorated(value: object) -> Any:
     return value.plain if isinstance(value, Decorated) else value
 
 
-def _culprit(task: Task[Any], included: Included | None) -> tuple[str, str] | None:
+def _culprit(task: Task[Any], needs: Needs) -> tuple[str, str] | None:
     """Names the part of *task* that cannot be pickled, and why."""
-    pack = functools.partial(_pack, included=included)
+    pack = functools.partial(_pack, needs=needs)
     for label, value in _parts(task):
         try:
             pack(value)
@@ -198,65 +311,6 @@ def _named_arguments(task: Task[Any]) -> list[tuple[str, object]]:
         positional = [(str(index), value) for index, value in enumerate(task.args)]
         return positional + list(task.kwargs.items())
     return list(bound.arguments.items())
-
-
-# Functions by value -------------------------------------------------------------------------------------------------
-
-# What is pickled may pickle something itself.
-_lock = threading.RLock()
-_seen: set[str] = set()
-_own: list[types.ModuleType] = []
-
-
-@contextlib.contextmanager
-def _by_value(included: Included | None) -> Iterator[None]:
-    """While it lasts, functions and classes of the user's own modules are pickled by value: nodes lack those files,
-    unless they are *included*."""
-    with _lock:
-        own = [each for each in _own_modules() if included is None or included.module_name(each) is None]
-        registry = cloudpickle.list_registry_pickle_by_value()
-        registered = [module for module in own if module.__name__ not in registry]
-        for module in registered:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            yield
-        finally:
-            for module in registered:
-                cloudpickle.unregister_pickle_by_value(module)
-
-
-def _own_modules() -> list[types.ModuleType]:
-    """The imported modules that are neither of the standard library nor installed nor this package."""
-    for name in set(sys.modules) - _seen:
-        _seen.add(name)
-        module = sys.modules.get(name)
-        if module is not None and _is_own(name, getattr(module, "__file__", None)):
-            _own.append(module)
-    # A module that was imported again, or removed, is another object now.
-    return [module for module in _own if sys.modules.get(module.__name__) is module]
-
-
-def _is_own(name: str, file: str | None) -> bool:
-    if file is None or not file.endswith(".py") or name == "__main__" or name.split(".")[0] == "skyinfra":
-        return False
-    path = Path(file)
-    if {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    return not any(path.is_relative_to(folder) for folder in library_folders())
-
-
-@functools.cache
-def library_folders() -> tuple[Path, ...]:
-    """The folders of the standard library and of installed packages."""
-    paths = sysconfig.get_paths()
-    folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})
-
-
-def import_folders() -> list[Path]:
-    """Returns the folders from which Python imports here, without installed packages."""
-    folders = [Path(os.path.abspath(path)) for path in sys.path if not path.endswith(".zip")]  # noqa: PTH100
-    return [folder for folder in dict.fromkeys(folders) if not any(map(folder.is_relative_to, library_folders()))]
 
 
 def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:

@@ -6,11 +6,13 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra.errors import InvalidField, check_kind
 from skyinfra.protocol import secrets
 from skyinfra.protocol.secrets import Secret
+from skyinfra.tasks.included import Code, code_of
 from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local, options
 from skyinfra.worker import stateful
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from skyinfra.tasks.included import Included
+    from skyinfra.tasks.pickling import Needs
     from skyinfra.tasks.task import Given
 
 C = TypeVar("C")
@@ -59,6 +62,17 @@ class Stateful(Decorated, Generic[C]):
         return f"<cls {self.kind.__qualname__}>"
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A recipe, for what was *included* then, with the secrets, own modules and code that its class needs."""
+
+    included: Included | None
+    recipe: stateful.Recipe
+    secrets: dict[str, Secret]
+    modules: set[str]
+    code: Code
+
+
 class Handle(Generic[C]):
     """An object that is made once in the process of each slot that runs a task of it.
 
@@ -70,8 +84,7 @@ class Handle(Generic[C]):
         self._made_by = made_by
         self._args = args
         self._kwargs = kwargs
-        # By the code that the client has synced.
-        self._recipes: dict[str | None, tuple[stateful.Recipe, dict[str, Secret]]] = {}
+        self._made: _Made | None = None
 
     def __getattr__(self, name: str) -> Compute[..., Any]:
         if name.startswith("__"):
@@ -90,24 +103,33 @@ class Handle(Generic[C]):
         """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""
         return Task(stateful.release, (_Digest(self),))
 
-    def recipe(self, included: Included | None = None) -> stateful.Recipe:
-        """Returns the recipe of the object: of a class that was *included*, its name and the version of the code.
+    def recipe(self, needs: Needs | None = None) -> stateful.Recipe:
+        """Returns the recipe of the object, which has another digest where code of its class has changed.
 
-        Raises `TaskNotPicklable`.
+        *needs*: gets the own modules that the class needs. Raises `TaskNotPicklable`.
         """
-        code = included.tree.code_name if included is not None else None
-        if code not in self._recipes:
-            from skyinfra.tasks import pickling
+        included = needs.included if needs is not None else None
+        made = self._made
+        if made is None or made.included is not included or not made.code.is_current:
+            made = self._made = self._make(included)
+        secrets.meet(made.secrets)
+        if needs is not None:
+            needs.modules |= made.modules
+        return made.recipe
 
-            kind = self._made_by.kind
-            with secrets.met() as met:
-                made = pickling.dump_call(Task(kind, self._args, self._kwargs), included)
-            name = f"{kind.__module__}.{kind.__qualname__}"
-            digest = hashlib.sha256((code or "").encode() + made).hexdigest()
-            self._recipes[code] = stateful.Recipe(name, digest, self._made_by.keep, made), met
-        recipe, met = self._recipes[code]
-        secrets.meet(met)
-        return recipe
+    def _make(self, included: Included | None) -> _Made:
+        from skyinfra.tasks import pickling
+
+        kind = self._made_by.kind
+        needs = pickling.Needs(included)
+        with secrets.met() as met:
+            data = pickling.dump(Task(kind, self._args, self._kwargs), needs)
+        code = code_of(needs.modules)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        version = [included.tree.code_name] if included is not None else []
+        digest = hashlib.sha256("".join([*version, *code.digests]).encode() + data).hexdigest()
+        recipe = stateful.Recipe(name, digest, self._made_by.keep, data)
+        return _Made(included, recipe, met, needs.modules, code)
 
     def __repr__(self) -> str:
         return f"<handle of {self._made_by.kind.__qualname__}>"
@@ -125,8 +147,8 @@ class _Method(InObject):
     def __call__(self, *args: object, **kwargs: object) -> object:
         return stateful.Method(self._handle.recipe(), self._name)(*args, **kwargs)
 
-    def reduced(self, included: Included | None) -> tuple[Any, ...]:
-        return stateful.Method, (self._handle.recipe(included), self._name)
+    def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
+        return stateful.Method, (self._handle.recipe(needs), self._name)
 
 
 class _Digest(InObject):
@@ -135,8 +157,8 @@ class _Digest(InObject):
     def __init__(self, handle: Handle[Any]) -> None:
         self._handle = handle
 
-    def reduced(self, included: Included | None) -> tuple[Any, ...]:
-        return str, (self._handle.recipe(included).digest,)
+    def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
+        return str, (self._handle.recipe(needs).digest,)
 
 
 def _check_arguments(kind: type[Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:

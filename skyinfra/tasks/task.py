@@ -28,7 +28,7 @@ from skyinfra.protocol.instance import VARIABLE
 from skyinfra.protocol.secrets import Secret, named
 
 if TYPE_CHECKING:
-    from skyinfra.tasks.included import Included
+    from skyinfra.tasks.pickling import Needs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -160,8 +160,8 @@ class InObject(ABC):
     """Names the object of a slot that it is about; its recipe is made when it is pickled."""
 
     @abstractmethod
-    def reduced(self, included: Included | None) -> tuple[Any, ...]:
-        """As ``__reduce__`` gives it, for a client that has *included* some code."""
+    def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
+        """As ``__reduce__`` gives it. *needs*: gets the own modules that it needs."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.reduced(None)

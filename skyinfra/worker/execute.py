@@ -36,6 +36,7 @@ from skyinfra.worker import (
     inputs,
     interruption,
     output,
+    program,
     secrets,
     shortage,
     streaming,
@@ -241,7 +242,7 @@ def _late(task: Header) -> TaskTimeout:
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    loaded = inputs.load(task.parts) if task.parts else pickle.loads(call)  # noqa: S301
+    loaded = program.loading(lambda: inputs.load(task.parts) if task.parts else pickle.loads(call))  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 

@@ -1,9 +1,9 @@
 """Views of synced trees in a worker process.
 
-A view is a folder of this process with the files of a tree, as links to the node's blobs. Trees with the same code
-share a view; its data files are replaced before the next task, and modules stay loaded. A tree with other code gets
-another view; the modules of the previous view are kept, for a task that uses it again. So tasks of several clients can
-alternate on a slot.
+A view is a folder of this process with the files of a tree, as links to the node's blobs. Trees with the same code, and
+those of which one has more of it, share a view; its data files are replaced before the next task, and modules stay
+loaded. A tree with other code gets another view; the modules of the previous view are kept, for a task that uses it
+again. So tasks of several clients can alternate on a slot.
 
 The files of a view are read-only: they are the only copy of the node. A view is removed after its process has ended.
 """
@@ -13,6 +13,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
+import importlib.abc
+import importlib.machinery
+import json
 import os
 import re
 import shutil
@@ -33,6 +36,8 @@ FOLDER = "trees"
 FILES_FOLDER = "files"
 # The folder of a task's tree, for the task and the programs that it starts.
 VARIABLE = "SKYINFRA_TREE"
+# The script of that tree, for the same: its file, its package, and its arguments, as JSON.
+PROGRAM = "SKYINFRA_PROGRAM"
 # Views that a process keeps, with their modules.
 _KEPT = 4
 
@@ -45,10 +50,14 @@ _ENGINE = frozenset(name.partition(".")[0] for name in sys.modules) | frozenset(
 
 @dataclass
 class _View:
-    """A folder with files of a tree. modules: those loaded from it, while it is not in use. hidden: other modules with
-    the same names, while it is."""
+    """A folder with files of trees. code: those that Python may import, of all of these trees. roots, main: of the
+    trees. modules: those loaded from it, while it is not in use. hidden: other modules with the same names, while it
+    is."""
 
     folder: Path
+    roots: tuple[str, ...] = ()
+    main: tuple[str, ...] | None = None
+    code: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, Entry] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
     modules: dict[str, types.ModuleType] = field(default_factory=dict)
@@ -65,54 +74,71 @@ class Views:
         self._folder = directory / FOLDER
         self._store = store
         self._own: Path | None = None
-        self._views: dict[str, _View] = {}
-        self._code: str | None = None
+        # The last one was used last.
+        self._views: list[_View] = []
+        self._now: _View | None = None
         self.tree: str | None = None
 
     def use(self, tree: Tree | None) -> None:
         """Makes *tree*, whose blobs are in the store, visible to tasks. Raises `BlobsMissing`, OSError."""
         # After a failure the next call repeats everything.
         self.tree = ""
-        code = None
+        view = None
         if tree is not None:
-            code = tree.code_name
-            view = self._views.pop(code, None) or self._new(tree, code)
-            self._views[code] = view
+            view = next((each for each in reversed(self._views) if _suits(each, tree)), None) or self._new(tree)
+            self._views = [*(each for each in self._views if each is not view), view]
+            if view.main != tree.main or not tree.code.keys() <= view.code.keys():
+                # It is entered anew: modules of the names that it has now are hidden.
+                self._leave()
+                view.main = view.main or tree.main
+                view.code |= tree.code
             _update(view, tree, self._store)
-        if code != self._code:
-            self._swap(code, tree)
+        if view is not self._now:
+            self._leave()
+            if view is not None:
+                _enter(view)
+            self._now = view
+            for each in self._views[:-_KEPT]:
+                shutil.rmtree(each.folder, ignore_errors=True)
+            del self._views[:-_KEPT]
         self.tree = tree.name if tree is not None else None
 
-    def _new(self, tree: Tree, code: str) -> _View:
+    def _leave(self) -> None:
+        if self._now is not None:
+            _leave(self._now)
+        self._now = None
+
+    def _new(self, tree: Tree) -> _View:
         if self._own is None:
             self._own = _own_folder(self._folder)
-        view = _View(self._own / code)
-        view.folder.mkdir(exist_ok=True)
+        view = _View(self._own / uuid.uuid4().hex, tree.roots, tree.main)
+        view.folder.mkdir()
         view.paths = [str(view.folder if root == "." else view.folder / root) for root in tree.roots]
         return view
 
-    def _swap(self, code: str | None, tree: Tree | None) -> None:
-        if self._code is not None:
-            _leave(self._views[self._code])
-        self._code = None
-        if code is not None and tree is not None:
-            _enter(self._views[code], tree.modules)
-        else:
-            os.environ.pop(VARIABLE, None)
-        self._code = code
-        for name in list(self._views)[:-_KEPT]:
-            shutil.rmtree(self._views.pop(name).folder, ignore_errors=True)
+
+def _suits(view: _View, tree: Tree) -> bool:
+    """Whether *view* may have the files of *tree*: it has the same code, or one of both has more of it."""
+    if view.roots != tree.roots or (view.main != tree.main and None not in (view.main, tree.main)):
+        return False
+    same = view.code.items() & tree.code.items()
+    return len(same) == min(len(view.code), len(tree.code))
 
 
-def _enter(view: _View, names: frozenset[str]) -> None:
+def _enter(view: _View) -> None:
     """Makes the modules of *view* importable."""
-    taken = names - _ENGINE
+    taken = Tree(view.code, view.roots).modules - _ENGINE
     view.hidden = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in taken}
     for name in view.hidden:
         del sys.modules[name]
+    if view.main is not None:
+        view.hidden["__main__"] = sys.modules["__main__"]
+        path, *rest = view.main
+        os.environ[PROGRAM] = json.dumps([str(view.folder / path), *rest])
     sys.modules.update(view.modules)
     view.modules = {}
     _change_path(first=view.paths)
+    _finder.enter(taken, view.paths)
     os.environ[VARIABLE] = str(view.folder)
     importlib.invalidate_caches()
 
@@ -125,6 +151,34 @@ def _leave(view: _View) -> None:
     sys.modules.update(view.hidden)
     view.hidden = {}
     _change_path(without=view.paths)
+    _finder.enter(frozenset(), [])
+    for variable in (VARIABLE, PROGRAM):
+        os.environ.pop(variable, None)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of the view that is in use, before all others: what a task does to `sys.path` hides none."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self._paths: Sequence[str] = ()
+
+    def enter(self, names: frozenset[str], paths: Sequence[str]) -> None:
+        """Finds *names*, without their dotted parts, in *paths* from now on."""
+        self._names, self._paths = names, paths
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As `importlib.abc.MetaPathFinder.find_spec`."""
+        if path is not None or name not in self._names:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [*self._paths, *sys.path], target)
+
+
+_finder = _Finder()
 
 
 def _is_from(module: object, folder: Path) -> bool:
@@ -151,7 +205,7 @@ def _change_path(*, first: Sequence[str] = (), without: Sequence[str] = ()) -> N
 
 def _update(view: _View, tree: Tree, store: BlobStore) -> None:
     """Makes the files of *view* those of *tree*; equal files are not touched."""
-    for path in [path for path in view.files if path not in tree.files]:
+    for path in [path for path in view.files if path not in tree.files and path not in view.code]:
         (view.folder / path).unlink(missing_ok=True)
         del view.files[path]
         _remove_empty(view.folder, path)
