@@ -39,7 +39,7 @@ _NAMES = {
     "skyinfra.worker.interruption": "interrupted interruption on_interrupt",
     "skyinfra.worker.stateful": "enter exit",
     "skyinfra.worker.streaming": "progress",
-    "skyinfra.worker.views": "files synced",
+    "skyinfra.program.views": "files synced",
 }
 # Modules that are public names themselves.
 _MODULES = ("accelerators", "mig", "offers", "plugins")

@@ -104,6 +104,8 @@ from skyinfra.packing import pack as pack
 from skyinfra.pool import ComputePool as ComputePool
 from skyinfra.pool import Image as Image
 from skyinfra.pool import Worker as Worker
+from skyinfra.program.views import files as files
+from skyinfra.program.views import synced as synced
 from skyinfra.protocol.gang import Gang as Gang
 from skyinfra.protocol.gang import gang as gang
 from skyinfra.protocol.instance import InstanceInfo as InstanceInfo
@@ -150,8 +152,6 @@ from skyinfra.worker.interruption import on_interrupt as on_interrupt
 from skyinfra.worker.stateful import enter as enter
 from skyinfra.worker.stateful import exit as exit
 from skyinfra.worker.streaming import progress as progress
-from skyinfra.worker.views import files as files
-from skyinfra.worker.views import synced as synced
 _enter = skyinfra.deploy.session.enter
 _leave = skyinfra.deploy.session.leave
 load_ipython_extension = skyinfra.magic.load_ipython_extension

@@ -128,8 +128,8 @@ def jupyter(
 
     from skyinfra.client import run_script
     from skyinfra.notebook import serve_jupyter
+    from skyinfra.program.views import FILES_FOLDER
     from skyinfra.terminal.progress import connected
-    from skyinfra.worker.views import FILES_FOLDER
 
     with connected(fleet) as pool, TemporaryDirectory(prefix="skyinfra-") as folder:
         shown = _Jupyter(pool, port, Path(folder) if browser and sys.stdout.isatty() else None)

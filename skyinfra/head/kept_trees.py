@@ -18,7 +18,7 @@ from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import TaskInputsLost
 from skyinfra.node.folder import writing
-from skyinfra.worker.views import place
+from skyinfra.program.views import place
 
 
 class KeptTrees:

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-# A variable of the module ``__main__`` where it is the script of a client; see `skyinfra.worker.program`.
+# A variable of the module ``__main__`` where it is the script of a client; see `skyinfra.program.main`.
 MARK = "__skyinfra_program__"
 
 

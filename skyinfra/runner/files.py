@@ -22,9 +22,9 @@ from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
+from skyinfra.program import views
 from skyinfra.protocol.rpc import Peer
 from skyinfra.runner import follow
-from skyinfra.worker import views
 
 # Then the client has to ask again.
 _WAIT_S = 15.0

@@ -16,11 +16,11 @@ from skyinfra.blobs.store import WrongContent
 from skyinfra.blobs.transfer import BlobsMissing, Sent
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed, TaskInputsLost, TaskTooLarge
+from skyinfra.program import views
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.rpc import Peer
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included, listing
-from skyinfra.worker import views
 
 if TYPE_CHECKING:
     from skyinfra.tasks.pickling import Shipment

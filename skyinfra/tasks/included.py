@@ -12,9 +12,9 @@ from pathlib import Path
 from skyinfra.blobs.store import digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, chunked
 from skyinfra.blobs.trees import Entry, Tree
+from skyinfra.program import views
 from skyinfra.tasks import modules, script
 from skyinfra.tasks.modules import Source
-from skyinfra.worker import views
 
 # The folder of own modules in a tree; no folder that a user syncs may have that name.
 FOLDER = ".skyinfra"

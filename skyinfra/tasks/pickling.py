@@ -15,23 +15,22 @@ import types
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
+from skyinfra.program import main as program
 from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
 from skyinfra.protocol.pickles import Pickler
 from skyinfra.protocol.secrets import met
 from skyinfra.tasks import missing, modules, script, tracebacks
-from skyinfra.tasks.included import Included, with_modules
+from skyinfra.tasks.included import Included
 from skyinfra.tasks.modules import import_folders
-from skyinfra.tasks.script import Script
+from skyinfra.tasks.needs import InObject, Needs
 from skyinfra.tasks.secrets import Secrets
-from skyinfra.tasks.task import Compute, Decorated, InObject, Task
-from skyinfra.worker import program
+from skyinfra.tasks.task import Compute, Decorated, Task, undecorated
 from skyinfra.worker.execute import named
 
 
@@ -127,58 +126,6 @@ def dump(task: Task[Any], needs: Needs) -> bytes:
     return _pack_call(task, needs, whole=True).joined()
 
 
-class Needs:
-    """The own modules that a call needs on a node, besides what is *included*. values: of the script's variables."""
-
-    def __init__(self, included: Included | None = None) -> None:
-        self.included = included
-        self.modules: set[str] = set()
-        self.values: dict[str, object] = {}
-        self._seen: set[object] = set()
-
-    @cached_property
-    def script(self) -> Script | None:
-        """The script of this process, where nodes can import it."""
-        return script.current()
-
-    def files(self) -> Included | None:
-        """What is included, with these modules."""
-        return with_modules(self.included, self.modules)
-
-    def take(self, module: str) -> bool:
-        """Notes that the call needs *module*. Returns False for one that is not the user's own. Raises
-        `TaskNotPicklable`."""
-        if module == script.NAME:
-            if self.script is None:
-                return False
-        elif not modules.is_own(module):
-            return False
-        elif module.partition(".")[0] in sys.stdlib_module_names:
-            raise TaskNotPicklable(
-                f"the module {module} has the name of a module of Python, which nodes have loaded",
-                given=str(sys.modules[module].__file__),
-                hint="Rename the file.",
-            )
-        self.modules.add(module)
-        return True
-
-    def take_value(self, value: object) -> None:
-        """Notes which values of the script *value*, a function or class of it, uses, and what it calls there."""
-        value = _undecorated(value)
-        if self.script is None or getattr(value, "__module__", None) != script.NAME or id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if isinstance(value, type):
-            for each in vars(value).values():
-                self.take_value(getattr(each, "__func__", each))
-        elif isinstance(value, types.FunctionType):
-            self.values.update(script.values_used(value.__code__, self.script))
-            space = vars(sys.modules[script.NAME])
-            for name in script.used(value.__code__):
-                if name in space:
-                    self.take_value(space[name])
-
-
 def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
     try:
         packed = _pack((task.function, task.args, dict(task.kwargs)), needs, whole=whole)
@@ -217,9 +164,10 @@ class _Pickler(Pickler):
         return super().reducer_override(obj)
 
     def _of_module(self, obj: Any) -> Any:
-        plain = _undecorated(obj)
+        plain = undecorated(obj)
         module = getattr(plain, "__module__", None) or ""
-        self._needs.take_value(plain)
+        if isinstance(plain, types.FunctionType | type):
+            self._needs.take_used(plain)
         if module == script.NAME:
             stands = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
         else:
@@ -268,17 +216,13 @@ def _stands_in(plain: Any, module: str) -> bool:
     if module not in sys.modules or not name or "<locals>" in name:
         return False
     try:
-        return _undecorated(operator.attrgetter(name)(sys.modules[module])) is plain
+        return undecorated(operator.attrgetter(name)(sys.modules[module])) is plain
     except AttributeError:
         return False
 
 
 def _pack(value: object, needs: Needs, *, whole: bool = False) -> Payload:
     return payload.pack(value, functools.partial(_Pickler, needs=needs), whole=whole)
-
-
-def _undecorated(value: object) -> Any:
-    return value.plain if isinstance(value, Decorated) else value
 
 
 def _culprit(task: Task[Any], needs: Needs) -> tuple[str, str] | None:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from skyinfra.errors import InvalidField, check_kind
 from skyinfra.protocol import secrets
 from skyinfra.protocol.secrets import Secret
-from skyinfra.tasks.included import Code, code_of
-from skyinfra.tasks.task import Compute, Decorated, InObject, Options, Task, decorated, is_local, options
+from skyinfra.tasks.needs import InObject, Needs
+from skyinfra.tasks.task import Compute, Decorated, Options, Task, decorated, is_local, options
 from skyinfra.worker import stateful
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from skyinfra.tasks.included import Included
-    from skyinfra.tasks.pickling import Needs
+    from skyinfra.tasks.included import Code, Included
     from skyinfra.tasks.task import Given
 
 C = TypeVar("C")
@@ -119,9 +118,10 @@ class Handle(Generic[C]):
 
     def _make(self, included: Included | None) -> _Made:
         from skyinfra.tasks import pickling
+        from skyinfra.tasks.included import code_of
 
         kind = self._made_by.kind
-        needs = pickling.Needs(included)
+        needs = Needs(included)
         with secrets.met() as met:
             data = pickling.dump(Task(kind, self._args, self._kwargs), needs)
         code = code_of(needs.modules)

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import (
-    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
@@ -26,9 +25,6 @@ from typing import (
 from skyinfra.errors import InvalidField, check_kind, check_mapping, check_options
 from skyinfra.protocol.instance import VARIABLE
 from skyinfra.protocol.secrets import Secret, named
-
-if TYPE_CHECKING:
-    from skyinfra.tasks.pickling import Needs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -156,15 +152,9 @@ class Decorated(ABC):
         return plain, (self.plain,)
 
 
-class InObject(ABC):
-    """Names the object of a slot that it is about; its recipe is made when it is pickled."""
-
-    @abstractmethod
-    def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
-        """As ``__reduce__`` gives it. *needs*: gets the own modules that it needs."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced(None)
+def undecorated(value: Any) -> Any:
+    """Returns the function or class of *value*, where that is a decorated one, else *value*."""
+    return value.plain if isinstance(value, Decorated) else value
 
 
 class Compute(Decorated, Generic[P, T]):

@@ -7,7 +7,7 @@ import linecache
 import types
 from pathlib import Path
 
-from skyinfra.worker import views
+from skyinfra.program import views
 
 
 def readable(frames: types.TracebackType | None) -> types.TracebackType | None:

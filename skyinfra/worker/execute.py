@@ -28,6 +28,7 @@ from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
 from skyinfra.worker import (
@@ -36,7 +37,6 @@ from skyinfra.worker import (
     inputs,
     interruption,
     output,
-    program,
     secrets,
     shortage,
     streaming,

@@ -21,11 +21,11 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
+from skyinfra.program.views import Views
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Part, SecretUse
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.protocol.rpc import Peer
-from skyinfra.worker.views import Views
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from skyinfra.program import views
 from skyinfra.protocol.instance import NODE_DIRECTORY
-from skyinfra.worker import views
 
 # In the variables of a script: the path in the tree of the folder that its working directory is a copy of, and the
 # path of the script below that, where it is not the file's name alone.

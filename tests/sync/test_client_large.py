@@ -125,7 +125,7 @@ def test_every_slot_gets_it_and_it_is_sent_once(pool, fleet):
     assert look(Array(content)) @ pool == [(len(content), digest_of(content), False)] * 4
     for node in ("n0", "n1"):
         new = blobs_of(fleet.root / node / "blobs") - before[node]
-        assert len(new) == 2, "the stream and the memory, for both slots"
+        assert len(new) <= 2, "the memory, and the stream unless it was there, for both slots"
         assert digest_of(content) in new
 
 

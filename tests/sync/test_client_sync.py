@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -210,7 +211,7 @@ def test_two_clients_with_two_trees_take_turns_on_a_process(project, fleet, tmp_
                 assert first(one, Task(use_shiny)) == (1, turn)
                 assert first(other, Task(use_shiny)) == (7, turn)
                 with pytest.raises(ModuleNotFoundError, match="shiny"):
-                    first(neither, Task(use_shiny))
+                    first(neither, Task(importlib.import_module, ("shiny",)))
                 with pytest.raises(sky.NotSynced, match=r"x: was not synced\nThe client has synced nothing"):
                     first(neither, Task(sky.synced, ("x",)))
 
@@ -260,12 +261,15 @@ def test_the_same_call_finds_files_here(pool, project):
             first(pool, Task(sky.synced, (name,)))
 
 
-def test_a_module_that_nodes_cannot_import_travels_by_value(pool, project, monkeypatch):
-    (project / "helper.py").write_text("def f():\n    return __name__, 'here'\n")
+def test_own_modules_travel_under_their_names_with_what_they_import(pool, project, monkeypatch):
+    (project / "helper.py").write_text("def f():\n    import late\n    return __name__, __file__, late.HERE\n")
+    (project / "late.py").write_text("HERE = 'here'\n")
     monkeypatch.syspath_prepend(str(project))
     import helper  # type: ignore[import-not-found]
 
-    assert pool.submit(helper.f).result(timeout=60) == ("helper", "here")
+    name, file, here = pool.submit(helper.f).result(timeout=60)
+    assert (name, here) == ("helper", "here")
+    assert file.endswith("/helper.py") and not file.startswith(str(project))
     del sys.modules["helper"]
 
 

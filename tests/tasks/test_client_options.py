@@ -53,6 +53,12 @@ def profile() -> str | None:
     return sky.instance_info().profile
 
 
+@pytest.fixture(autouse=True)
+def loaded(pool) -> None:
+    """Every slot has imported this module: the time that it takes is a part of that of a task."""
+    profile() @ pool
+
+
 def test_a_task_that_runs_for_too_long_is_stopped_and_may_clean_up(pool, tmp_path):
     path = str(tmp_path / "starts")
     with pytest.raises(sky.TaskTimeout, match=r"spin ran for more than 0.2 s and was stopped.*\n.*timeout="):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 import pytest
 
@@ -85,6 +86,14 @@ def leave() -> None:
 
 
 @sky.compute
+def closure_of(lock: threading.Lock) -> Callable[[], None]:
+    def use_its_lock() -> None:
+        with lock:
+            pass
+
+    return use_its_lock
+
+
 def use_lock() -> None:
     with LOCK:
         pass
@@ -331,10 +340,14 @@ def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pool):
         double({"a": [1, lock]}) >> pool
     with pytest.raises(sky.TaskNotPicklable, match=r"argument 'x' of double .*lock"):
         double(lock) >> pool
-    with pytest.raises(sky.TaskNotPicklable, match=r"'LOCK', which use_lock uses, .*lock"):
-        use_lock() >> pool
+    with pytest.raises(sky.TaskNotPicklable, match=r"'lock', which use_its_lock uses, .*lock"):
+        pool.submit(closure_of(lock))
     with pytest.raises(sky.TaskNotPicklable, match=r"argument 'pool'.*a pool is a connection"):
         pool.submit(lambda pool: None, pool)
+
+
+def test_a_function_uses_what_its_module_has_there(pool):
+    assert use_lock() >> pool is None
 
 
 def test_a_result_that_cannot_be_pickled_is_refused_by_name(pool):

@@ -13,6 +13,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.cli.run import Goes, named_secret
 from skyinfra.compiler import compile_pool, revision
+from skyinfra.tasks import Task
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.secrets import Secrets, look_up
 
@@ -164,8 +165,11 @@ def test_a_task_is_given_what_it_names_and_carries_no_value(monkeypatch, task, a
 
 
 def test_a_task_without_a_secret_has_the_header_that_earlier_nodes_read() -> None:
-    shipment = Shipment(takes(1), topic="skyinfra-t", secrets=Secrets("skyinfra-t"))
-    assert shipment.uses == () and shipment.brought
+    shipment = Shipment(Task(len, ("1",)), topic="skyinfra-t", secrets=Secrets("skyinfra-t"))
+    again = Shipment(
+        Task(len, ("1",)), topic="skyinfra-t", secrets=Secrets("skyinfra-t"), at_head=[shipment.tree or ""]
+    )
+    assert shipment.uses == () and again.brought
     assert b"secrets" not in shipment.attempt(0)[1]
 
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from skyinfra.program import views
 from skyinfra.protocol.pickles import MARK
-from skyinfra.worker import views
 
 T = TypeVar("T")
 
