@@ -21,6 +21,7 @@ ROOMS = (
     "head",
     "mig",
     "node",
+    "program",
     "protocol",
     "readings",
     "runner",

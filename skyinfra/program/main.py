@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import skyinfra
 from skyinfra.program import views
 from skyinfra.protocol.pickles import MARK
 
@@ -37,8 +38,8 @@ def globals_of(module: str) -> dict[str, Any]:
 
 def loading(load: Callable[[], T]) -> T:
     """Returns what *load* gives, which may import modules of the client. Raises what they raise."""
-    _make_main()
     try:
+        _make_main()
         return load()
     except ModuleNotFoundError as error:
         placeholders = _Placeholders()
@@ -168,7 +169,9 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_of_import(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename.startswith("<frozen importlib")
+    """Whether *frame* is one of Python's import, or of the names of this package, of which nodes lack some."""
+    file = frame.f_code.co_filename
+    return file.startswith("<frozen importlib") or file in (importlib.__file__, skyinfra.__file__)
 
 
 class _Module(types.ModuleType):

@@ -203,15 +203,18 @@ def use_shiny() -> tuple[int, int]:
 
 def test_two_clients_with_two_trees_take_turns_on_a_process(project, fleet, tmp_path, monkeypatch):
     make_project(tmp_path / "other", version=7)
+    (project / "src" / "plugin.py").write_text("")
+    by_name = Task(importlib.import_module, ("plug" + "in",))
     with open_pool(fleet.manifest, includes=["src"]) as one:
+        assert first(one, by_name).__name__ == "plugin"
         monkeypatch.chdir(tmp_path / "other")
         with open_pool(fleet.manifest, includes=["src"]) as other, open_pool(fleet.manifest) as neither:
             assert first(one, Task(os.getpid)) == first(other, Task(os.getpid))
             for turn in (1, 2, 3):
                 assert first(one, Task(use_shiny)) == (1, turn)
                 assert first(other, Task(use_shiny)) == (7, turn)
-                with pytest.raises(ModuleNotFoundError, match="shiny"):
-                    first(neither, Task(importlib.import_module, ("shiny",)))
+                with pytest.raises(ModuleNotFoundError, match="plugin"):
+                    first(neither, by_name)
                 with pytest.raises(sky.NotSynced, match=r"x: was not synced\nThe client has synced nothing"):
                     first(neither, Task(sky.synced, ("x",)))
 

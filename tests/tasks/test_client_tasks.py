@@ -85,7 +85,6 @@ def leave() -> None:
     sys.exit(7)
 
 
-@sky.compute
 def closure_of(lock: threading.Lock) -> Callable[[], None]:
     def use_its_lock() -> None:
         with lock:
@@ -94,6 +93,7 @@ def closure_of(lock: threading.Lock) -> Callable[[], None]:
     return use_its_lock
 
 
+@sky.compute
 def use_lock() -> None:
     with LOCK:
         pass
@@ -341,7 +341,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_is_sent(pool):
     with pytest.raises(sky.TaskNotPicklable, match=r"argument 'x' of double .*lock"):
         double(lock) >> pool
     with pytest.raises(sky.TaskNotPicklable, match=r"'lock', which use_its_lock uses, .*lock"):
-        pool.submit(closure_of(lock))
+        pool.submit(closure_of.local(lock))
     with pytest.raises(sky.TaskNotPicklable, match=r"argument 'pool'.*a pool is a connection"):
         pool.submit(lambda pool: None, pool)
 

@@ -1,0 +1,215 @@
+"""The user's own modules and the script: which a call needs, and what of the script travels with its values."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skyinfra.tasks import modules
+from skyinfra.tasks.modules import Source
+from skyinfra.tasks.script import Script, used
+
+Write = Callable[[dict[str, str]], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes files into a folder that Python imports from; what is imported from there is forgotten."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(files: dict[str, str]) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        importlib.invalidate_caches()
+
+    yield make
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def names(*wanted: str) -> list[str]:
+    return [each.name for each in modules.closure(wanted)]
+
+
+def test_what_a_module_imports_goes_with_it_in_functions_too(write: Write) -> None:
+    write(
+        {
+            "one_mod.py": "import json, two_mod\ndef f():\n    from three_mod import x\n",
+            "two_mod.py": "import numpy\nfrom four_pkg.sub import thing\n",
+            "three_mod.py": "x = 1\n",
+            "four_pkg/__init__.py": "",
+            "four_pkg/sub.py": "from . import other\nfrom .deep.far import far\nthing = 2\n",
+            "four_pkg/other.py": "",
+            "four_pkg/deep/far.py": "far = 1\n",
+            "four_pkg/plugins/by_name.py": "",
+            "alone_mod.py": "",
+        }
+    )
+    found = names("one_mod")
+    assert found == [
+        "four_pkg",
+        "four_pkg.deep.far",
+        "four_pkg.other",
+        "four_pkg.plugins.by_name",
+        "four_pkg.sub",
+        "one_mod",
+        "three_mod",
+        "two_mod",
+    ]
+    assert {each.path for each in modules.closure(["four_pkg.sub"])} >= {"four_pkg/__init__.py", "four_pkg/sub.py"}
+
+
+def test_a_circle_of_imports_ends_and_a_module_that_does_not_parse_goes_alone(write: Write) -> None:
+    write({"left_mod.py": "import right_mod\n", "right_mod.py": "import left_mod\n", "broken_mod.py": "def (:\n"})
+    assert names("left_mod", "broken_mod") == ["broken_mod", "left_mod", "right_mod"]
+
+
+def test_installed_modules_and_those_of_python_are_not_own(write: Write, tmp_path: Path) -> None:
+    write({"site-packages/installed_mod.py": "", "json.py": ""})
+    sys.path.insert(0, str(tmp_path / "site-packages"))
+    try:
+        importlib.import_module("installed_mod")
+        assert names("installed_mod", "json", "pytest", "skyinfra.pool", "cloudpickle", "no_such_mod") == []
+        assert not modules.is_own("installed_mod") and not modules.is_own(None) and not modules.is_own("os")
+    finally:
+        sys.path.remove(str(tmp_path / "site-packages"))
+
+
+def test_a_module_goes_as_it_was_loaded_until_it_is_loaded_again(write: Write, tmp_path: Path) -> None:
+    write({"edited_mod.py": "A = 1\n"})
+    module = importlib.import_module("edited_mod")
+    before = modules.closure(["edited_mod"])
+    (tmp_path / "edited_mod.py").write_text("A = 22\n")
+    assert modules.closure(["edited_mod"])[0].data == b"A = 1\n" and modules.are_current(before)
+    importlib.reload(module)
+    assert not modules.are_current(before)
+    assert modules.closure(["edited_mod"])[0].data == b"A = 22\n"
+    assert not modules.are_current(before)
+    del sys.modules["edited_mod"]
+    assert not modules.are_current(before)
+
+
+def script(text: str) -> Script:
+    return Script(Source("train", Path("/p/train.py"), text.encode()), "", ast.parse(text))
+
+
+def test_names_that_an_import_of_the_script_sets() -> None:
+    found = script(
+        "import os.path, a.b as c\nfrom x import y, z as w\nA = B = 1\nC: int = 2\nD: int\n(E, [F, *G]) = [1, [2]]\n"
+        "for I in []: J = 1\nwith open('x') as K: pass\nif A:\n    def L(): inner = 1\nelse:\n    class M: attribute = 1\n"
+        "try: pass\nexcept OSError as N: pass\nif (O := 1): pass\nasync def P(): pass\n"
+        "if __name__ == '__main__':\n    A = 3\n    Q = 4\n    with open('x') as R: pass\nelse:\n    S = 1\n"
+    )
+    assert found.top == frozenset(
+        ["os", "c", "y", "w", "B", "C", "D", "E", "F", "G", "I", "J", "K", "L", "M", "N", "O", "P", "S"]
+    )
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "__name__ == '__main__'",
+        "'__main__' == __name__",
+        '__name__ == "__main__" and ready',
+        "x and __name__ == '__main__'",
+    ],
+)
+def test_blocks_of_the_main_program(test: str) -> None:
+    assert len(script(f"if {test}:\n    pass\n").blocks) == 1
+
+
+@pytest.mark.parametrize("test", ["__name__ != '__main__'", "name == '__main__'", "__name__ == 'x'", "True"])
+def test_other_blocks(test: str) -> None:
+    assert script(f"if {test}:\n    pass\n").blocks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("args = parser.parse_args()", True),
+        ("import sys\nif len(sys.argv) > 1: DEBUG = 1", True),
+        ("from sys import argv\nprint(argv)", True),
+        ("def main():\n    return parser.parse_args()", False),
+        ("class A:\n    x = parse_known_args()", True),
+        ("if __name__ == '__main__':\n    args = parse_args()", False),
+    ],
+)
+def test_arguments_go_where_an_import_reads_them(monkeypatch: pytest.MonkeyPatch, text: str, reads: bool) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+    assert script(text).main == ("train.py", "", *(["--lr", "1"] if reads else []))
+
+
+def test_global_names_that_a_function_reads() -> None:
+    def function(pool: list[int]) -> object:
+        def inner() -> object:
+            return ast.parse, Write
+
+        return [importlib for _ in pool], len(pool), pool.names, inner
+
+    assert set(used(function.__code__)) == {"ast", "Write", "importlib"}
+
+
+PROGRAM = """
+import pickle, threading
+from skyinfra.tasks import pickling
+from skyinfra.tasks.needs import Needs
+from skyinfra.tasks.task import Task
+
+LIMIT = 1
+TABLE = {"a": 1}
+UNCHANGED = [1, 2]
+LOCK = threading.Lock()
+cache = None
+class Net:
+    rate = 0
+    def go(self): return LOCK, setting, LIMIT, UNCHANGED
+def helper(): return TABLE, cache, Net().go()
+def function(): return helper()
+def alone(): return UNCHANGED
+
+def values(task):
+    needs = Needs()
+    pickling.dump(task, needs)
+    return needs
+
+if __name__ == "__main__":
+    setting, other, lock = {"lr": 1}, 2, threading.Lock()
+    LIMIT = 5
+    TABLE["b"] = 2
+    def late(): return alone()
+    found = values(Task(function))
+    assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, "TABLE": {"a": 1, "b": 2}}, found.values
+    assert found.modules == {"__main__"}
+    assert values(Task(alone)).values == {}
+    assert values(Task(len, (Net(),))).values.keys() == {"setting", "LIMIT"}
+    assert "late" in values(Task(lambda: late())).values
+    call, included = pickling.dump_call(Task(function))
+    assert included.tree.main == (".skyinfra/program.py", "",), included.tree.main
+    assert list(included.tree.files) == [".skyinfra/program.py"]
+    try:
+        values(Task(lambda: lock))
+    except Exception as error:
+        assert "'lock', which <lambda> uses" in str(error), error
+    print("ended well")
+"""
+
+
+def test_what_the_main_block_sets_travels_and_what_an_import_sets_does_not(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "ended well\n", done.stderr
+
+
+def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:
+    text = PROGRAM.partition("if __name__")[0] + "call, included = pickling.dump_call(Task(alone))\nprint(included)\n"
+    (tmp_path / "program.py").write_text(text)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "None\n", done.stderr
