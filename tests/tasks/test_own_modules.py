@@ -104,7 +104,8 @@ def script(text: str) -> Script:
 def test_names_that_an_import_of_the_script_sets() -> None:
     found = script(
         "import os.path, a.b as c\nfrom x import y, z as w\nA = B = 1\nC: int = 2\nD: int\n(E, [F, *G]) = [1, [2]]\n"
-        "for I in []: J = 1\nwith open('x') as K: pass\nif A:\n    def L(): inner = 1\nelse:\n    class M: attribute = 1\n"
+        "for I in []: J = 1\nwith open('x') as K: pass\n"
+        "if A:\n    def L(): inner = 1\nelse:\n    class M: attribute = 1\n"
         "try: pass\nexcept OSError as N: pass\nif (O := 1): pass\nasync def P(): pass\n"
         "if __name__ == '__main__':\n    A = 3\n    Q = 4\n    with open('x') as R: pass\nelse:\n    S = 1\n"
     )
