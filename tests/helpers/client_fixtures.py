@@ -18,9 +18,12 @@ from support import python_path
 import skyinfra
 from skyinfra.client import Pool, open_pool
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
+from skyinfra.worker import preload
 
 ROOT = Path(skyinfra.__file__).parent.parent
 SECRET = "0123456789abcdef" * 4
+# Test modules, which slots import, import it; it is imported once for all slots of a fleet.
+PRELOAD = json.dumps({"modules": ["pytest"], "packages": "", "env": {}})
 
 
 class Fleet:
@@ -33,7 +36,7 @@ class Fleet:
         self.process = subprocess.Popen(
             [sys.executable, str(support / "client_fleet.py")],
             cwd=root,
-            env={**os.environ, "PYTHONPATH": python_path(support)},
+            env={**os.environ, "PYTHONPATH": python_path(support), preload.VARIABLE: PRELOAD},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
