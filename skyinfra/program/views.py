@@ -34,6 +34,8 @@ from skyinfra.protocol.instance import NODE_DIRECTORY
 
 FOLDER = "trees"
 FILES_FOLDER = "files"
+# The folder of own modules in a tree; no folder that a user syncs has that name.
+MODULES = ".skyinfra"
 # The folder of a task's tree, for the task and the programs that it starts.
 VARIABLE = "SKYINFRA_TREE"
 # The script of that tree, for the same: its file, its package, and its arguments, as JSON.
@@ -301,6 +303,7 @@ def synced(name: str | Path) -> Path:
         found = Path(folder, plain)
         if not Path(plain).is_absolute() and ".." not in found.parts and found.exists():
             return found
+    if folder is not None and any(each.name != MODULES for each in Path(folder).iterdir()):
         hint = "It is not among the includes of the client, or not below its working directory."
     elif NODE_DIRECTORY in os.environ:
         hint = "The client has synced nothing: sky.connect(..., includes=[...])."

@@ -13,11 +13,9 @@ from skyinfra.blobs.store import digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, chunked
 from skyinfra.blobs.trees import Entry, Tree
 from skyinfra.program import views
+from skyinfra.program.views import MODULES
 from skyinfra.tasks import modules, script
 from skyinfra.tasks.modules import Source
-
-# The folder of own modules in a tree; no folder that a user syncs may have that name.
-FOLDER = ".skyinfra"
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,10 @@ class Included:
 
     def having(self, code: Code) -> Included:
         """The same with own modules, but for those that nodes import from what was included."""
-        added = {f"{FOLDER}/{each.path}": each for each in code.sources if not self.imports(each.path)}
+        added = {f"{MODULES}/{each.path}": each for each in code.sources if not self.imports(each.path)}
         entries = {path: Entry(digest_of(each.data), len(each.data)) for path, each in added.items()}
-        main = code.main and (f"{FOLDER}/{code.main[0]}", *code.main[1:])
-        roots = tuple(dict.fromkeys([*self.tree.roots, FOLDER]))
+        main = code.main and (f"{MODULES}/{code.main[0]}", *code.main[1:])
+        roots = tuple(dict.fromkeys([*self.tree.roots, MODULES]))
         tree = Tree({**self.tree.files, **entries}, roots, self.tree.main or main)
         content = {entries[path].sha256: each.data for path, each in added.items()}
         places = {path: each.file for path, each in added.items()}

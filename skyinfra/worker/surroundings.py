@@ -85,6 +85,8 @@ def _link(beside: str | None, folder: Path, own: Sequence[str] = ()) -> None:
     if beside is None or tree is None:
         return
     for item in Path(tree, beside).iterdir():
+        if item.name == views.MODULES:
+            continue
         if len(own) > 1 and item.name == own[0] and item.is_dir():
             (folder / item.name).mkdir()
             _link(f"{beside}/{item.name}", folder / item.name, own[1:])
