@@ -1,8 +1,8 @@
 """Pickling by which a node and its clients hand values to one another.
 
-As `cloudpickle` does, with two exceptions. Functions and classes of a script that is the module ``__main__`` of both are
-named rather than copied, so that a value that comes back has the class that its client knows. And the members of an
-enumeration that is copied keep their aliases and attributes.
+As `cloudpickle` does, with two exceptions. Functions and classes of a script that is the module ``__main__`` of both
+are named rather than copied, so that a value that comes back has the class that its client knows. And the members of
+an enumeration that is copied keep their aliases and attributes.
 """
 
 from __future__ import annotations
