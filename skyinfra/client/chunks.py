@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import pickle
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skyinfra.client.dispatch import Dispatcher
@@ -18,6 +19,7 @@ from skyinfra.client.snapshot import Target
 from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import Outcome
 from skyinfra.tasks.pickling import Shipment
+from skyinfra.tasks.task import Options
 from skyinfra.worker import execute
 
 # Calls of more bytes are sent alone.
@@ -26,9 +28,9 @@ _SMALL_CALL = 8192
 
 def suits(shipment: Shipment) -> bool:
     """Whether a task may travel with others."""
-    settings = shipment.settings
-    alone = settings.timeout is not None or settings.retries or settings.slots > 1 or not shipment.brought
-    return not (alone or shipment.uses) and len(shipment.call) <= _SMALL_CALL
+    # Only options that choose the slot, and variables; whatever else there is is heeded for a task alone.
+    plain = replace(shipment.settings, **Options().of("place"), env=None) == Options()
+    return plain and shipment.brought and not shipment.uses and len(shipment.call) <= _SMALL_CALL
 
 
 class Chunk:

@@ -48,7 +48,7 @@ class _ForgottenError(Exception):
 
 
 async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
-    """Runs a gang until all of its ranks have ended well; starts it again up to ``max_restarts`` times.
+    """Runs a gang until all of its ranks have ended well; starts it again as often as *launch* says.
 
     Raises the exception of the first rank that failed, `GangFailed` where it raised none, `InvalidField`,
     `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
@@ -62,20 +62,22 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
             if first is None:
                 return cast(list[RankEnd], start.ends)
             now = fleet.dispatcher.snapshot
-            error, again = ranks.explain(launch.work.name, first, start.ends[first], start.slots[first], now)
+            end = start.ends[first]
+            error, again = ranks.explain(launch.work.name, first, end, start.slots[first], now)
+            raised = end is not None and end.outcome is not None
         except _ForgottenError:
             continue
         except SlotLost as lost:
-            error, again = lost, True
+            error, again, raised = lost, True, False
         finally:
             size = start.size
-        if failures >= launch.max_restarts or not again:
+        if failures >= launch.restarts(raised=raised) or not again:
             raise error
         failures += 1
     raise AssertionError  # it counts for ever
 
 
-async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
+async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
     """Runs a task that takes several slots; it starts again where a process of it is lost."""
     attempts = deaths = 0
     for number in itertools.count():
@@ -96,7 +98,7 @@ async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
         attempts += 1
         outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
         outcome = fleet.dispatcher.snapshot.advised(outcome)
-        if attempts > retries or not may_pass(outcome):
+        if attempts > launch.settings.retries or not may_pass(outcome):
             return outcome
     raise AssertionError  # it counts for ever
 

@@ -220,7 +220,7 @@ def detach(
     jobs.check_priority(priority)
     if task.settings.slots != 1:
         raise NotSupported("a job takes one slot", field="slots", given=task.settings.slots)
-    target = target.narrowed(profile=task.settings.profile, memory_gb=task.settings.gpu_memory_gb)
+    target = target.of(task.settings)
     urls = addresses(notify)
     identity = uuid.uuid4().hex
     secrets = fleet.secrets.of(identity)

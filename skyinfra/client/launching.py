@@ -47,8 +47,8 @@ class GangWarning(UserWarning):
 
 def work_of(
     target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None
-) -> tuple[Work, list[str | Secret], Included | None]:
-    """Returns what the ranks run, the secrets that it names, and *included* with the modules that it needs.
+) -> tuple[Work, Options, list[str | Secret], Included | None]:
+    """Returns what the ranks run, its options, the secrets that it names, and *included* with the modules that it needs.
 
     Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script.
     """
@@ -57,12 +57,12 @@ def work_of(
         _check_keywords(task, "launch", _OF_LAUNCH)
         with met() as named:
             call, included = pickling.dump_call(task, included)
-        return Work(task.name, call), [*task.settings.secrets, *named.values()], included
+        return Work(task.name, call), task.settings, [*task.settings.secrets, *named.values()], included
     if not target.is_file():
         raise InvalidField("there is no such file", field="target", given=str(target))
     if kwargs:
         raise InvalidField("a script has no named arguments", field="target", given=", ".join(kwargs))
-    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args))), [], included
+    return Work(target.name, source=target.read_bytes(), args=tuple(map(str, args))), Options(), [], included
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -
         target,
         nodes=1,
         per_node=settings.slots,
-        timeout=settings.timeout,
+        settings=settings,
         key=shipment.key,
         included=shipment.included,
         secrets=shipment.uses,
         env=fleet.variables(settings.env),
     )
-    inner = fleet.in_loop_soon(gangs.run_task(fleet, launch, settings.retries))
+    inner = fleet.in_loop_soon(gangs.run_task(fleet, launch))
     return Future(shipment.name, inner, key=shipment.key)
 
 
@@ -217,15 +217,11 @@ class Sender:
         """*task* itself, or that of a function with its arguments. Raises `InvalidField` for an unknown option."""
         if detach is not None:
             check_kind("detach", detach, str, "the name of the job")
-        if not isinstance(task, Task):
-            made = pickling.as_task(task, args, kwargs)
-            _check_keywords(made, "submit", ("detach",))
-            return made
-        if kwargs:
+        if isinstance(task, Task) and kwargs:
             raise _misplaced(next(iter(kwargs)), "submit", ("detach",))
-        if args:
-            raise TypeError("a task has its arguments already; submit the function to give others")
-        return task
+        made = pickling.as_task(task, args, kwargs)
+        _check_keywords(made, "submit", ("detach",))
+        return made
 
     def _mapped(
         self, function: Any, iterables: Sequence[Iterable[Any]], window: int | None, ordered: bool
@@ -269,12 +265,11 @@ class Sender:
         shipments = [self._shipment(task) for task in tasks]
         for shipment in shipments:
             shipment.came = shipment.came if came is None else came
-        places = {(shipment.settings.profile, shipment.settings.gpu_memory_gb) for shipment in shipments}
-        if len(shipments) == 1 or len(places) > 1 or not all(map(chunks.suits, shipments)):
+        targets = {self.target.of(shipment.settings) for shipment in shipments}
+        if len(shipments) == 1 or len(targets) > 1 or not all(map(chunks.suits, shipments)):
             return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
-        profile, memory_gb = places.pop()
-        target = self.target.narrowed(profile=profile, memory_gb=memory_gb)
-        return chunks.Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed).send(self._fleet.in_loop_soon)
+        chunk = chunks.Chunk(shipments, targets.pop(), self._fleet.dispatcher, windowed=windowed)
+        return chunk.send(self._fleet.in_loop_soon)
 
     def _shipment(self, task: Task[Any], name: str | None = None) -> pickling.Shipment:
         fleet = self._fleet
@@ -292,7 +287,7 @@ class Sender:
         )
 
     def _ship(self, shipment: pickling.Shipment, target: Target, *, windowed: bool) -> Future[Any]:
-        target = target.narrowed(profile=shipment.settings.profile, memory_gb=shipment.settings.gpu_memory_gb)
+        target = target.of(shipment.settings)
         if shipment.settings.slots > 1:
             return send_to_several(self._fleet, shipment, target)
         if self._fleet.brings_first and not shipment.brought:
@@ -308,7 +303,7 @@ class Sender:
         nodes: int | None = None,
         per_node: int | None = None,
         framework: Framework = "torch",
-        max_restarts: int = 0,
+        max_restarts: int | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,
         on_line: OnLine | None = None,
@@ -316,16 +311,17 @@ class Sender:
     ) -> Gang:
         """Returns the gang of `launch`, for callers that wait in another way."""
         fleet = self._fleet
-        work, named, included = work_of(target, args, kwargs, fleet.included)
+        work, settings, named, included = work_of(target, args, kwargs, fleet.included)
         launch = Launch(
             work,
-            self.target,
+            self.target.of(settings),
             nodes,
             per_node,
             framework,
-            fleet.variables(env),
+            fleet.variables({**(settings.env or {}), **(env or {})}),
             max_restarts,
             timeout,
+            settings,
             included=included,
             secrets=fleet.secrets.uses(named),
         )

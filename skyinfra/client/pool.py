@@ -239,7 +239,7 @@ class Pool(Sender, Questions):
                     flow.take(ended.get())
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, settings: Options) -> list[Target]:
-        chosen = self.target.narrowed(profile=settings.profile, memory_gb=settings.gpu_memory_gb)
+        chosen = self.target.of(settings)
         if slots is None and chosen == ANYWHERE:
             return [Target(slot=name) for name in self.look().promised(self.manifest)]
         if slots is None:
@@ -273,11 +273,15 @@ class Pool(Sender, Questions):
         GPUs see all GPUs of their gang on their node, and take that of their ``local_rank``; a rank on a partition sees
         it alone.
 
-        target: a function, called with *args* and *kwargs*; or the path of a script, whose arguments *args* are, and
-        whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
+        target: a function, called with *args* and *kwargs*; a task; or the path of a script, whose arguments *args*
+        are, and whose results are exit codes. max_restarts: how often the gang starts again after a failure: with
         `SpotCheckpointer` it goes on where it was. env: variables of every rank. timeout: seconds until all ranks must
         have their slots. on_line: called in this thread, while the ranks run, with the rank, ``stdout`` or ``stderr``,
         and the text of each line; without it the lines are in the output of the tasks.
+
+        The options of the function hold for each rank: ``timeout`` is the time for which it may run; ``profile``,
+        ``gpu_memory_gb`` and ``slot`` narrow the slots; ``env`` counts below that given here; with ``retries`` the gang
+        starts again where a rank raises, unless *max_restarts* is given. ``slots`` is refused.
 
         The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
         that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.

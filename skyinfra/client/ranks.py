@@ -11,13 +11,14 @@ from typing import cast, get_args
 
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
-from skyinfra.errors import GangFailed, InvalidField, SlotLost, counted, did_you_mean
+from skyinfra.errors import GangFailed, InvalidField, NotSupported, SlotLost, counted, did_you_mean
 from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
+from skyinfra.tasks.task import Options
 
 # While a gang runs: the slots that it has, lines of a rank; None is its end.
 Lines = list[list[str]]
@@ -29,10 +30,11 @@ class Launch:
     """A gang to start. Raises `InvalidField`.
 
     nodes, per_node: the number of nodes, and of slots on each; None is all that are there. start_within: seconds until
-    all ranks must have their slots. timeout: seconds for which each rank may run. key: of one task that takes several
-    slots, which has no framework. included: the synced files of the client. secrets: those of each rank. deliver:
-    called with the slots of the gang, and with the lines of its ranks where it is *watched*; those of others stay in
-    the output of the tasks.
+    all ranks must have their slots. settings: the options of the function, of which *target*, *env* and *secrets* have
+    theirs already. key: of one task that takes several slots, which has no framework. included: the synced files of the
+    client. secrets: those of each rank. deliver: called with the slots of the gang, and with the lines of its ranks
+    where it is *watched*; those of others stay in the output of the tasks. max_restarts: None is the retries of the
+    function, for ranks that raise.
     """
 
     work: Work
@@ -41,9 +43,9 @@ class Launch:
     per_node: int | None
     framework: Framework | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    max_restarts: int = 0
+    max_restarts: int | None = None
     start_within: float | None = None
-    timeout: float | None = None
+    settings: Options = field(default_factory=Options)
     key: str | None = None
     included: Included | None = None
     secrets: tuple[SecretUse, ...] = ()
@@ -58,10 +60,23 @@ class Launch:
         for name, number in (("nodes", self.nodes), ("per_node", self.per_node)):
             if number is not None and number < 1:
                 raise InvalidField("a number from 1", field=name, given=number)
-        if self.max_restarts < 0:
+        if self.max_restarts is not None and self.max_restarts < 0:
             raise InvalidField("a number from 0", field="max_restarts", given=self.max_restarts)
         if self.start_within is not None and not 0 < self.start_within < float("inf"):
             raise InvalidField("seconds, more than 0", field="timeout", given=self.start_within)
+        if self.key is None and self.settings.slots > 1:
+            raise NotSupported(
+                "a rank takes one slot",
+                field="slots",
+                given=self.settings.slots,
+                hint="per_node= is the number of ranks on each node; `>> pool` runs one process on several slots.",
+            )
+
+    def restarts(self, *, raised: bool) -> int:
+        """How often it starts again. *raised*: where a rank raised an exception, for which the function has retries."""
+        if self.max_restarts is not None:
+            return self.max_restarts
+        return self.settings.retries if raised else 0
 
 
 def candidates(now: Snapshot, manifest: Manifest, launch: Launch) -> tuple[int, Candidates]:
@@ -149,13 +164,13 @@ def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, 
                 slots=tuple(each.slot for each in slots),
                 framework=framework,
                 restart=start,
-                max_restarts=launch.max_restarts,
+                max_restarts=launch.restarts(raised=True),
                 holds=framework is None and rank > 0,
                 visible=_first_cores(beside) if one_core else _visible(sees),
                 env=dict(launch.env),
                 topic=topic,
                 run_id=f"{gang}.{rank}",
-                timeout=launch.timeout,
+                timeout=launch.settings.timeout,
             )
         )
     return found

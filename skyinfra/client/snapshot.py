@@ -15,6 +15,7 @@ from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.shortage import Shortage
+from skyinfra.tasks.task import Options
 
 # There: a slot has the target, or had it when it began to go. Coming: a layout is being changed. Missing: the slot is
 # to be there and is not. Gone: there will be none.
@@ -52,6 +53,11 @@ class Target:
     def _labels(self) -> dict[str, str | None]:
         """The fields that a slot has or has not."""
         return {name: value for name, value in vars(self).items() if name != "memory_gb"}
+
+    def of(self, settings: Options) -> Target:
+        """Returns the part of it that *settings* of a task allow. Raises `InvalidField` where that is nothing."""
+        place = settings.of("place")
+        return self.narrowed(memory_gb=place.pop("gpu_memory_gb"), **place)
 
     def narrowed(self, *, memory_gb: float | None = None, **given: str | None) -> Target:
         """Returns what both this target and the given fields allow. Raises `InvalidField` where that is nothing."""

@@ -30,7 +30,7 @@ from skyinfra.tasks.included import Included
 from skyinfra.tasks.modules import import_folders
 from skyinfra.tasks.needs import InObject, Needs
 from skyinfra.tasks.secrets import Secrets
-from skyinfra.tasks.task import Compute, Decorated, Task, undecorated
+from skyinfra.tasks.task import Compute, Decorated, Task, undecorated, undecorated_in
 from skyinfra.worker.execute import named
 
 
@@ -87,14 +87,14 @@ class Shipment:
             self.key,
             self.name,
             topic,
-            task.settings.timeout,
-            echo,
+            echo=echo,
             tree=self.tree,
             parts=() if small else packed.parts,
             whole=whole,
             secrets=self.uses,
             env={**(env or {}), **(task.settings.env or {})} or None,
             workdir=workdir,
+            **task.settings.of("node"),
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:
@@ -173,10 +173,12 @@ class _Pickler(Pickler):
         else:
             stands = _stands_in(plain, module) and (self._needs.take(module) or self._is_included(module))
         if not stands:
-            return super().reducer_override(obj)
+            return obj.shipped() if isinstance(obj, Decorated) else super().reducer_override(obj)
         found = operator.attrgetter(plain.__qualname__)(sys.modules[module])
+        if isinstance(obj, Decorated):
+            return named, (module, plain.__qualname__)
         # By name, as any function; or what a decorator has replaced there.
-        return NotImplemented if found is obj else (named, (module, plain.__qualname__))
+        return NotImplemented if found is obj else (undecorated_in, (module, plain.__qualname__))
 
     def _is_included(self, module: str) -> bool:
         included = self._needs.included
@@ -258,11 +260,17 @@ def _named_arguments(task: Task[Any]) -> list[tuple[str, object]]:
 
 
 def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Task[Any]:
-    """A task of a plain or decorated function."""
+    """A task of a plain or decorated function, of a partial one, with the options of that; or *function*, a task."""
+    if isinstance(function, Task):
+        if args or kwargs:
+            raise TypeError("a task has its arguments already; submit the function to give others")
+        return function
     if isinstance(function, Compute):
         return Task(function.function, args, kwargs, function.settings)
     if not callable(function):
         raise TypeError(f"a task is made from a function, not from {type(function).__name__}")
+    if isinstance(function, functools.partial) and isinstance(function.func, Compute):
+        return as_task(function.func, (*function.args, *args), {**function.keywords, **kwargs})
     return Task(function, args, kwargs)
 
 

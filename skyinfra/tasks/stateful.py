@@ -6,14 +6,15 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from skyinfra.errors import InvalidField, check_kind
 from skyinfra.protocol import secrets
+from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.secrets import Secret
 from skyinfra.tasks.needs import InObject, Needs
-from skyinfra.tasks.task import Compute, Decorated, Options, Task, decorated, is_local, options
+from skyinfra.tasks.task import Compute, Decorated, Options, Task, decorated, is_local, on_node, options
 from skyinfra.worker import stateful
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Stateful(Decorated, Generic[C]):
         if is_local():
             return self.local(*args, **kwargs)  # type: ignore[return-value]
         _check_arguments(self.kind, args, kwargs)
-        return Handle(self, args, kwargs)
+        return Handle(self, args, kwargs, self.settings)
 
     def local(self, *args: object, **kwargs: object) -> C:
         """An object in this process, after what its class does when it is entered."""
@@ -79,10 +80,13 @@ class Handle(Generic[C]):
     arguments of the constructor travel with each task: hand over the path of a model rather than the model.
     """
 
-    def __init__(self, made_by: Stateful[C], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def __init__(
+        self, made_by: Stateful[C], args: tuple[object, ...], kwargs: dict[str, object], settings: Options
+    ) -> None:
         self._made_by = made_by
         self._args = args
         self._kwargs = kwargs
+        self._settings = settings
         self._made: _Made | None = None
 
     def __getattr__(self, name: str) -> Compute[..., Any]:
@@ -96,11 +100,20 @@ class Handle(Generic[C]):
         if inspect.iscoroutinefunction(getattr(kind, name)):
             raise TypeError(f"{kind.__qualname__}.{name} is a coroutine; call asyncio.run() inside a plain method")
 
-        return Compute(_Method(self, name), self._made_by.settings)
+        return Compute(_Method(self, name), self._settings)
+
+    def on(self, slot: str | InstanceInfo) -> Handle[C]:
+        """The object of one *slot* alone: ``counter = Counter().on("n1/0")``, or one of `Pool.slots`.
+
+        Its methods run there, one call at a time, whoever calls: who names the same slot has the same object. Where
+        the slot is lost, calls raise `SlotLost`; where its process ended, the object is made anew.
+        """
+        name = slot if isinstance(slot, str) else slot.slot
+        return Handle(self._made_by, self._args, self._kwargs, replace(self._settings, slot=name))
 
     def release(self) -> Task[bool]:
         """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""
-        return Task(stateful.release, (_Digest(self),))
+        return Task(stateful.release, (_Digest(self),), settings=Options(slot=self._settings.slot))
 
     def recipe(self, needs: Needs | None = None) -> stateful.Recipe:
         """Returns the recipe of the object, which has another digest where code of its class has changed.
@@ -197,4 +210,7 @@ def cls(kind: Any = None, /, *, keep: int = 1, **given: Unpack[Given]) -> Any:
     methods. Raises `InvalidField`.
     """
     settings = options(given, of="@sky.cls", more=("keep",))
+    if on_node():
+        # In a module that was synced: the node's own import of it.
+        return decorated(kind, lambda plain: plain)
     return decorated(kind, functools.partial(Stateful, settings=settings, keep=keep))

@@ -7,6 +7,8 @@ import functools
 import inspect
 import numbers
 import os
+import sys
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -43,52 +45,67 @@ def is_local() -> bool:
     return _local.get()
 
 
+def on_node() -> bool:
+    """Whether this process runs tasks, or was started by one."""
+    return VARIABLE in os.environ
+
+
+# How an option holds: it chooses the slot, it travels to the node with the call, or who sends the task heeds it.
+Part = Literal["place", "node", "sender"]
+
+
+def _option(default: Any, part: Part, kind: type[Any], words: str) -> Any:
+    """A field of `Options`: its default, its part, its type, and the words for that. With None, it may be left out."""
+    return field(default=default, metadata={"part": part, "kind": kind, "words": words})
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of a task.
+    """The options of a task, which hold in every way to run it.
 
     timeout: seconds for which it may run on its slot; then it is stopped and `TaskTimeout` raised. None is for ever.
     retries: how often it is started again where it raises an exception. A worker process or a node that dies does not
     count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
     secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name. env:
-    variables that its process has while it runs, above those of the pool and of the image; no secrets.
+    variables that its process has while it runs, above those of the pool and of the image; no secrets. slot: only on
+    the slot of that name, ``NODE/INDEX``.
 
     Raises `InvalidField`.
     """
 
-    timeout: float | None = None
-    retries: int = 0
-    profile: str | None = None
-    slots: int = 1
-    gpu_memory_gb: float | None = None
-    secrets: Sequence[str | Secret] = ()
-    env: Mapping[str, str] | None = None
+    timeout: float | None = _option(None, "node", numbers.Real, "seconds, more than 0")
+    retries: int = _option(0, "sender", numbers.Integral, "a number from 0")
+    profile: str | None = _option(None, "place", str, "the name of a profile, such as '3g.40gb'")
+    slots: int = _option(1, "sender", numbers.Integral, "a number from 1")
+    gpu_memory_gb: float | None = _option(None, "place", numbers.Real, "GB, more than 0")
+    secrets: Sequence[str | Secret] = _option((), "sender", tuple, "names of secrets")
+    env: Mapping[str, str] | None = _option(None, "sender", Mapping, "variables, such as {'NAME': 'value'}")
+    slot: str | None = _option(None, "place", str, "the name of a slot, such as 'n1/0'")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", named(self.secrets))
-        for name, (kind, words, may_lack) in _KINDS.items():
-            if not (may_lack and getattr(self, name) is None):
-                check_kind(name, getattr(self, name), kind, words)
-        if self.env is not None:
-            check_mapping("env", self.env)
-        if self.timeout is not None and not 0 < self.timeout < float("inf"):
-            raise InvalidField("seconds, more than 0", field="timeout", given=self.timeout)
-        if self.retries < 0:
-            raise InvalidField("a number from 0", field="retries", given=self.retries)
-        if self.slots < 1:
-            raise InvalidField("a number from 1", field="slots", given=self.slots)
-        if self.gpu_memory_gb is not None and not 0 < self.gpu_memory_gb < float("inf"):
-            raise InvalidField("GB, more than 0", field="gpu_memory_gb", given=self.gpu_memory_gb)
+        for each in fields(self):
+            value, words = getattr(self, each.name), each.metadata["words"]
+            if value is not None or each.default is not None:
+                check_kind(each.name, value, each.metadata["kind"], words)
+        check_mapping("env", self.env or {})
+        for name, fits in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not fits(value):
+                words = self.__dataclass_fields__[name].metadata["words"]
+                raise InvalidField(words, field=name, given=value)
+
+    def of(self, part: Part) -> dict[str, Any]:
+        """The options of *part* by name: all who place, send or run a task take them from here."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["part"] == part}
 
 
-# By option: the type, its words, and whether it may be None.
-_KINDS: dict[str, tuple[type[Any], str, bool]] = {
-    "timeout": (numbers.Real, "seconds", True),
-    "retries": (numbers.Integral, "a number from 0", False),
-    "profile": (str, "the name of a profile, such as '3g.40gb'", True),
-    "slots": (numbers.Integral, "a number from 1", False),
-    "gpu_memory_gb": (numbers.Real, "GB, more than 0", True),
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "timeout": lambda seconds: 0 < seconds < float("inf"),
+    "retries": lambda number: number >= 0,
+    "slots": lambda number: number >= 1,
+    "gpu_memory_gb": lambda size: 0 < size < float("inf"),
 }
 _DEFAULT = Options()
 
@@ -112,6 +129,7 @@ class Given(TypedDict, total=False):
     gpu_memory_gb: float | None
     secrets: Sequence[str | Secret]
     env: Mapping[str, str] | None
+    slot: str | None
 
 
 @dataclass(frozen=True)
@@ -146,10 +164,21 @@ class Decorated(ABC):
     def plain(self) -> object:
         """The function or class itself."""
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def shipped(self) -> tuple[Any, ...]:
+        """Returns what makes it on a node, as ``__reduce__`` gives it: the function or class itself."""
         from skyinfra.worker.execute import plain
 
         return plain, (self.plain,)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By its name, where its module has it; tasks have a pickler of their own, which does not ask here."""
+        name = str(getattr(self, "__qualname__", ""))
+        module = sys.modules.get(str(getattr(self, "__module__", "")))
+        found: object = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        known = found is self and (on_node() or module is not sys.modules.get("__main__"))
+        return name if known else self.shipped()
 
 
 def undecorated(value: Any) -> Any:
@@ -157,8 +186,18 @@ def undecorated(value: Any) -> Any:
     return value.plain if isinstance(value, Decorated) else value
 
 
+def undecorated_in(module: str, name: str) -> object:
+    """Returns the function or class *name* of a *module* of this process, which a decorator may have replaced."""
+    from skyinfra.worker.execute import named
+
+    return undecorated(named(module, name))
+
+
 class Compute(Decorated, Generic[P, T]):
-    """A function that ``@sky.compute`` made shippable: calling it gives a `Task`; `local` runs it here."""
+    """A function that ``@sky.compute`` made shippable: calling it gives a `Task`; `local` runs it here.
+
+    On a node calling it runs it there. It has its options there too, for who submits it from a task.
+    """
 
     def __init__(self, function: Callable[P, T], settings: Options = _DEFAULT) -> None:
         if not callable(function):
@@ -170,9 +209,14 @@ class Compute(Decorated, Generic[P, T]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]:
-        if _local.get():
+        if _local.get() or on_node():
             return self.function(*args, **kwargs)  # type: ignore[return-value]
         return Task(self.function, args, kwargs, self.settings)
+
+    def options(self, **given: Unpack[Given]) -> Compute[P, T]:
+        """The same function with other `Options`: ``pool.map(train.options(retries=2), seeds)``. Raises
+        `InvalidField`."""
+        return Compute(self.function, options(given, self.settings, of="Compute.options"))
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs the function here, and the decorated functions that it calls with it, as they would on a node."""
@@ -186,6 +230,14 @@ class Compute(Decorated, Generic[P, T]):
     def plain(self) -> Callable[P, T]:
         """The function itself."""
         return self.function
+
+    def shipped(self) -> tuple[Any, ...]:
+        """Returns what makes it on a node: the function with its options."""
+        return Compute, (self.function, self.settings)
+
+    def __get__(self, owner: object, kind: type[Any] | None = None) -> Any:
+        """As a method of a class: bound, as a function is."""
+        return self if owner is None else types.MethodType(self, owner)
 
     def __rshift__(self, pool: object) -> NoReturn:
         raise TypeError(f"{self!r} is a function: call it to make a task, as in {self._name}(...) >> pool")
@@ -203,9 +255,6 @@ class Compute(Decorated, Generic[P, T]):
 
 def decorated(target: Any, make: Callable[[Any], Any]) -> Any:
     """Returns what *make* makes of *target*, or the decorator that does it where there is no target yet."""
-    if VARIABLE in os.environ:
-        # In a module that was synced: the node's own import of it.
-        return (lambda plain: plain) if target is None else target
     return make if target is None else make(target)
 
 
@@ -218,7 +267,7 @@ def compute(function: Callable[P, T] | None = None, /, **given: Unpack[Given]) -
     runs nothing.
 
     The keywords are those of `Options`; ``task.options(...)`` says others for one call. On a node, and wherever another
-    task uses it there, the function is the plain one. Raises `InvalidField`.
+    task uses it there, calling the function runs it. Raises `InvalidField`.
     """
     return decorated(function, functools.partial(Compute, settings=options(given, of="@sky.compute")))
 
