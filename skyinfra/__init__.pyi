@@ -20,6 +20,7 @@ from skyinfra.client import Job as Job
 from skyinfra.client import Pool as Pool
 from skyinfra.client import connect as connect
 from skyinfra.client import connect_async as connect_async
+from skyinfra.client import wait as wait
 from skyinfra.deploy.kept import KeptJob as KeptJob
 from skyinfra.deploy.kept import kept_jobs as kept_jobs
 from skyinfra.errors import AcceleratorMissing as AcceleratorMissing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
-from skyinfra.client.futures import Future
+from skyinfra.client.futures import Future, wait
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import GangWarning
 from skyinfra.client.lookup import ask, connect, open_pool, open_questions
@@ -27,4 +27,5 @@ __all__ = [
     "open_questions",
     "run_script",
     "ship",
+    "wait",
 ]

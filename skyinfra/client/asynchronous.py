@@ -13,12 +13,12 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
 
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Sender, no_task, signature_of
+from skyinfra.client.launching import How, Sender, no_task, signature_of
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Received
@@ -200,12 +200,20 @@ class AsyncPool(Sender):
                 future.cancel()
 
     def map(
-        self, function: Callable[..., Any], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+        self, function: Any, /, *iterables: Iterable[Any], return_exceptions: bool = False, **how: Unpack[How]
     ) -> AsyncIterator[Any]:
         """The results of *function* for the items of *iterables*: ``async for`` goes over them. See `Pool.map`."""
-        return self._stream(self._mapped(function, iterables, window, ordered))
+        return self._stream(self._mapped(function, iterables, how), return_exceptions)
 
-    async def _stream(self, made: functools.partial[Flow[T]]) -> AsyncIterator[T]:
+    def starmap(
+        self, function: Any, items: Iterable[Iterable[Any]], /, *, return_exceptions: bool = False, **how: Unpack[How]
+    ) -> AsyncIterator[Any]:
+        """See `Pool.starmap`."""
+        return self._stream(self._mapped(function, [items], how, star=True), return_exceptions)
+
+    async def _stream(
+        self, made: functools.partial[Flow[T]], return_exceptions: bool = False
+    ) -> AsyncIterator[T | Exception]:
         """See `Pool._stream`."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[Future[T]] = asyncio.Queue()
@@ -213,7 +221,7 @@ class AsyncPool(Sender):
             while True:
                 ready = flow.advance()
                 if ready is not None:
-                    yield await ready
+                    yield ready.result_or_exception() if return_exceptions else await ready
                 elif flow.over:
                     return
                 else:

@@ -61,7 +61,8 @@ class Flow(Generic[T]):
     most; None is one for each slot, or two messages of short tasks, of which *send* keeps one back. Tasks travel
     together only where *total* is known: the iterator may take any time for the next one. when_done: called in any
     thread with each future that has ended; the caller passes it to `take`. ordered: results in the order of the tasks,
-    else as they end. counting: its value is called once per task that has ended.
+    else as they end. counting: its value is called once per task that has ended. place: the words for the place of a
+    task, for the notes of its exception, as ``item {} of the map``.
     """
 
     tasks: Iterator[Task[T]]
@@ -71,6 +72,7 @@ class Flow(Generic[T]):
     window: int | None
     total: int | None
     ordered: bool
+    place: str = "task {}"
     when_done: Callable[[Future[T]], object]
     counting: AbstractContextManager[Callable[[], None]]
 
@@ -83,6 +85,7 @@ class Flow(Generic[T]):
         self._running: dict[Future[T], _Message] = {}
         self._messages = 0
         self._exhausted = False
+        self._numbers = itertools.count()
 
     @property
     def over(self) -> bool:
@@ -115,6 +118,7 @@ class Flow(Generic[T]):
             message = _Message(len(tasks))
             self._messages += 1
             for future in self.send(tasks):
+                future.noted(f"Raised for {self.place.format(next(self._numbers))}, counted from 0.")
                 self._kept[future] = None
                 self._running[future] = message
                 future.when_done(self.when_done)

@@ -4,24 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import types
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
 
-from skyinfra.protocol.calls import Outcome
+from skyinfra.errors import FleetError
+from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.tasks import pickling
 
 T = TypeVar("T")
 
 
-class Future(Generic[T]):
-    """The result of a task that was submitted. Made by `Pool.submit`. ``key`` is unique: `skyinfra logs --task KEY`."""
+class _UnreadError(Exception):
+    """Stands for an exception that nobody has asked for yet."""
+
+
+class Future(concurrent.futures.Future[T]):
+    """The result of a task that was submitted. Made by `Pool.submit`. ``key`` is unique: `skyinfra logs --task KEY`.
+
+    It is a `concurrent.futures.Future`: `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it.
+    The first thread that asks for the result unpickles it; from then on it is kept in place of its bytes.
+    """
 
     def __init__(self, name: str, inner: concurrent.futures.Future[Outcome], *, key: str = "") -> None:
+        super().__init__()
         self._name = name
         # Names the task in the whole fleet, as `skyinfra top` and `skyinfra logs --task` do.
         self.key = key
-        self._inner = inner
+        # The task's, until it has ended.
+        self._inner: concurrent.futures.Future[Outcome] | None = inner
+        self._notes: tuple[str, ...] = ()
+        # Unpickling may run code that asks for the result again.
+        self._reading = threading.RLock()
+        self._read = False
+        self._given: Outcome | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._trace: types.TracebackType | None = None
+        inner.add_done_callback(self._ended)
+
+    def _ended(self, inner: concurrent.futures.Future[Outcome]) -> None:
+        """Tells those who wait. It runs in the loop of the connection, where nothing is unpickled."""
+        if inner.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            self._error = inner.exception()
+            self._given = inner.result() if self._error is None else None
+            if self._given is None or self._given.failure is not None:
+                self.set_exception(_UnreadError())
+            else:
+                self.set_result(cast(T, None))
+        self._inner = None
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the result; raises what the task raised: ``future.result(60)``.
@@ -31,68 +67,118 @@ class Future(Generic[T]):
         `SlotLost`, `FleetUnreachable` or `TaskAttemptsExceeded`.
         """
         __tracebackhide__ = True  # in notebooks
-        value: T = pickling.result(self._wait(timeout), self._name)
-        return value
+        error = self.exception(timeout)
+        if error is None:
+            return cast(T, self._value)
+        try:
+            raise error.with_traceback(self._trace)
+        finally:
+            del self, error  # this frame is in the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end of the task; returns the exception that `result` would raise, or None."""
-        try:
-            outcome = self._wait(timeout)
-        except (concurrent.futures.CancelledError, TimeoutError):
-            raise
-        except Exception as error:  # noqa: BLE001 - it is returned
-            return error
-        return pickling.exception(outcome, self._name)
-
-    def traceback(self, timeout: float | None = None) -> types.TracebackType | None:
-        """Waits for the end of the task; returns the traceback of its exception, which begins in the task, or None."""
-        error = self.exception(timeout)
-        return error.__traceback__ if error is not None else None
-
-    def done(self) -> bool:
-        """Whether the task has ended: with a result, an exception, or cancelled."""
-        return self._inner.done()
-
-    def cancelled(self) -> bool:
-        """Whether the task was cancelled."""
-        return self._inner.cancelled()
-
-    def cancel(self) -> bool:
-        """Cancels the task; False where it has ended already.
-
-        A task that runs gets KeyboardInterrupt on its slot; if it has not ended 5 s later, its process is killed.
-        """
-        return self._inner.cancel()
-
-    def outcome(self) -> Outcome | None:
-        """Returns the outcome; None where there is none yet, or the task was cancelled or its slot was lost."""
-        ended = self._inner.done() and not self._inner.cancelled() and self._inner.exception() is None
-        return self._inner.result() if ended else None
-
-    def when_done(self, callback: Callable[[Future[T]], object]) -> None:
-        """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
-        self._inner.add_done_callback(lambda _: callback(self))
-
-    def __await__(self) -> Generator[Any, None, T]:
-        """Waits for the result in a coroutine; one that is cancelled cancels the task."""
-        outcome = yield from asyncio.wrap_future(self._inner).__await__()
-        return pickling.result(outcome, self._name)  # type: ignore[no-any-return]
-
-    def _wait(self, timeout: float | None) -> Outcome:
         __tracebackhide__ = True
         try:
-            return self._inner.result(timeout)
+            super().exception(timeout)
         except TimeoutError:
-            if self._inner.done():  # that of the task itself
-                raise
             raise TimeoutError(f"{self._name} has no result after {timeout:g} s, and runs on") from None
         except KeyboardInterrupt as interrupt:
             cancel_all([self], interrupt)
             raise
+        with self._reading:
+            if not self._read:
+                self._take()
+        return self._error
+
+    def _take(self) -> None:
+        """Unpickles what the task gave, and drops its bytes."""
+        outcome = self._given
+        if outcome is not None:
+            self._error = pickling.exception(outcome, self._name)
+            if len(outcome.result or b"") > SMALL_OUTCOME or outcome.buffers:
+                self._given = replace(outcome, result=None, buffers=())
+            if self._error is None:
+                try:
+                    self._value = pickling.result(outcome, self._name)
+                except Exception as error:  # noqa: BLE001 - whoever asks is told, who waits in asyncio's loop too
+                    self._error = error
+        if self._error is not None:
+            self._trace = self._error.__traceback__
+            for note in self._notes:
+                self._error.add_note(note)
+        self._read = True
+
+    def result_or_exception(self) -> T | Exception:
+        """Waits for the result, or the exception of the task in its place; raises where the fleet cannot be used."""
+        error = self.exception()
+        if isinstance(error, Exception) and not isinstance(error, FleetError):
+            return error
+        return self.result()
+
+    def noted(self, note: str) -> None:
+        """Adds *note* to the exception that the task may raise. To be called before anybody asks for that."""
+        self._notes += (note,)
+
+    def traceback(self, timeout: float | None = None) -> types.TracebackType | None:
+        """Waits for the end of the task; returns the traceback of its exception, which begins in the task, or None."""
+        return self._trace if self.exception(timeout) is not None else None
+
+    def cancel(self) -> bool:
+        """Cancels the task; False where it has ended already.
+
+        A task that runs gets KeyboardInterrupt on its slot; if it has not ended soon, its process is killed.
+        """
+        inner = self._inner
+        return self.cancelled() if inner is None else inner.cancel()
+
+    def outcome(self) -> Outcome | None:
+        """Returns the outcome, without the bytes of a large result that was asked for; None where there is none yet, or
+        the task was cancelled or its slot was lost."""
+        return self._given
+
+    def when_done(self, callback: Callable[[Future[T]], object]) -> None:
+        """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
+        self.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Waits for the result in a coroutine; one that is cancelled cancels the task."""
+        inner = self._inner
+        if inner is not None:
+            yield from asyncio.wrap_future(inner).__await__()
+        if self.cancelled():
+            raise asyncio.CancelledError
+        return self.result()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(f"the future of {self._name} is of this process: pass future.result(), which waits for it")
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
         return f"<Future {self._name}: {state}>"
+
+
+def wait(
+    futures: Iterable[Future[T]],
+    timeout: float | None = None,
+    return_when: Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"] = "ALL_COMPLETED",
+) -> tuple[set[Future[T]], set[Future[T]]]:
+    """Waits for futures, as `concurrent.futures.wait` does: ``done, others = sky.wait(futures, timeout=60)``.
+
+    timeout: seconds, after which it returns; None is for ever. The tasks run on. return_when: the first that has ended,
+    or has raised, may be enough. An interrupt of the waiting thread (Ctrl-C) cancels the tasks.
+    """
+    known = list(futures)
+    for position, future in enumerate(cast("list[object]", known)):
+        if not isinstance(future, Future):
+            kind = type(future).__name__
+            raise TypeError(f"sky.wait takes futures, and number {position} is a {kind}: pool.submit(task) gives one")
+    try:
+        return cast(
+            "tuple[set[Future[T]], set[Future[T]]]", concurrent.futures.wait(known, timeout, return_when=return_when)
+        )
+    except KeyboardInterrupt as interrupt:
+        cancel_all(known, interrupt)
+        raise
 
 
 def cancel_all(futures: Iterable[Future[Any]], error: BaseException | None) -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from skyinfra.client import chunks, gangs, ranks
 from skyinfra.client.fleet import Fleet
@@ -19,7 +19,7 @@ from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
-from skyinfra.errors import InvalidField, NotSupported, check_kind, counted, did_you_mean
+from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -99,6 +99,13 @@ class Gang:
             end.code if end.outcome is None else pickling.result(pickle.loads(end.outcome), self.launch.work.name)  # noqa: S301
             for end in ends
         ]
+
+
+class How(TypedDict, total=False):
+    """The keywords of `Pool.map`: at most *window* tasks are in flight; whether results come in the order of items."""
+
+    window: int | None
+    ordered: bool
 
 
 def no_task(given: object, operator: str) -> TypeError:
@@ -224,24 +231,29 @@ class Sender:
         return made
 
     def _mapped(
-        self, function: Any, iterables: Sequence[Iterable[Any]], window: int | None, ordered: bool
+        self, function: Any, iterables: Sequence[Iterable[Any]], how: How, *, star: bool = False
     ) -> functools.partial[Flow[Any]]:
-        """The flow of `map`, for `_stream`."""
+        """The flow of `map`, for `_stream`; with *star* that of `starmap`."""
+        check_options(how, How.__annotations__, of="Pool.map")
+        window = how.get("window")
         if window is not None and window < 1:
             raise ValueError(f"window is at least 1, not {window}")
         if not iterables:
             raise TypeError("map() needs at least one iterable")
-        tasks = (pickling.as_task(function, items, {}) for items in zip(*iterables, strict=False))
+        items = iterables[0] if star else zip(*iterables, strict=False)
+        tasks = (pickling.as_task(function, tuple(each), {}) for each in items)
         lengths = [len(each) for each in iterables if isinstance(each, Sized)]
         total = min(lengths) if len(lengths) == len(iterables) else None
-        return self._flow(tasks, window, ordered, total)
+        return self._flow(tasks, window, how.get("ordered", True), total, "item {} of the map")
 
     def _gathered(self, given: Gather[Any]) -> functools.partial[Flow[Any]]:
         """The flow of *given*, for `_stream`."""
-        return self._flow(iter(given.tasks), None, given.ordered or not given.stream, len(given.tasks))
+        return self._flow(
+            iter(given.tasks), None, given.ordered or not given.stream, len(given.tasks), "task {} of the gather"
+        )
 
     def _flow(
-        self, tasks: Iterator[Task[Any]], window: int | None, ordered: bool, total: int | None
+        self, tasks: Iterator[Task[Any]], window: int | None, ordered: bool, total: int | None, place: str
     ) -> functools.partial[Flow[Any]]:
         return functools.partial(
             Flow,
@@ -254,6 +266,7 @@ class Sender:
             window=window,
             total=total,
             ordered=ordered,
+            place=place,
             counting=self._fleet.watcher.counting("tasks", total),
         )
 

@@ -6,14 +6,14 @@ import functools
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from skyinfra.client import files, jobs
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.flow import Flow
 from skyinfra.client.futures import Future, cancel_all
 from skyinfra.client.jobs import Job
-from skyinfra.client.launching import Sender, no_task, signature_of
+from skyinfra.client.launching import How, Sender, no_task, signature_of
 from skyinfra.client.questions import Questions
 from skyinfra.client.ranks import Received
 from skyinfra.client.snapshot import ANYWHERE, Target
@@ -201,30 +201,50 @@ class Pool(Sender, Questions):
         return futures
 
     @overload
-    def map(
-        self, function: Compute[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
-    ) -> Iterator[T]: ...
+    def map(self, function: Compute[..., T], /, *iterables: Iterable[Any], **how: Unpack[How]) -> Iterator[T]: ...
+    @overload
+    def map(self, function: Callable[..., T], /, *iterables: Iterable[Any], **how: Unpack[How]) -> Iterator[T]: ...
     @overload
     def map(
-        self, function: Callable[..., T], *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
-    ) -> Iterator[T]: ...
+        self, function: Any, /, *iterables: Iterable[Any], return_exceptions: bool, **how: Unpack[How]
+    ) -> Iterator[Any]: ...
     def map(
-        self, function: Any, *iterables: Iterable[Any], window: int | None = None, ordered: bool = True
+        self, function: Any, /, *iterables: Iterable[Any], return_exceptions: bool = False, **how: Unpack[How]
     ) -> Iterator[Any]:
         """The results of *function* for the items of *iterables*, which may be infinite.
 
         window: how many tasks are in flight at most, by default one per slot. Besides, as many finished results are
         kept when they are asked for slowly. ordered=False gives results in the order in which tasks complete.
         Nothing starts before the first result is asked for. The first task that raises ends it: its exception is
-        raised, the rest is cancelled, as it is when the iterator is closed.
+        raised, with a note of the number of its item, and the rest is cancelled, as it is when the iterator is closed.
+        return_exceptions: an exception of a task is given in place of its result, and ends nothing; only those of the
+        fleet itself, such as `FleetUnreachable`, are raised.
 
         Tasks of some milliseconds travel together, up to 64 in a message, once the first ones have shown that they
         are so short and where all iterables have a length; each is still a task of its own. By default each slot has
         such a message then, and another one is ready.
         """
-        return self._stream(self._mapped(function, iterables, window, ordered))
+        return self._stream(self._mapped(function, iterables, how), return_exceptions)
 
-    def _stream(self, made: functools.partial[Flow[T]]) -> Iterator[T]:
+    @overload
+    def starmap(
+        self, function: Compute[..., T], items: Iterable[Iterable[Any]], /, **how: Unpack[How]
+    ) -> Iterator[T]: ...
+    @overload
+    def starmap(
+        self, function: Callable[..., T], items: Iterable[Iterable[Any]], /, **how: Unpack[How]
+    ) -> Iterator[T]: ...
+    @overload
+    def starmap(
+        self, function: Any, items: Iterable[Iterable[Any]], /, *, return_exceptions: bool, **how: Unpack[How]
+    ) -> Iterator[Any]: ...
+    def starmap(
+        self, function: Any, items: Iterable[Iterable[Any]], /, *, return_exceptions: bool = False, **how: Unpack[How]
+    ) -> Iterator[Any]:
+        """As `map`, where each item has all arguments of a call: ``pool.starmap(train, [(0, "sgd"), (1, "adam")])``."""
+        return self._stream(self._mapped(function, [items], how, star=True), return_exceptions)
+
+    def _stream(self, made: functools.partial[Flow[T]], return_exceptions: bool = False) -> Iterator[T | Exception]:
         """The results of a flow, which lacks ``when_done``."""
         __tracebackhide__ = True
         ended: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
@@ -232,7 +252,7 @@ class Pool(Sender, Questions):
             while True:
                 ready = flow.advance()
                 if ready is not None:
-                    yield ready.result()
+                    yield ready.result_or_exception() if return_exceptions else ready.result()
                 elif flow.over:
                     return
                 else:

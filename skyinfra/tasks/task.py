@@ -233,7 +233,7 @@ class Compute(Decorated, Generic[P, T]):
 
     def shipped(self) -> tuple[Any, ...]:
         """Returns what makes it on a node: the function with its options."""
-        return Compute, (self.function, self.settings)
+        return Compute, (self.function, self.settings) if self.settings != _DEFAULT else (self.function,)
 
     def __get__(self, owner: object, kind: type[Any] | None = None) -> Any:
         """As a method of a class: bound, as a function is."""

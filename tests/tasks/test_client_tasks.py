@@ -146,8 +146,10 @@ def test_local_runs_here_with_the_decorated_functions_it_calls():
     assert isinstance(double(1), Task)
 
 
-def test_pickled_it_is_the_plain_function():
-    assert pickle.loads(pickle.dumps(sky.compute(os.path.basename))) is os.path.basename
+def test_pickled_it_keeps_its_function_and_its_options():
+    again = pickle.loads(pickle.dumps(sky.compute(timeout=3)(os.path.basename)))
+    assert (again.function, again.settings.timeout) == (os.path.basename, 3)
+    assert pickle.loads(pickle.dumps(double)) is double  # by its name
 
 
 def test_gather_takes_tasks_only():
