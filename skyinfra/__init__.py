@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 # Module -> its public names. The exceptions, all of them public, stand in skyinfra.errors.
 _NAMES = {
     "skyinfra.accelerators": "NVIDIA Accelerator AcceleratorSpec is_amd is_nvidia is_tpu is_trainium",
-    "skyinfra.client": "AsyncJob AsyncPool Future GangWarning Job Pool connect connect_async wait",
+    "skyinfra.client": "AsyncJob AsyncPool Future GangWarning Job Pool connect connect_async current_pool wait",
     "skyinfra.deploy.kept": "KeptJob kept_jobs",
     "skyinfra.packing": "pack",
     "skyinfra.pool": "ComputePool Image Worker",

@@ -70,6 +70,7 @@ ALLOWED: dict[str, set[str]] = {
         "blobs",
         "engine",
         "first_boot",
+        "node",
         "notebook",
         "page",
         "protocol",

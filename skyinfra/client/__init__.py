@@ -6,7 +6,7 @@ from skyinfra.client.asynchronous import AsyncJob, AsyncPool, connect_async
 from skyinfra.client.futures import Future, wait
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import GangWarning
-from skyinfra.client.lookup import ask, connect, open_pool, open_questions
+from skyinfra.client.lookup import ask, connect, current_pool, open_pool, open_questions
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
 from skyinfra.client.script import detach_script, run_script, ship
@@ -22,6 +22,7 @@ __all__ = [
     "ask",
     "connect",
     "connect_async",
+    "current_pool",
     "detach_script",
     "open_pool",
     "open_questions",

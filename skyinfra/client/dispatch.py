@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,8 +18,11 @@ from skyinfra.client.connection import Connection
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.watching import Watcher
 from skyinfra.engine.executor import Executor, may_pass, overdue
-from skyinfra.errors import SlotLost, TaskInputsLost
+from skyinfra.errors import NotInTask, NotSupported, SlotLost, SlotsHeld, TaskInputsLost, counted
+from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.gang import HELD
+from skyinfra.protocol.instance import instance_info
 from skyinfra.sync import sync
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.worker import cancellation
@@ -29,6 +33,8 @@ _LOOK_S = 2.0
 _PAUSE_S = 0.1
 # A task that is cancelled is over within that long, and its last lines are here.
 _LAST_WORDS_S = 10.0
+# For that long all tasks that others may wait for are looked at, before one is said to wait for ever.
+_STUCK_S = 3.0
 # How often a task is sent again because the head had no room to keep what it needs.
 _LOSSES = 3
 
@@ -88,11 +94,16 @@ class Dispatcher:
         self.executor = Executor(connection, cancellation.stop)
         self._background: asyncio.Task[None] | None = None
         self._answered = time.monotonic()
+        # The slots that the task holds in which this process is, where they are of this fleet.
+        self._held: tuple[str, ...] = ()
+        # Since when none of the tasks that it waits for can run.
+        self._stuck: float | None = None
 
     async def start(self) -> None:
         """Starts watching the fleet for the tasks that will come."""
         with contextlib.suppress(OSError):  # each task that waits reports it
             await self.saw(await self.connection.look())
+        self._held = _held_slots(self._snapshot)
         self._background = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -119,6 +130,7 @@ class Dispatcher:
             raise
         finally:
             del self._waiting[key]
+            self._stuck = None
 
     async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
         """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
@@ -226,6 +238,8 @@ class Dispatcher:
                 await self.saw(now)
                 self._look_for_slots(now)
                 await self._look_for_overtime()
+                if self._held:
+                    await self._look_inside(now)
 
     @property
     def declared_secrets(self) -> dict[str, str]:
@@ -279,6 +293,37 @@ class Dispatcher:
                 if waiting is not None and late is not None:
                     self._wake(waiting, late)
 
+    def waits_inside(self, key: str, name: str) -> contextlib.AbstractContextManager[object]:
+        """Watches the job *key* as `waiting_for` does, where it is a task of this fleet that waits for it."""
+        return self.waiting_for(key, name, ANYWHERE) if self._held else contextlib.nullcontext()
+
+    async def _look_inside(self, now: Snapshot) -> None:
+        """Ends the waiting of a task for tasks that can never start: all their slots are held by tasks that wait so."""
+        waiting = {each.key or key: each for key, each in self._waiting.items()}
+        with contextlib.suppress(OSError, NotSupported):  # a head of an earlier version
+            running = itertools.chain(*(await self.connection.running()).values())
+            if any(key.startswith(tuple(waiting)) for key, _, _ in running):
+                self._stuck = None
+                return
+            held = set(await services.wait_inside(self.connection.head, slots=list(self._held)))
+            stuck = [each for each in waiting.values() if _slots_of(each.target, now) <= held]
+            if len(stuck) < len(waiting):
+                self._stuck = None
+                return
+            self._stuck = self._stuck or time.monotonic()
+            if time.monotonic() - self._stuck > _STUCK_S:
+                for each in stuck:
+                    self._wake(each, self._inside(each, held))
+
+    def _inside(self, waiting: Waiting, held: Collection[str]) -> SlotsHeld:
+        fleet = self.connection.manifest.fleet
+        return SlotsHeld(
+            f"{waiting.name} can never start: {counted(len(held), 'slot')} of {fleet} ({', '.join(sorted(held))}), all "
+            "that may run it, are held by tasks that wait for other tasks",
+            hint="Call the function in the task itself, submit it from the client, or let fewer tasks wait than there "
+            "are slots.",
+        )
+
     def _lost(self, waiting: Waiting, now: Snapshot) -> SlotLost:
         what = f"every slot of {self.connection.manifest.fleet}" if waiting.target == ANYWHERE else str(waiting.target)
         hint = "pool.slots() lists the slots that are there; pool.broadcast(task, slots=...) uses some of them."
@@ -305,3 +350,19 @@ class Dispatcher:
         if waiting.failure is None:
             waiting.failure = failure
             waiting.waiter.cancel()
+
+
+def _slots_of(target: Target, now: Snapshot) -> set[str]:
+    """The slots that may take *target*; never empty."""
+    takers = {slot.slot for slot in (*now.slots, *now.draining) if target.takes(slot)}
+    return takers if takers and not now.possible(target) else {""}
+
+
+def _held_slots(now: Snapshot) -> tuple[str, ...]:
+    """The slots that the task of this process holds; none outside of a task, and in one of another fleet."""
+    try:
+        own = instance_info()
+    except NotInTask:
+        return ()
+    here = any(own == slot for slot in (*now.slots, *now.draining))
+    return tuple(os.environ.get(HELD, own.slot).split(",")) if here else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import secrets
 import threading
 import uuid
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from skyinfra.client.connection import Asker, Connection, Limits
 from skyinfra.client.dashboard import Dashboard, Own
 from skyinfra.client.dispatch import Dispatcher
+from skyinfra.client.futures import forked
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
 from skyinfra.engine.forwarding import Forward, join
@@ -58,6 +60,7 @@ class AskedFleet:
         self._forwarding = forwarding(manifest)
         self.manifest = self._forwarding.manifest if self._forwarding is not None else manifest
         self.loop = LoopThread()
+        self._process = os.getpid()
         self._ended = threading.Event()
         self._listening: list[Dashboard | Forward] = []
         try:
@@ -143,10 +146,17 @@ class AskedFleet:
         return self.loop.start(self._if_open(coroutine))
 
     def _if_open(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        if os.getpid() != self._process:
+            coroutine.close()
+            raise forked(self.manifest.fleet)
         if self._ended.is_set():
             coroutine.close()
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
         return coroutine
+
+    def waits_inside(self, key: str, name: str) -> contextlib.AbstractContextManager[object]:
+        """While it lasts, a task waits for the job *key*; who only asks knows of no others."""
+        return contextlib.nullcontext()
 
     # Closing --------------------------------------------------------------------------------------------------------
 
@@ -156,8 +166,8 @@ class AskedFleet:
         return self._ended.is_set()
 
     def close(self) -> None:
-        """Leaves the fleet. May be called again."""
-        if not self._ended.is_set():
+        """Leaves the fleet. May be called again. A forked process leaves nothing: the connection is its parent's."""
+        if not self._ended.is_set() and os.getpid() == self._process:
             self._ended.set()
             try:
                 self.loop.run(self._leave())
@@ -217,6 +227,10 @@ class Fleet(AskedFleet):
     async def _leave(self) -> None:
         await self.dispatcher.close()
         await super()._leave()
+
+    def waits_inside(self, key: str, name: str) -> contextlib.AbstractContextManager[object]:
+        """See `Dispatcher.waits_inside`."""
+        return self.dispatcher.waits_inside(key, name)
 
     def variables(self, env: Mapping[str, str] | None) -> dict[str, str]:
         """The variables of a process of its own: those of all tasks, *env*, and where its working directory is."""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import types
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
-from skyinfra.errors import FleetError
+from skyinfra.errors import ConnectionForked, FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.tasks import pickling
 
 T = TypeVar("T")
+
+
+def forked(name: str) -> ConnectionForked:
+    """Returns the error for a process that was forked from the one that has connected to *name*."""
+    return ConnectionForked(
+        f"the connection to {name} is that of the process from which this one was forked",
+        hint="Connect here, too: sky.connect(pool.manifest) works in a forked process.",
+    )
 
 
 class _UnreadError(Exception):
@@ -35,6 +44,7 @@ class Future(concurrent.futures.Future[T]):
         self.key = key
         # The task's, until it has ended.
         self._inner: concurrent.futures.Future[Outcome] | None = inner
+        self._process = os.getpid()
         self._notes: tuple[str, ...] = ()
         # Unpickling may run code that asks for the result again.
         self._reading = threading.RLock()
@@ -78,6 +88,8 @@ class Future(concurrent.futures.Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end of the task; returns the exception that `result` would raise, or None."""
         __tracebackhide__ = True
+        if not self.done() and os.getpid() != self._process:
+            raise forked(f"the fleet of {self._name}")
         try:
             super().exception(timeout)
         except TimeoutError:
@@ -172,6 +184,8 @@ def wait(
         if not isinstance(future, Future):
             kind = type(future).__name__
             raise TypeError(f"sky.wait takes futures, and number {position} is a {kind}: pool.submit(task) gives one")
+        if not future.done() and os.getpid() != future._process:
+            raise forked(f"the fleet of {future._name}")
     try:
         return cast(
             "tuple[set[Future[T]], set[Future[T]]]", concurrent.futures.wait(known, timeout, return_when=return_when)

@@ -102,7 +102,8 @@ class Job(Generic[T]):
         return self._fleet.in_loop_soon(self._ended(timeout))
 
     async def _ended(self, timeout: float | None) -> Outcome:
-        info = await self._line.wait(self.id, timeout)
+        with self._fleet.waits_inside(f"{self.name}-{self.id}", self._task):
+            info = await self._line.wait(self.id, timeout)
         if not info.over:
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":

@@ -26,7 +26,7 @@ from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.secrets import Secret, met
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
-from skyinfra.tasks.task import Gather, Options, Task
+from skyinfra.tasks.task import Gather, Options, Task, on_node
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class GangWarning(UserWarning):
 def work_of(
     target: object, args: tuple[Any, ...], kwargs: dict[str, Any], included: Included | None
 ) -> tuple[Work, Options, list[str | Secret], Included | None]:
-    """Returns what the ranks run, its options, the secrets that it names, and *included* with the modules that it needs.
+    """Returns what the ranks run, its options, the secrets that it names, and *included* with the modules it needs.
 
     Raises `InvalidField`, `TaskNotPicklable`, OSError for an unreadable script.
     """
@@ -115,6 +115,11 @@ def no_task(given: object, operator: str) -> TypeError:
         text = f"tasks that are gathered run on one slot each: write sky.gather(...) >> pool, not {operator}"
     elif isinstance(given, Sequence) and any(isinstance(each, Task) for each in given):
         text = "several tasks go together as sky.gather(*tasks) >> pool"
+    elif on_node() and not callable(given):
+        text = (
+            "on a node, calling a decorated function runs it, and this is what it gave: pool.submit(function, ...) and "
+            "pool.map(function, ...) send tasks"
+        )
     elif callable(given) and isinstance(name, str):
         text = f"{name} is a plain function: decorate it with @sky.compute, and call it: {name}(...) {operator} pool"
     else:
@@ -342,7 +347,10 @@ class Sender:
         return Gang(fleet, launch, on_line)
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a pool is a connection of this process; pass what the task needs from it instead")
+        raise TypeError(
+            "a pool is a connection of this process; pass what the task needs from it instead, or let the task call "
+            "sky.current_pool()"
+        )
 
     def __repr__(self) -> str:
         nodes, slots = self.manifest.node_count, self.manifest.node_count * len(self.manifest.slots)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.client import files
@@ -22,15 +24,21 @@ from skyinfra.errors import (
     check_mapping,
     refuses_unknown_options,
 )
-from skyinfra.protocol.manifest import Manifest
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import Node
+from skyinfra.protocol.instance import NODE_CONFIG, NODE_DIRECTORY, InstanceInfo, instance_info
+from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.secrets import Secret
 from skyinfra.sync import project
 from skyinfra.terraform.project import Project
+from skyinfra.worker import interruption
 
 _PATIENCE_S = 30.0
 _TIMEOUT_S = 15.0
 _LOOK_S = 2.0
 _CONNECT_S = 5.0
+# The pool of the task that runs in this process, and the process: a forked one has none.
+_current: tuple[int, Pool | None] = 0, None
 
 
 @refuses_unknown_options("sky.connect")
@@ -170,6 +178,56 @@ def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Mani
     stack, _, name = fleet.partition("/")
     synthesized = Project.find().stack(stack)
     return synthesized.fleet(pool or name or synthesized.only_pool)
+
+
+def current_pool() -> Pool:
+    """In a task, the pool of its own fleet: ``with sky.current_pool() as pool: ...``.
+
+    It is connected by what the node has, when it is asked for first, and closed when the task ends, which cancels what
+    was not waited for. A task keeps its slot while it waits: where all slots that may run what it waits for are held by
+    tasks that wait so, `SlotsHeld` is raised. Raises `NotInTask` outside of a task, and what `connect` raises.
+    """
+    global _current
+    own = instance_info()
+    process, pool = _current
+    if pool is None or process != os.getpid() or pool._fleet.closed:
+        pool = Pool(Fleet(_manifest_here(own), Limits(_TIMEOUT_S, _PATIENCE_S), watcher=Watcher(True, progress=False)))
+        _current = os.getpid(), pool
+        interruption.at_end(pool.close)
+    return pool
+
+
+def _manifest_here(own: InstanceInfo) -> Manifest:
+    """The manifest of the fleet of this node, as its configuration and its head know it."""
+    status = NodeDirectory(Path(os.environ[NODE_DIRECTORY])).status()
+    if NODE_CONFIG not in os.environ or status is None or status.scheduler is None:
+        raise FleetUnreachable(
+            "the node of this task does not say where its head is",
+            hint="Deploy the fleet with this version of skyinfra.",
+        )
+    node = Node.load(Path(os.environ[NODE_CONFIG]))
+    host, _, port = status.scheduler.rpartition(":")
+    config = node.config
+    made = Manifest(
+        version=1,
+        stack=config.stack,
+        pool=config.pool,
+        provider=config.provider,
+        head=Endpoint(host.strip("[]"), int(port)),
+        nodes=(ManifestNode(own.node, own.node, "", head=own.head),),
+        slots=(),
+        secret=node.secret,
+        simulated=own.simulated,
+    )
+    with open_questions(made) as asked:
+        now = asked.look()
+    here = [slot for slot in now.slots if slot.node == own.node]
+    told = now.state.slots if now.state is not None else {}
+    return replace(
+        made,
+        nodes=tuple(ManifestNode(name, name, "") for name in {**told, own.node: ()}),
+        slots=tuple(ManifestSlot(each.worker, each.kind, each.accelerator, each.profile, each.gpu) for each in here),
+    )
 
 
 def wait_until_ready(manifest: Manifest, *, patience: float, on_change: Callable[[str], object]) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # The sessions of the pools whose blocks are open, by the identity of the pool, which each session holds.
 _open: dict[int, Session] = {}
+os.register_at_fork(after_in_child=_open.clear)
 
 
 def enter(pool: ComputePool) -> Pool:
@@ -46,8 +47,10 @@ def enter(pool: ComputePool) -> Pool:
 
 
 def leave(pool: ComputePool) -> None:
-    """Destroys the fleet that `enter` has deployed."""
-    _open.pop(id(pool)).close()
+    """Destroys the fleet that `enter` has deployed; a process that was forked meanwhile leaves it to its parent."""
+    session = _open.pop(id(pool), None)
+    if session is not None:
+        session.close()
 
 
 class Session:

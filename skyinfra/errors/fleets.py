@@ -30,6 +30,13 @@ class BootFailed(FleetUnreachable):
     """
 
 
+class ConnectionForked(FleetError):
+    """The connection to the fleet is that of the process from which this one was forked.
+
+    Cure: connect in this process, too: `sky.connect(pool.manifest)`.
+    """
+
+
 class CredentialsRefused(FleetError):
     """The head does not accept the fleet secret of this client.
 

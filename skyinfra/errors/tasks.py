@@ -95,6 +95,13 @@ class SlotLost(TaskError):
     """
 
 
+class SlotsHeld(TaskError):
+    """A task waits for other tasks of its own fleet, and all slots on which they may run are held by tasks that wait.
+
+    Cure: call the function in the task itself, submit it from the client, or let fewer tasks wait than there are slots.
+    """
+
+
 class TaskInputsLost(TaskError):
     """The inputs of the task are gone from the head and have changed on the client: submit the task again.
 

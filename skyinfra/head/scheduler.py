@@ -30,6 +30,9 @@ _REPLACED_S = 900.0
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
+# A task that waits for others says so every two seconds.
+_INSIDE_S = 5.0
+
 
 class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that gives nodes the *layout* of the fleet, and clients the slots that the fleet is to have.
@@ -58,6 +61,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._leaving: dict[str, tuple[str, float]] = {}
+        # The slots whose tasks wait for other tasks of the fleet, and when they last said so.
+        self._inside: dict[str, float] = {}
         # The addresses of workers that cannot be connected to.
         self._behind: set[str] = set()
         # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
@@ -75,6 +80,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.running.by(lambda: tasks_on_slots(self)),
+            services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
             services.forget_topic.by(self.forget_topic),
         )
@@ -127,6 +133,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             return False
         self._leaving[node] = why, time.monotonic()
         return True
+
+    def wait_inside(self, slots: list[str]) -> list[str]:
+        """Notes that the task on *slots* waits for other tasks, none of which runs; the slots of all such tasks."""
+        now = time.monotonic()
+        self._inside |= dict.fromkeys(slots, now)
+        self._inside = {slot: said for slot, said in self._inside.items() if now - said < _INSIDE_S}
+        return sorted(self._inside)
 
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """Dask's description of itself and its workers, with the `FleetState`."""

@@ -21,6 +21,9 @@ from skyinfra.protocol import _schema
 # The variable in which a rank finds its `Gang`, as JSON.
 VARIABLE = "SKYINFRA_GANG"
 
+# The variable with the slots that a task on several of them holds.
+HELD = "SKYINFRA_HELD_SLOTS"
+
 # The variable that confines a process to NeuronCores: a range such as ``0-3``.
 NEURON_CORES = "NEURON_RT_VISIBLE_CORES"
 # Is set where ranks of JAX initialize `jax.distributed` before anything else.
@@ -160,9 +163,9 @@ class RankEnd:
 
 
 def environment(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """The variables of *rank*, whose rank 0 may listen at *address* and *port*; empty for a plain task."""
+    """The variables of *rank*, whose rank 0 may listen at *address* and *port*; of a plain task, the slots it holds."""
     if rank.framework is None:
-        return {}
+        return {HELD: ",".join(rank.slots)}
     known = {**asdict(rank), "master_address": address, "master_port": port}
     place = {each.name: known[each.name] for each in fields(Gang)}
     plain = {f"SKYINFRA_{name.upper()}": str(value) for name, value in place.items() if name not in ("nodes", "slots")}

@@ -22,6 +22,8 @@ VARIABLE = "SKYINFRA_SLOT"
 _SHARE = re.compile(r"(\d+)c\.(\d+)g\.", re.ASCII)
 # The variable that names the node's writable folder.
 NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
+# The variable that names the file of the node's configuration.
+NODE_CONFIG = "SKYINFRA_NODE_CONFIG"
 # The key under which a worker's registration carries the same description.
 STARTUP_KEY = "skyinfra"
 # The Dask resource of a slot that is the memory of its device, in MB: a task gets a slot that has as much, or more.

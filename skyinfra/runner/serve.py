@@ -25,6 +25,7 @@ from skyinfra.gpu.desired import Desired
 from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
+from skyinfra.protocol.instance import NODE_CONFIG
 from skyinfra.readings.figures import TaskFigures
 from skyinfra.runner import metrics, watch
 from skyinfra.runner.answers import Answers
@@ -88,6 +89,7 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         self._workers.share_threads()
         settings.configure(scratch=self._directory.scratch)
+        os.environ[NODE_CONFIG] = str(self._path.absolute())
         # The runner that starts is the one that was waited for, or stays.
         request.end_of(self._directory, request.UPGRADE, request.ENDING)
         applying = asyncio.create_task(self._apply(anew=True))

@@ -127,6 +127,12 @@ def dump(task: Task[Any], needs: Needs) -> bytes:
 
 
 def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
+    if inspect.isgeneratorfunction(task.function):
+        raise TaskNotPicklable(
+            f"the result of {task.name} would be a generator, which does not leave its process",
+            given=task.name,
+            hint="Return list(...), or make an item a task: pool.map gives results as they come.",
+        )
     try:
         packed = _pack((task.function, task.args, dict(task.kwargs)), needs, whole=whole)
         known = -1
@@ -175,8 +181,8 @@ class _Pickler(Pickler):
         if not stands:
             return obj.shipped() if isinstance(obj, Decorated) else super().reducer_override(obj)
         found = operator.attrgetter(plain.__qualname__)(sys.modules[module])
-        if isinstance(obj, Decorated):
-            return named, (module, plain.__qualname__)
+        if isinstance(obj, Decorated):  # it may have options of its own
+            return (named, (module, plain.__qualname__)) if found is obj else obj.shipped()
         # By name, as any function; or what a decorator has replaced there.
         return NotImplemented if found is obj else (undecorated_in, (module, plain.__qualname__))
 

@@ -70,12 +70,22 @@ def on_interrupt(callback: C) -> C:
     return callback
 
 
+_endings: list[Callable[[], object]] = []
+
+
+def at_end(callback: Callable[[], object]) -> None:
+    """Calls *callback* when the task of this process has ended."""
+    _endings.append(callback)
+
+
 @contextlib.contextmanager
 def task_scope() -> Iterator[None]:
-    """Removes the callbacks of a task at its end, and waits for one that runs."""
+    """Removes the callbacks of a task at its end, and waits for one that runs; calls what is to be called then."""
     try:
         yield
     finally:
+        while _endings:
+            _endings.pop()()
         with _changed:
             _callbacks.clear()
             _changed.wait_for(lambda: not _running)
