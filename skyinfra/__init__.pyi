@@ -20,6 +20,7 @@ from skyinfra.client import Job as Job
 from skyinfra.client import Pool as Pool
 from skyinfra.client import connect as connect
 from skyinfra.client import connect_async as connect_async
+from skyinfra.client import current_pool as current_pool
 from skyinfra.client import wait as wait
 from skyinfra.deploy.kept import KeptJob as KeptJob
 from skyinfra.deploy.kept import kept_jobs as kept_jobs
@@ -32,6 +33,7 @@ from skyinfra.errors import CloudPermissionDenied as CloudPermissionDenied
 from skyinfra.errors import CloudRefused as CloudRefused
 from skyinfra.errors import CloudThrottled as CloudThrottled
 from skyinfra.errors import ConcurrencyMismatch as ConcurrencyMismatch
+from skyinfra.errors import ConnectionForked as ConnectionForked
 from skyinfra.errors import CredentialsRefused as CredentialsRefused
 from skyinfra.errors import DeclarationError as DeclarationError
 from skyinfra.errors import DemandDoesNotFit as DemandDoesNotFit
@@ -79,6 +81,7 @@ from skyinfra.errors import ScriptFailed as ScriptFailed
 from skyinfra.errors import SecretNotFound as SecretNotFound
 from skyinfra.errors import SkyinfraError as SkyinfraError
 from skyinfra.errors import SlotLost as SlotLost
+from skyinfra.errors import SlotsHeld as SlotsHeld
 from skyinfra.errors import SpotPriceTooLow as SpotPriceTooLow
 from skyinfra.errors import StackNotFound as StackNotFound
 from skyinfra.errors import StateDirectoryError as StateDirectoryError
