@@ -71,7 +71,15 @@ def __getattr__(name: str) -> Any:
     module, _, attribute = _UPWARD.get(name, f"{_LAZY.get(name, '')}:{name}").partition(":")
     if not module:
         raise AttributeError(f"module 'skyinfra' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(module), attribute)
+    try:
+        value = globals()[name] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("skyinfra."):
+            error.add_note(
+                f"Nodes have what runners need of skyinfra, and sky.{name} is none of it: "
+                f'sky.Image(runner="skyinfra=={__version__}") installs all of it there.'
+            )
+        raise
     return value
 
 
