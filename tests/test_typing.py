@@ -38,6 +38,11 @@ def use(pool: sky.Pool) -> None:
     reveal_type(pool.submit(train(0), detach="a job").result())
     reveal_type(pool.submit(train, 0, detach="a job").result())
     reveal_type(pool.submit(len, "a", detach="a job"))
+    reveal_type(train.options(timeout=3)(0) >> pool)
+    reveal_type(pool.starmap(train, [(0,)]))
+    reveal_type(pool.map(train, range(3), ordered=False))
+    reveal_type(sky.wait([pool.submit(train, 0)], return_when="FIRST_COMPLETED")[0])
+    reveal_type(sky.current_pool())
     train("a")
     name(3)
 """
@@ -57,6 +62,11 @@ REVEALED = [
     "float",
     "float",
     "skyinfra.client.jobs.Job[int]",
+    "float",
+    "typing.Iterator[float]",
+    "typing.Iterator[float]",
+    "set[skyinfra.client.futures.Future[float]]",
+    "skyinfra.client.pool.Pool",
 ]
 
 ACCELERATORS = """

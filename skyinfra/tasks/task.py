@@ -74,7 +74,7 @@ class Options:
     Raises `InvalidField`.
     """
 
-    timeout: float | None = _option(None, "node", numbers.Real, "seconds, more than 0")
+    timeout: float | None = _option(None, "node", numbers.Real, "seconds")
     retries: int = _option(0, "sender", numbers.Integral, "a number from 0")
     profile: str | None = _option(None, "place", str, "the name of a profile, such as '3g.40gb'")
     slots: int = _option(1, "sender", numbers.Integral, "a number from 1")
@@ -90,10 +90,9 @@ class Options:
             if value is not None or each.default is not None:
                 check_kind(each.name, value, each.metadata["kind"], words)
         check_mapping("env", self.env or {})
-        for name, fits in _RANGES.items():
+        for name, (words, fits) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not fits(value):
-                words = self.__dataclass_fields__[name].metadata["words"]
                 raise InvalidField(words, field=name, given=value)
 
     def of(self, part: Part) -> dict[str, Any]:
@@ -101,11 +100,11 @@ class Options:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["part"] == part}
 
 
-_RANGES: dict[str, Callable[[Any], bool]] = {
-    "timeout": lambda seconds: 0 < seconds < float("inf"),
-    "retries": lambda number: number >= 0,
-    "slots": lambda number: number >= 1,
-    "gpu_memory_gb": lambda size: 0 < size < float("inf"),
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "timeout": ("seconds, more than 0", lambda seconds: 0 < seconds < float("inf")),
+    "retries": ("a number from 0", lambda number: number >= 0),
+    "slots": ("a number from 1", lambda number: number >= 1),
+    "gpu_memory_gb": ("GB, more than 0", lambda size: 0 < size < float("inf")),
 }
 _DEFAULT = Options()
 
