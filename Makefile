@@ -13,7 +13,7 @@ ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += --jobs=3
 endif
 
-.PHONY: quickstart test test-all pytest pytest-all test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask docs docs-tools browser clean
+.PHONY: quickstart test test-all pytest pytest-all test-unpinned test-aws test-boot test-fresh test-vm test-faults lint checkov bench update-golden fake-nvml debian torch jax dask docs docs-tools browser clean
 
 quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
@@ -24,12 +24,17 @@ test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
 
 test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask docs-tools browser
 	$(MAKE) lint pytest-all
+	$(MAKE) test-unpinned
 
 pytest:
 	$(PYTEST) -m "not slow"
 
 pytest-all:
 	$(PYTEST) -n 6 -m "not long"
+
+# With what users install: the newest versions, and the oldest that are admitted, each in a folder of build/unpinned.
+test-unpinned:
+	$(PYTHON) -m tools.unpinned build/unpinned
 
 test-aws: $(VENV)/.dev
 	$(PYTEST) tests/integration/aws
@@ -115,7 +120,7 @@ browser: $(VENV)/.dev debian
 	  --disable-pip-version-check --constraint constraints.txt --target build/browser.new playwright && mv build/browser.new build/browser; }
 
 clean:
-	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/browser build/docs-tools build/site build/dask-* $(CHECKOV)
+	rm -rf $(VENV) $(NPM)/node_modules build/fake-nvml build/boot build/fresh build/torch build/jax build/browser build/docs-tools build/site build/unpinned build/dask-* $(CHECKOV)
 
 $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,toolchain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -280,12 +281,13 @@ def result(
 
 
 def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:
-    """Returns the error of the task; for an exception of other code, `TaskFailed` with its traceback."""
-    if isinstance(error, SkyinfraError):
-        return error
-    failure = job.outcome(0).failure
-    notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return _failed(job, "\n".join([(failure.text if failure is not None else str(error)).rstrip(), *notes]))
+    """Returns the error of the task; for an exception of other code, `TaskFailed` with its traceback and causes."""
+    raised = error.__cause__ if isinstance(error, TaskFailed) else None
+    if raised is None or isinstance(raised, SystemExit):
+        raised = error
+    if isinstance(raised, SkyinfraError):
+        return raised
+    return _failed(job, "".join(traceback.format_exception(raised)))
 
 
 def _failed(job: Job[Any], text: str) -> TaskFailed:

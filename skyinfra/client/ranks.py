@@ -16,7 +16,7 @@ from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Options
 
@@ -223,8 +223,8 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: 
         hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
         return _failed(f"{where}, {_how(code)}", rank, code, hint), True
     outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
-    error = cast(BaseException, pickling.exception(now.advised(outcome), name))
-    error.add_note(f"Raised by {where}.")
+    error = cast(BaseException, outcomes.exception(now.advised(outcome), name))
+    outcomes.note(error, f"Raised by {where}.")
     if end.code is None:
         return error, may_pass(outcome)
     short = outcome.failure.shortage if outcome.failure is not None else None

@@ -10,7 +10,8 @@ class TaskError(SkyinfraError):
 
 
 class TaskFailed(TaskError):
-    """The task raised an exception that cannot be shipped; the message carries its text and traceback.
+    """The task raised what cannot be shipped, and the message has its text and traceback; or what would act on the
+    program here (KeyboardInterrupt, SystemExit, StopIteration, CancelledError ...), and it is the cause.
 
     Cure: mend the task by the traceback; exceptions that can be pickled arrive as they are.
     """

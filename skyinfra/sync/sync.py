@@ -99,7 +99,7 @@ async def fetched(head: Peer, outcome: Outcome) -> Outcome:
         stream, *rest = [await transfer.fetch_bytes(head, part.digest, part.size) for part in outcome.parts]
     except BlobsMissing as error:
         return Outcome(missing=error.digests)
-    return Outcome(result=stream, buffers=tuple(map(memoryview, rest)))
+    return Outcome(result=stream, failure=outcome.failure, buffers=tuple(map(memoryview, rest)))
 
 
 # Files of the nodes -------------------------------------------------------------------------------------------------

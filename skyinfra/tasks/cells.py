@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import io
 import linecache
 import pickle
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import cloudpickle
-
 from skyinfra.blobs import payload, unpicklable
+from skyinfra.protocol.pickles import Pickler
 
 # Of a text that is shown.
 _LONGEST = 20_000
@@ -88,7 +88,9 @@ def _pickled(values: dict[str, object]) -> tuple[bytes, list[pickle.PickleBuffer
     """The values that can be pickled, and why the others cannot."""
     buffers: list[pickle.PickleBuffer] = []
     try:
-        return cloudpickle.dumps(values, protocol=5, buffer_callback=buffers.append), buffers, {}
+        file = io.BytesIO()
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(values)
+        return file.getvalue(), buffers, {}
     except Exception:
         failed: dict[str, str] = {}
         for name, value in values.items():

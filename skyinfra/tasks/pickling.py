@@ -1,13 +1,10 @@
-"""Turning a task into bytes before anything is sent, and an outcome back into a result or an exception."""
+"""Turning a task into bytes before anything is sent. `skyinfra.tasks.outcomes` reads what comes back."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import io
 import operator
-import pickle
 import re
 import sys
 import time
@@ -19,16 +16,17 @@ from typing import Any
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
-from skyinfra.errors import TaskFailed, TaskNotPicklable, UnsafeAnswer
+from skyinfra.errors import TaskNotPicklable
 from skyinfra.program import main as program
-from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
-from skyinfra.protocol.failures import Failure
+from skyinfra.protocol.calls import Header, SecretUse
 from skyinfra.protocol.pickles import Pickler
 from skyinfra.protocol.secrets import met
-from skyinfra.tasks import missing, modules, script, tracebacks
+from skyinfra.tasks import modules, script
 from skyinfra.tasks.included import Included
-from skyinfra.tasks.modules import import_folders
 from skyinfra.tasks.needs import InObject, Needs
+from skyinfra.tasks.outcomes import exception as exception
+from skyinfra.tasks.outcomes import read_outcome as read_outcome
+from skyinfra.tasks.outcomes import result as result
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, Task, undecorated, undecorated_in
 from skyinfra.worker.execute import named
@@ -278,84 +276,3 @@ def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object
     if isinstance(function, functools.partial) and isinstance(function.func, Compute):
         return as_task(function.func, (*function.args, *args), {**function.keywords, **kwargs})
     return Task(function, args, kwargs)
-
-
-# Outcomes -----------------------------------------------------------------------------------------------------------
-
-
-_KINDS = {(kind.__module__, kind.__qualname__): kind for kind in (Outcome, Part, Failure)}
-
-
-class _Reader(pickle.Unpickler):
-    """Makes outcomes, and nothing else: what the task gave is bytes in them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _KINDS:
-            raise pickle.UnpicklingError(f"it holds a {module}.{name}")
-        return _KINDS[module, name]
-
-
-def read_outcome(data: bytes) -> Outcome:
-    """The outcome in a `calls.Ending`; no code of others runs here before `result` or `exception`. Raises
-    `UnsafeAnswer`."""
-    try:
-        # That of an earlier version is the outcome alone.
-        found = _Reader(io.BytesIO(data[data.index(b"\n") + 1 :] if data.startswith(b"{") else data)).load()
-    except Exception as error:  # noqa: BLE001 - pickle raises whatever it likes for what is no pickle
-        raise UnsafeAnswer(f"what the head keeps of the job is no outcome, and was not read: {error}") from None
-    if not isinstance(found, Outcome):
-        raise UnsafeAnswer("what the head keeps of the job is no outcome", given=type(found).__name__)
-    return found
-
-
-def result(outcome: Outcome, name: str) -> Any:
-    """The result of the task *name*; raises what it raised, with the traceback of the node."""
-    __tracebackhide__ = True  # in notebooks
-    raised = exception(outcome, name)
-    if raised is not None:
-        raise raised
-    try:
-        # Over mutual TLS, from the fleet itself.
-        return pickle.loads(outcome.result or b"", buffers=outcome.buffers)  # noqa: S301
-    except ModuleNotFoundError as error:
-        error.add_note(f"The result of {name} needs the module {error.name!r} here as well.")
-        raise
-
-
-def exception(outcome: Outcome, name: str) -> BaseException | None:
-    """The exception that ended the task *name*, with the traceback of the node, or None."""
-    if outcome.failure is None:
-        return None
-    error = _error(outcome.failure, name)
-    if outcome.failure.advice:
-        error.add_note(outcome.failure.advice)
-    if isinstance(error, SystemExit):
-        # As itself it would end the client's program, without a word.
-        failed = TaskFailed(f"{name} called sys.exit({error.code!r})", hint="Let it return, or raise an exception.")
-        failed.__cause__ = error
-        return failed
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        error.add_note(missing.remedy(error.name, import_folders(), 'sky.connect(..., includes=["{}"]) takes it along'))
-    return error
-
-
-def _error(failure: Failure, name: str) -> BaseException:
-    error = _load_error(failure)
-    if error is None:
-        error = TaskFailed(f"{name} raised an exception that cannot be shipped:\n{failure.text}")
-    error.__cause__ = _error(failure.cause, name) if failure.cause else None
-    error.__context__ = _error(failure.context, name) if failure.context else error.__cause__
-    error.__suppress_context__ = failure.suppress_context
-    if failure.traceback is None:
-        return error
-    return error.with_traceback(tracebacks.readable(pickle.loads(failure.traceback)))  # noqa: S301
-
-
-def _load_error(failure: Failure) -> BaseException | None:
-    """The exception itself, or None where it cannot be made here, its module being missing for example."""
-    if failure.error is None:
-        return None
-    with contextlib.suppress(Exception):
-        error = pickle.loads(failure.error)  # noqa: S301
-        return error if isinstance(error, BaseException) else None
-    return None

@@ -27,9 +27,9 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
-from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
-from skyinfra.protocol import failures, instance
+from skyinfra.protocol import failures, instance, jobs
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
 from skyinfra.worker import (
     attempts,
@@ -119,35 +119,57 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
             interruption.task_scope(),
         ):
             try:
-                outcome = _perform(task, call, masker)
+                outcome = _perform(task, call, masker, is_late)
             finally:
                 late = is_late()
-            if late:  # it ran a program, or caught what was to end it
+            if late and outcome.failure is None:  # it ran a program, or caught what was to end it
                 raise KeyboardInterrupt
             return outcome
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
-        if late and isinstance(error, KeyboardInterrupt):
-            error = _late(task).with_traceback(error.__traceback__)
-        return _failed(error, masker)
+        if isinstance(error, KeyboardInterrupt):
+            # Without what it interrupted, of which nothing is asked any more: that may be what did not end.
+            error = (_late(task) if late else KeyboardInterrupt()).with_traceback(error.__traceback__)
+        return _failed(task, error, masker)
 
 
-def _perform(task: Header, call: bytes, masker: Masker | None = None) -> Outcome:
-    """Calls the pickled *call*, and keeps its result, in which no disk gets what *masker* masks. Raises what the task
-    raises."""
+def _perform(
+    task: Header, call: bytes, masker: Masker | None = None, is_late: Callable[[], bool] = lambda: False
+) -> Outcome:
+    """Calls the pickled *call*, and keeps its result, in which no disk gets what *masker* masks.
+
+    An exception of the task is described and pickled here: that runs code of the user, for which its time counts.
+    Raises what ends a task whose time is over, and what hinders it from starting.
+    """
     start = time.perf_counter()
     inputs.use_tree(task.tree)
     with surroundings.surrounded(task.env, task.workdir):
-        function, args, kwargs = load(task, call)
-        result = function(*args, **kwargs)
-        return _keep_result(task, result, start, masker)
+        try:
+            function, args, kwargs = load(task, call)
+            result = function(*args, **kwargs)
+            return _keep_result(task, result, start, masker)
+        except BaseException as error:
+            if is_late() and isinstance(error, KeyboardInterrupt):
+                raise
+            return _failed(task, error, masker)
 
 
-def _failed(error: BaseException, masker: Masker | None = None) -> Outcome:
-    """The outcome of a task that raised *error*, which shows none of the secrets of *masker*."""
+def _failed(task: Header, error: BaseException, masker: Masker | None = None) -> Outcome:
+    """The outcome of a task that raised *error*, which shows none of the secrets of *masker*.
+
+    A large exception is a blob of the head, as large results are; where the head does not take it, it travels as text.
+    """
     if isinstance(error, BlobsMissing):
         return Outcome(missing=error.digests)
     failure = failures.of(error, below=__file__, shortage=shortage.of(error))
-    return Outcome(failure=masker.failure(failure) if masker else failure)
+    failure = masker.failure(failure) if masker else failure
+    if failure.size <= (jobs.LARGEST // 2 if task.whole else payload.INLINE):
+        return Outcome(failure=failure)
+    brief, packed = failure.brief(), Payload([pickle.dumps(failure)])
+    with contextlib.suppress(TaskTooLarge, StateDirectoryError, BlobsMissing):
+        if not task.whole:
+            inputs.keep(packed)
+            return Outcome(failure=brief, parts=packed.parts)
+    return Outcome(failure=brief)
 
 
 def dump_chunk(rows: Sequence[Row]) -> bytes:
@@ -196,7 +218,7 @@ class _Chunk:
                     with interruption.task_scope():
                         outcome = _perform(self._now, row[1])
                 except BaseException as error:  # noqa: BLE001 - as above
-                    outcome = _failed(error)
+                    outcome = _failed(self._now, error)
                 self._end(outcome, file)
         finally:
             timer.cancel()

@@ -57,16 +57,16 @@ def _function(work: Work, call: bytes, pipe: Connection) -> int:
 
     signal.signal(signal.SIGTERM, _interrupt)
     header = calls.Header("", work.name, "")
-    try:
-        with interruption.task_scope():
+    with interruption.task_scope():
+        try:
             _meet()
             function, args, kwargs = execute.load(header, call)
             result = execute.dump_result(header, function(*args, **kwargs))
-    except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        pipe.send((FAILED, time.monotonic()))
-        _explain(error, pipe)
-        return 1
+        except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            pipe.send((FAILED, time.monotonic()))
+            _explain(error, pipe)
+            return 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     pipe.send((OUTCOME, pickle.dumps(calls.Outcome(result=result))))
     return 0
@@ -116,6 +116,10 @@ def _explain(error: BaseException, pipe: Connection) -> None:
     from skyinfra.worker import shortage
 
     pickling_support.install()
+    # Describing it runs code of the user, for which the parent does not wait for ever.
+    kind = type(error).__qualname__
+    early = failures.Failure(error=None, text=f"{kind}, whose text and content were not had in time", summary=kind)
+    pipe.send((OUTCOME, pickle.dumps(calls.Outcome(failure=early))))
     failure = _masker.failure(failures.of(error, below=__file__, shortage=shortage.of(error)))
     pipe.send((OUTCOME, pickle.dumps(calls.Outcome(failure=failure))))
     _wait(pipe)

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -109,18 +109,25 @@ class Masker:
         return self._pattern.sub(lambda found: b"*" * len(found[0]), data) if self else data
 
     def failure(self, failure: Failure) -> Failure:
-        """*failure* without secrets, also in the exceptions before it."""
+        """*failure* without secrets, also in the exceptions before it and in it."""
         if not self:
             return failure
-        return replace(
-            failure,
-            error=None if failure.error is None else self.data(failure.error),
-            traceback=None if failure.traceback is None else self.data(failure.traceback),
-            text=self.text(failure.text),
-            cause=None if failure.cause is None else self.failure(failure.cause),
-            context=None if failure.context is None else self.failure(failure.context),
-            summary=self.text(failure.summary),
-        )
+        masked: Failure = self._part(failure)
+        return masked
+
+    def _part(self, value: Any) -> Any:
+        """A failure, or a part of one."""
+        if isinstance(value, bytes):
+            return self.data(value)
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, tuple):
+            return tuple(map(self._part, value))
+        if isinstance(value, dict):
+            return {key: self._part(each) for key, each in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: self._part(getattr(value, each.name)) for each in fields(value)})
+        return value
 
     def holds(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bool:
         """Whether one of *pieces* holds a secret. Short ones stand in any bytes by accident, and do not count."""

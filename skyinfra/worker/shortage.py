@@ -18,6 +18,7 @@ from typing import Any
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol import pickles
 from skyinfra.protocol.instance import NODE_DIRECTORY, InstanceInfo, instance_info
 from skyinfra.protocol.shortage import Shortage
 
@@ -83,7 +84,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _out_of_memory(error: BaseException) -> str | None:
     """The text of an exception that says that the memory of a device ran out; None for any other."""
-    text = str(error)[:_LONG]
+    text = pickles.said(error)
+    if text is None:
+        return None
+    text = text[:_LONG]
     named = any(
         kind.__module__.partition(".")[0] in _CLASSES.get(kind.__qualname__.rpartition(".")[2], ())
         for kind in type(error).__mro__

@@ -159,6 +159,19 @@ def test_exceptions_arrive_with_their_traceback(pool: Pool, tmp_path: Path) -> N
     assert again.info().attempts == 3
 
 
+def test_an_interrupt_of_the_task_itself_is_a_failure(pool: Pool) -> None:
+    def interrupted(size: int) -> None:
+        raise KeyboardInterrupt("x" * size)
+
+    # A large one stays whole.
+    for size in (1, 6 * 2**20):
+        job = pool.submit(interrupted, size, detach=f"interrupted-{size}")
+        with pytest.raises(sky.TaskFailed, match="interrupted raised KeyboardInterrupt: x") as caught:
+            job.result(timeout=60)
+        assert isinstance(caught.value.__cause__, KeyboardInterrupt) and caught.value.__cause__.args == ("x" * size,)
+        assert job.state == "failed"
+
+
 @pytest.mark.slow
 def test_options_of_the_task_hold(pool: Pool, tmp_path: Path) -> None:
     late = pool.submit(Task(wait_for, (str(tmp_path / "late"),)).options(timeout=0.3), detach="late")

@@ -224,7 +224,9 @@ def test_a_traceback_shows_the_lines_of_synced_files(pool):
 
     with pytest.raises(LookupError) as caught:
         shiny.fail() >> pool
-    assert 'raise LookupError("as it should")  # this line' in "".join(traceback.format_exception(caught.value))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'raise LookupError("as it should")  # this line' in shown
+    assert f'File "{shiny.__file__}"' in shown, "that of this machine"
 
 
 def test_programs_that_a_task_starts_see_it_too(pool):
