@@ -22,8 +22,9 @@ from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
-from skyinfra.protocol import services
+from skyinfra.protocol import deaths, services
 from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.deaths import Death
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
@@ -77,7 +78,8 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
 
 async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
     """Runs a task that takes several slots; it starts again where a process of it is lost."""
-    attempts = deaths = 0
+    attempts = lost = 0
+    died: list[Death] = []
     for number in itertools.count():
         start = _Start(fleet, launch, number)
         try:
@@ -86,12 +88,12 @@ async def run_task(fleet: Fleet, launch: Launch, retries: int) -> Outcome:
             continue
         end = start.ends[0]
         if end is None or end.outcome is None:
-            deaths += 1
-            if deaths >= ATTEMPTS:
-                raise TaskAttemptsExceeded(
-                    f"{launch.work.name} lost a process {deaths} times and is not tried again",
-                    hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
-                )
+            lost += 1
+            died += [Death(end.code)] if end is not None and end.code is not None else []
+            if lost >= ATTEMPTS:
+                cause = f": {deaths.causes(died)}" if died else ""
+                hint = deaths.remedy([each.code for each in died])
+                raise TaskAttemptsExceeded(f"{launch.work.name} lost a process {lost} times{cause}", hint=hint)
             continue
         attempts += 1
         outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS

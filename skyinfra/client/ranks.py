@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast, get_args
@@ -12,6 +10,7 @@ from typing import cast, get_args
 from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, SlotLost, counted, did_you_mean
+from skyinfra.protocol import deaths
 from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
@@ -205,15 +204,17 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: 
         return _failed(f"{where}, lost its slot", rank, None, lost), True
     if end.outcome is None:
         code = cast(int, end.code)
-        hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
-        return _failed(f"{where}, {_how(code)}", rank, code, hint), True
+        hint = deaths.remedy([code])
+        return _failed(f"{where}, {deaths.of_program(code)}", rank, code, hint), True
     outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
     error = cast(BaseException, pickling.exception(now.advised(outcome), name))
     error.add_note(f"Raised by {where}.")
     if end.code is None:
         return error, may_pass(outcome)
     short = outcome.failure.shortage if outcome.failure is not None else None
-    failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, "\n".join(now.explained(short)) if short else None)
+    failed = _failed(
+        f"{where}, {deaths.of_program(end.code)}", rank, end.code, "\n".join(now.explained(short)) if short else None
+    )
     failed.__cause__ = error
     return failed, True
 
@@ -229,11 +230,3 @@ def _failed(text: str, rank: int, code: int | None, hint: str | None) -> GangFai
     error = GangFailed(text, hint=hint)
     error.rank, error.code = rank, code
     return error
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"

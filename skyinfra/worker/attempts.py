@@ -6,13 +6,15 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
+from skyinfra.errors import SkyinfraError, StateDirectoryError
 from skyinfra.protocol import failures
+from skyinfra.protocol.deaths import Death
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
+from skyinfra.worker import deaths
 
 # A task with so many starts and no end is not started again on this node.
 ATTEMPTS = 3
@@ -21,16 +23,22 @@ _FOLDER = "attempts"
 # A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
 _RUNNING = "running"
 _LONGEST_LINE = 4096
+# At the end of that file: how many bytes of its output the client of the task has.
+_SHOWN_AT, _SHOWN_DIGITS = _LONGEST_LINE - 32, 20
+_NOTHING_SHOWN = b"0" * _SHOWN_DIGITS
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
+def counted(
+    key: str, name: str, timeout: float | None = None, again: Callable[[Death | None], object] = lambda _: None
+) -> Iterator[int]:
     """Counts the starts of a task that has not ended, one byte each, in a file of the node; yields their number.
 
     A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit, a
     task that ends its process would do so for ever, and with it the other tasks of its workers. A task whose last start
-    is *timeout* seconds ago, or more, is over its time.
+    is *timeout* seconds ago, or more, is over its time. *again*: called with what ended the process of the last start,
+    where there was one on this node; None where that is not known. Raises `TaskAttemptsExceeded`, `TaskTimeout`.
     """
     # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
     path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
@@ -43,18 +51,25 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
             hint="Free space on the node's disk, or replace the node.",
         ) from None
     try:
+        if starts > 1:
+            _check_earlier(key, name, starts, again)
         if timeout is not None and before is not None and time.time() - before >= timeout:
             raise failures.late(name, timeout)
-        if starts > ATTEMPTS:
-            raise TaskAttemptsExceeded(
-                f"{name} ended its worker process {ATTEMPTS} times and is not tried again",
-                hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
-            )
         with _noted(key):
             yield starts
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - see above
+        if starts > 1:
+            deaths.forget(_directory(), key)
+
+
+def _check_earlier(key: str, name: str, starts: int, again: Callable[[Death | None], object]) -> None:
+    """Looks at what ended the earlier starts of a task. Raises `TaskAttemptsExceeded`."""
+    found = deaths.earlier(_directory(), key, starts - 1)
+    again(found[-1] if found else None)
+    if starts > ATTEMPTS:
+        raise deaths.exceeded(_directory(), key, name, ATTEMPTS, found)
 
 
 def running(directory: Path) -> dict[int, str]:
@@ -72,6 +87,30 @@ def running(directory: Path) -> dict[int, str]:
     return found
 
 
+def left_behind(directory: Path, index: int) -> tuple[str, int] | None:
+    """The task that ran on the slot with *index* when its process died, and how many bytes of its output were shown.
+
+    The note of it is removed: called in the runner, while the slot has no process.
+    """
+    try:
+        with (directory / _RUNNING / str(index)).open("r+b") as file:
+            note = file.read(_LONGEST_LINE)
+            file.seek(0)
+            file.write(b"\n")
+        line, end, _ = note.partition(b"\n")
+        key, digits = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS]
+        return (key, int(digits) if digits.isdigit() else 0) if end and key else None
+    except (OSError, ValueError):
+        return None
+
+
+def note_shown(count: int) -> None:
+    """Notes, for the next start of the task of this process, that its client has *count* bytes of its output."""
+    note = _note_of(os.environ.get(NODE_DIRECTORY, ""), os.getpid())
+    if note is not None:
+        note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = b"%0*d" % (_SHOWN_DIGITS, count)
+
+
 @contextlib.contextmanager
 def _noted(key: str) -> Iterator[None]:
     """Notes for `running` that *key* runs on the slot of this process, in the body.
@@ -83,6 +122,7 @@ def _noted(key: str) -> Iterator[None]:
     if note is None:
         yield
         return
+    note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = _NOTHING_SHOWN
     _write(note, f"{os.getpid()} {key}\n")
     try:
         yield
@@ -92,7 +132,7 @@ def _noted(key: str) -> Iterator[None]:
 
 def _write(note: mmap.mmap, line: str) -> None:
     data = line.encode()
-    if len(data) <= _LONGEST_LINE:
+    if len(data) <= _SHOWN_AT:
         note[: len(data)] = data
 
 
@@ -124,7 +164,11 @@ def forgive(key: str, directory: Path | None = None) -> None:
 
 
 def _attempt_file(key: str, directory: Path | None = None) -> Path:
-    return (directory or Path(os.environ[NODE_DIRECTORY])) / _FOLDER / key
+    return (directory or _directory()) / _FOLDER / key
+
+
+def _directory() -> Path:
+    return Path(os.environ[NODE_DIRECTORY])
 
 
 def _count_start(path: str) -> tuple[int, float | None]:

@@ -25,6 +25,7 @@ from skyinfra.node import shares
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import cancellation, output, stateful
+from skyinfra.worker.death_watch import Watch
 
 # A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
 _DEATH_TIMEOUT_S = 60
@@ -199,7 +200,7 @@ def nanny(
 
     *group*: see `SlotWorker`.
     """
-    return Nanny(
+    made = Nanny(
         scheduler,
         name=slot.slot,
         nthreads=1,
@@ -218,3 +219,5 @@ def nanny(
         packages=packages,
         group=group,
     )
+    dask_private.on_exit(made, Watch(Path(env[NODE_DIRECTORY]), slot.worker, group).ended)
+    return made

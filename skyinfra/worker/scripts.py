@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from distributed import get_worker
 
 from skyinfra.errors import ScriptFailed
+from skyinfra.protocol import deaths
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, secrets, shortage
 from skyinfra.worker.streaming import Lines
@@ -51,7 +52,7 @@ def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> 
     code = script(source, name, args, env, "", "")
     if code == 0:
         return 0
-    error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
+    error = ScriptFailed(f"{name} {deaths.of_program(code)}", hint=deaths.remedy([code]))
     error.code = code
     raise error
 
