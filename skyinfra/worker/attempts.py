@@ -1,25 +1,39 @@
-"""Counts the starts of tasks that have not ended on this node, and notes which one runs on each slot."""
+"""Counts the starts of tasks that have not ended on this node, and notes which one runs on each slot.
+
+Where the process of a slot dies, the runner notes why, in a file for each task with a line for each death (`Death`).
+The next start of the task says it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from skyinfra.errors import SkyinfraError, StateDirectoryError
-from skyinfra.protocol import failures
+from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
+from skyinfra.node.kills import Kills
+from skyinfra.protocol import deaths, failures
 from skyinfra.protocol.deaths import Death
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
-from skyinfra.worker import deaths
+from skyinfra.worker import output
 
 # A task with so many starts and no end is not started again on this node.
 ATTEMPTS = 3
 
 _FOLDER = "attempts"
+_DEATHS = "deaths"
+# The runner notes a death within milliseconds; the task may start again elsewhere on the node before that.
+_NOTED_S = 1.0
+_POLL_S = 0.02
+# Of the output of a task, in its error.
+_LAST_LINES = 5
+_LAST_BYTES = 2000
 # A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
 _RUNNING = "running"
 _LONGEST_LINE = 4096
@@ -61,15 +75,15 @@ def counted(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - see above
         if starts > 1:
-            deaths.forget(_directory(), key)
+            (_directory() / _DEATHS / key).unlink(missing_ok=True)
 
 
 def _check_earlier(key: str, name: str, starts: int, again: Callable[[Death | None], object]) -> None:
     """Looks at what ended the earlier starts of a task. Raises `TaskAttemptsExceeded`."""
-    found = deaths.earlier(_directory(), key, starts - 1)
+    found = _earlier(_directory(), key, starts - 1)
     again(found[-1] if found else None)
     if starts > ATTEMPTS:
-        raise deaths.exceeded(_directory(), key, name, ATTEMPTS, found)
+        raise _exceeded(_directory(), key, name, ATTEMPTS, found)
 
 
 def running(directory: Path) -> dict[int, str]:
@@ -85,23 +99,6 @@ def running(directory: Path) -> dict[int, str]:
             if end and key and Path(f"/proc/{int(pid)}").exists():
                 found[int(file.name)] = key
     return found
-
-
-def left_behind(directory: Path, index: int) -> tuple[str, int] | None:
-    """The task that ran on the slot with *index* when its process died, and how many bytes of its output were shown.
-
-    The note of it is removed: called in the runner, while the slot has no process.
-    """
-    try:
-        with (directory / _RUNNING / str(index)).open("r+b") as file:
-            note = file.read(_LONGEST_LINE)
-            file.seek(0)
-            file.write(b"\n")
-        line, end, _ = note.partition(b"\n")
-        key, digits = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS]
-        return (key, int(digits) if digits.isdigit() else 0) if end and key else None
-    except (OSError, ValueError):
-        return None
 
 
 def note_shown(count: int) -> None:
@@ -184,3 +181,88 @@ def _count_start(path: str) -> tuple[int, float | None]:
         return (os.fstat(handle).st_size, before.st_mtime) if before.st_size else (1, None)
     finally:
         os.close(handle)
+
+
+# Processes that died -----------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Notes, in the runner, what ends worker processes of the slot with *index* of the node in *directory*.
+
+    *group*: the folder of the slot's group of processes, where it has one.
+    """
+
+    def __init__(self, directory: Path, index: int, group: Path | None = None, root: Path = Path("/")) -> None:
+        self._directory = directory
+        self._index = index
+        self._kills = Kills(group, root)
+
+    def ended(self, code: int) -> str | None:
+        """Notes that the process ended with *code*; the task that it ran, if it did and was not stopped."""
+        killed = self._kills.any()
+        found = _left_behind(self._directory, self._index)
+        if found is None or not begun(found[0], self._directory):
+            return None
+        key, shown = found
+        with contextlib.suppress(OSError):  # a full disk: the cause is not known then
+            _note(self._directory, key, Death(code, code == -signal.SIGKILL and killed, shown))
+        return key
+
+
+def _left_behind(directory: Path, index: int) -> tuple[str, int] | None:
+    """The task that ran on the slot with *index* when its process died, and how many bytes of its output were shown.
+
+    The note of it is removed: called in the runner, while the slot has no process.
+    """
+    try:
+        with (directory / _RUNNING / str(index)).open("r+b") as file:
+            note = file.read(_LONGEST_LINE)
+            file.seek(0)
+            file.write(b"\n")
+        line, end, _ = note.partition(b"\n")
+        key, digits = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS]
+        return (key, int(digits) if digits.isdigit() else 0) if end and key else None
+    except (OSError, ValueError):
+        return None
+
+
+def _note(directory: Path, key: str, death: Death) -> None:
+    """Notes a death under the task *key* of the node in *directory*. Raises OSError."""
+    folder = directory / _DEATHS
+    folder.mkdir(exist_ok=True)
+    with (folder / key).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(death.to_json()) + "\n")
+
+
+def _earlier(directory: Path, key: str, number: int) -> list[Death]:
+    """The last *number* deaths of worker processes under the task *key*, as far as they are noted within a second."""
+    deadline = time.monotonic() + _NOTED_S
+    while len(found := _read(directory / _DEATHS / key)) < number and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return found[-number:]
+
+
+def _read(file: Path) -> list[Death]:
+    with contextlib.suppress(OSError, ValueError, SkyinfraError):
+        return [Death.read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    return []
+
+
+def _exceeded(directory: Path, key: str, name: str, times: int, found: Sequence[Death]) -> TaskAttemptsExceeded:
+    """The error of a task that ended its worker process so many *times*: why, its last lines, and where all are."""
+    cause = deaths.causes(found)
+    last = output.last_lines(directory, key, _LAST_LINES, _LAST_BYTES)
+    fleet = "STACK/POOL"
+    with contextlib.suppress(SkyinfraError):
+        fleet = instance_info().fleet or fleet
+    hint = [f"Its last output:\n{_indented(last)}\n`skyinfra logs {fleet} --task {key}` has all of it."] if last else []
+    if (usual := deaths.remedy([death.code for death in found])) and not any(each.out_of_memory for each in found):
+        hint.append(usual)
+    return TaskAttemptsExceeded(
+        f"{name} ended its worker process {times} times{f': {cause}' if cause else ''}",
+        hint="\n".join(hint) or None,
+    )
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

@@ -12,8 +12,8 @@ from skyinfra import TaskAttemptsExceeded
 from skyinfra.protocol import instance
 from skyinfra.protocol.deaths import Death, causes, ended
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.worker import attempts, deaths
-from skyinfra.worker.death_watch import Watch
+from skyinfra.worker import attempts
+from skyinfra.worker.attempts import Watch
 
 
 @pytest.fixture
@@ -45,10 +45,11 @@ def begin(node: Path, key: str) -> None:
     """What a process leaves that dies while it runs the task *key*."""
     scope = attempts.counted(key, "f")
     scope.__enter__()
-    left = (node / "running" / "0").read_bytes(), (node / "attempts" / key).read_bytes()
+    files = [node / "running" / "0", node / "attempts" / key, node / "deaths" / key]
+    left = {file: file.read_bytes() for file in files if file.exists()}
     scope.__exit__(None, None, None)
-    (node / "running" / "0").write_bytes(left[0])
-    (node / "attempts" / key).write_bytes(left[1])
+    for file, content in left.items():
+        file.write_bytes(content)
 
 
 def test_what_the_kernel_killed_as_memory_ran_out_is_told_from_another_kill(node: Path, root: Path) -> None:
@@ -57,7 +58,7 @@ def test_what_the_kernel_killed_as_memory_ran_out_is_told_from_another_kill(node
         begin(node, "f-1")
         count(root, kills)
         watch.ended(-9)
-    assert [each.out_of_memory for each in deaths.earlier(node, "f-1", 3)] == [False, True, False]
+    assert [each.out_of_memory for each in attempts._earlier(node, "f-1", 3)] == [False, True, False]
     begin(node, "f-1")
     (node / "attempts" / "f-1").write_bytes(b"...")
     with (
@@ -77,7 +78,7 @@ def test_a_process_without_a_task_or_with_one_that_is_stopped_is_not_noted(node:
     begin(node, "f-2")
     watch.ended(3)
     watch.ended(4)  # the next one dies before it runs a task
-    assert deaths.earlier(node, "f-2", 1) == [Death(3)]
+    assert attempts._earlier(node, "f-2", 1) == [Death(3)]
 
 
 def test_causes_are_said_once_where_they_are_the_same() -> None:
