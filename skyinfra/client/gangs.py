@@ -33,6 +33,7 @@ from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task
 from skyinfra.worker.attempts import ATTEMPTS
 from skyinfra.worker.ranks import run as run_rank
+from skyinfra.worker.surroundings import FETCH
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -40,6 +41,8 @@ _WAIT_S = 20.0
 _ANSWER_S = 10.0
 # Ranks that end because another one failed have that long for their last lines.
 _LAST_WORDS_S = 2.0
+# They have that long to send the files that their client wants.
+_FILES_S = 120.0
 # The rank that failed has that long to say with what.
 _FAILURE_S = 15.0
 
@@ -116,6 +119,8 @@ class _Start:
         self._connection = fleet.connection
         self._identity = uuid.uuid4().hex
         self._limit = asyncio.timeout(launch.start_within)
+        # Those that write files send some of them first.
+        self._last_words_s = _FILES_S if launch.env.get(FETCH, "[]") != "[]" else _LAST_WORDS_S
 
     async def run(self) -> int | None:
         """Starts the ranks and waits for their end. Returns the rank that failed first, None where none has."""
@@ -146,7 +151,7 @@ class _Start:
             # It asks the ranks to end; those that do not listen to the head are stopped.
             await asyncio.shield(self._fleet.dispatcher.executor.detach(self._release()))
             if tasks:
-                await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+                await asyncio.wait(tasks, timeout=self._last_words_s)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -231,7 +236,7 @@ class _Start:
             if not watching.done() and all(task.result().ok for task in working):
                 return None
             first, lives = await watching
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            await asyncio.wait(tasks, timeout=self._last_words_s)
             if lives:
                 await asyncio.wait([tasks[first]], timeout=_FAILURE_S)
             return first

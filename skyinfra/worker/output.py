@@ -138,6 +138,12 @@ def last_lines(folder: Path, key: str, lines: int, most: int) -> list[str]:
     return []
 
 
+def say(line: str) -> None:
+    """Adds *line* to the output of the task, wherever its streams lead by now."""
+    flush()
+    os.write(2, f"{line}\n".encode(errors="replace"))
+
+
 def flush() -> None:
     """Flushes the standard streams."""
     for stream in (sys.stdout, sys.stderr):

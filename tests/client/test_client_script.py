@@ -254,7 +254,8 @@ def test_the_project_goes_with_its_script(shipped, project, monkeypatch):
     # A manifest beside it, as Slurm's jobs have it, stays here.
     (project / "fleet.json").write_text((project.parent / "fleet.json").read_text())
     code, out, err = shipped(project / "train.py", env=("HF",))
-    assert (code, err.count("\n")) == (0, 1), err
+    assert (code, err.count("\n")) == (0, 2), err
+    assert "train.py wrote written (1 byte) in its copy of the folder, which is removed" in err
     assert "train.py goes with 7 other files" in err
     seen = ["data", "helper.py", "lib", "train.py", "written"]
     hidden = [".gitignore", ".skyinfraignore"]
