@@ -86,6 +86,27 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
         run_gang(str(manifest), path, ["0"], Goes(), nodes=9, per_node=None, max_restarts=0)
 
 
+def test_files_of_rank_0_and_of_others_are_told_apart(fleet, tmp_path, script, capfd):
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    path = script(
+        "import os, sys\nrank = int(os.environ['RANK'])\nopen('model.pt', 'w').write(f'of rank {rank}')\n"
+        "open('log.txt', 'w').write('x' * 10)\nsys.exit(3 if rank == 1 and len(sys.argv) > 1 else 0)\n"
+    )
+    goes = Goes(fetch=("*.pt",))
+    for arguments, code in (([], 0), (["fail"], 3)):
+        assert run_gang(str(manifest), path, arguments, goes, nodes=1, per_node=2, max_restarts=0) == code
+        err = capfd.readouterr().err
+        assert (tmp_path / "rank-1/model.pt").read_text() == "of rank 1"
+        if code == 0:
+            assert (tmp_path / "model.pt").read_text() == "of rank 0"
+            assert f"fetched to {tmp_path}: rank-1/model.pt (9 bytes)" in err
+            assert (
+                "train.py wrote log.txt (10 bytes) in its copy" in err and "1 other rank wrote 1 file (10 bytes)" in err
+            )
+            (tmp_path / "rank-1/model.pt").unlink()
+
+
 @pytest.mark.slow
 def test_the_command_starts_ranks(fleet, tmp_path, script):
     (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
