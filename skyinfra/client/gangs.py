@@ -119,11 +119,14 @@ class _Start:
         self._connection = fleet.connection
         self._identity = uuid.uuid4().hex
         self._limit = asyncio.timeout(launch.start_within)
-        # Those that write files send some of them first.
-        self._last_words_s = _FILES_S if launch.env.get(FETCH, "[]") != "[]" else _LAST_WORDS_S
+        self._last_words_s = last_words_s(launch)
 
     async def run(self) -> int | None:
         """Starts the ranks and waits for their end. Returns the rank that failed first, None where none has."""
+        with contextlib.ExitStack() as lines:  # to the end: ranks that are asked to end may say something
+            return await self._run(lines)
+
+    async def _run(self, lines: contextlib.ExitStack) -> int | None:
         launch = self._launch
         tasks: list[asyncio.Task[RankEnd]] = []
         try:
@@ -134,13 +137,12 @@ class _Start:
                 launch.deliver(self.slots)
                 topic = self._fleet.topic if launch.watched else ""
                 places = ranks.ranks(launch, self._identity, self.slots, self._number, topic)
-                with contextlib.ExitStack() as lines:
-                    for place in places if launch.watched else ():
-                        deliver = functools.partial(_deliver, launch, place.rank)
-                        lines.enter_context(self._fleet.listening(place.run_id, deliver))
-                    tasks += [asyncio.create_task(self._rank(place)) for place in places]
-                    working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
-                    first = await self._until_over(tasks, working)
+                for place in places if launch.watched else ():
+                    deliver = functools.partial(_deliver, launch, place.rank)
+                    lines.enter_context(self._fleet.listening(place.run_id, deliver))
+                tasks += [asyncio.create_task(self._rank(place)) for place in places]
+                working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
+                first = await self._until_over(tasks, working)
                 self.ends = [_end_of(task) for task in tasks]
                 return first
         except TimeoutError:
@@ -276,6 +278,11 @@ class _Start:
         """The state of the gang, as soon as its phase is another than *seen*. Raises OSError."""
         call = services.gang_state(head, gang=self._identity, seen=seen, wait_s=wait_s)
         return await within(call, wait_s + _ANSWER_S)
+
+
+def last_words_s(launch: Launch) -> float:
+    """For how many seconds ranks that end because another one failed, or that are to end, may send what they have."""
+    return _FILES_S if launch.env.get(FETCH, "[]") != "[]" else _LAST_WORDS_S
 
 
 def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:

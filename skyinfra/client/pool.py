@@ -291,6 +291,10 @@ class Pool(Sender, Questions):
             while (found := received.get()) is not None:
                 gang.tell(found)
             return gang.results(future.result())
+        except KeyboardInterrupt:
+            if gang.on_line is not None:
+                gang.end(future, received)
+            raise
         finally:
             future.cancel()
 
