@@ -108,9 +108,14 @@ def named(files: Mapping[str, int]) -> tuple[WrittenFile, ...]:
     return tuple(WrittenFile(path, size) for path, size in largest)
 
 
+def shown(path: str) -> str:
+    """*path*, which a program chose, for a terminal: a question mark for what is no printable character."""
+    return "".join(character if character.isprintable() else "?" for character in path)
+
+
 def said(files: Sequence[WrittenFile], count: int, size: int) -> str:
     """The first of *count* *files* of *size* bytes, in words: ``out.csv (3 KiB) and 2 other files (1 MiB)``."""
-    parts = [f"{each.path} ({in_words(each.size)})" for each in files]
+    parts = [f"{shown(each.path)} ({in_words(each.size)})" for each in files]
     rest = count - len(files)
     if rest > 0:
         others = size - sum(each.size for each in files)
@@ -145,7 +150,7 @@ def summary(written: Written) -> str:
 
 
 def _problem(secret: Sequence[str], large: Mapping[str, int], most: int | None) -> str | None:
-    found = [f"{path} holds a secret of the task" for path in secret[:_NAMED]]
+    found = [f"{shown(path)} holds a secret of the task" for path in secret[:_NAMED]]
     if large:
         names = said(named(large), len(large), sum(large.values()))
         found.append(f"more than {in_words(most or 0)} are not kept: {names}")

@@ -274,8 +274,8 @@ def result(
                 return
             error = found.exception(timeout)
             if said := _wrote(info := found.info()):
-                brings = f": `skyinfra jobs fetch {fleet} {found.name}` brings them"
-                sys.stderr.write(f"{said}{brings if info.written and info.written.tree else ''}\n")
+                brings = f"`skyinfra jobs fetch {fleet} {found.name}` brings what is kept.\n"
+                sys.stderr.write(f"{said}\n{brings if info.written and info.written.tree else ''}")
             if error is not None:
                 raise _explained(found, error)
             _print_result(found, timeout, as_json=as_json)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyinfra.blobs import patterns, transfer
+from skyinfra.blobs.copies import shown
 from skyinfra.blobs.store import file_digest, in_words
 from skyinfra.blobs.trees import Entry, Tree, parse_name
 from skyinfra.errors import InvalidField, counted
@@ -126,16 +127,16 @@ def sentences(brought: Iterable[Brought], folder: Path) -> Iterator[str]:
     written = [each for each in brought if each.how in ("new", "replaced", "beside")]
     if written:
         marks = {"replaced": ", replaced", "new": "", "beside": ""}
-        names = [f"{each.path} ({in_words(each.size)}{marks[each.how]})" for each in written[:_NAMED]]
+        names = [f"{shown(each.path)} ({in_words(each.size)}{marks[each.how]})" for each in written[:_NAMED]]
         if len(written) > _NAMED:
             rest = written[_NAMED:]
             names.append(f"{counted(len(rest), 'other file')} ({in_words(sum(each.size for each in rest))})")
         yield f"fetched to {folder}: {', '.join(names)}"
     for each in brought:
         if each.how == "beside":
-            yield f"{each.changed} was changed here meanwhile and stays; the fetched one is {each.path}"
+            yield f"{shown(each.changed)} was changed here meanwhile and stays; the fetched one is {shown(each.path)}"
         elif each.how == "refused":
-            yield f"{each.path} was not fetched: it {each.why}"
+            yield f"{shown(each.path)} was not fetched: it {each.why}"
     if same := sum(each.how == "same" for each in brought):
         yield f"{counted(same, 'fetched file')} {'is' if same == 1 else 'are'} here already"
 

@@ -24,8 +24,10 @@ import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.cli.status import _fleet_status, _print_stack
 from skyinfra.client import Pool, connect
+from skyinfra.deploy.kept import keep
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.tasks import Task
+from skyinfra.terraform.stores import local_store
 
 # What it shares is expensive: all of it in one process.
 pytestmark = pytest.mark.xdist_group("jobs_of_fleet")
@@ -334,6 +336,8 @@ def test_files_of_a_script_are_kept_with_its_job(running: Running, tmp_path: Pat
         ("out/loss.csv.fetched", "beside"),
     ]
     assert (tmp_path / "b/out/loss.csv").read_text() == "mine"
+    with connect(fleet) as again:
+        assert "; 2 files that they wrote go with the fleet" in str(keep(again.manifest, local_store(tmp_path, "demo")))
     job.forget()
     until(lambda: not list((head.path / "kept").iterdir()), "its files go with it")
 
