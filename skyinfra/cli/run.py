@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
+from skyinfra.engine.deaths import ended
 from skyinfra.errors import (
     DeclarationError,
     GangFailed,
@@ -27,7 +28,6 @@ from skyinfra.errors import (
     NotSupported,
     did_you_mean,
 )
-from skyinfra.protocol.deaths import ended
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.protocol.secrets import Secret
 

@@ -19,12 +19,13 @@ from skyinfra.client import ranks
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.ranks import Launch, Lines
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.engine import deaths
+from skyinfra.engine.deaths import Death
 from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
-from skyinfra.protocol import deaths, services
+from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
-from skyinfra.protocol.deaths import Death
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer

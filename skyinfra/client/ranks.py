@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import cast, get_args
 
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.engine import deaths
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, SlotLost, counted, did_you_mean
-from skyinfra.protocol import deaths
 from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo

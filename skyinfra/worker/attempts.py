@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from skyinfra.engine import deaths
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
 from skyinfra.node.kills import Kills
-from skyinfra.protocol import deaths, failures
-from skyinfra.protocol.deaths import Death
+from skyinfra.protocol import failures
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 from skyinfra.worker import output
 

@@ -27,11 +27,11 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance
 from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
-from skyinfra.protocol.deaths import Death
 from skyinfra.worker import (
     attempts,
     cancellation,

@@ -20,9 +20,10 @@ from distributed import get_worker
 from skyinfra.blobs.copies import Copy
 from skyinfra.blobs.store import WrongContent
 from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine import deaths
 from skyinfra.errors import ScriptFailed, SkyinfraError
 from skyinfra.program import views
-from skyinfra.protocol import deaths, jobs, services
+from skyinfra.protocol import jobs, services
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import instance
-from skyinfra.protocol.deaths import Death
 from skyinfra.worker import attempts, output
 from skyinfra.worker.secrets import Masker
 

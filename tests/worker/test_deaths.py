@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyinfra import TaskAttemptsExceeded
+from skyinfra.engine.deaths import Death, causes, ended
 from skyinfra.protocol import instance
-from skyinfra.protocol.deaths import Death, causes, ended
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.worker import attempts
 from skyinfra.worker.attempts import Watch

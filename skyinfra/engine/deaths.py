@@ -1,4 +1,4 @@
-"""How a process ended, in the words of every message about it, and the record of a worker process that died."""
+"""How a process ended, in the words of every message about it; the record of a worker process that died."""
 
 from __future__ import annotations
 
