@@ -36,8 +36,10 @@ def linked(env: Mapping[str, str]) -> Iterator[tuple[str | None, dict[str, str]]
         return
     with new_folder() as folder:
         _link(beside, Path(folder))
-        yield folder, env
-        _say_removed(folder)
+        try:
+            yield folder, env
+        finally:
+            _say_removed(folder)
 
 
 @contextlib.contextmanager
