@@ -33,9 +33,11 @@ class Copy:
     folder: Path
     _before: Mapping[str, _State] = field(default_factory=dict)
 
-    def fill(self, source: Path) -> None:
-        """Copies what stands in *source*; the files of the copy may be changed. Raises OSError."""
+    def fill(self, source: Path, without: str | None = None) -> None:
+        """Copies what stands in *source*, but for *without*; the files of the copy may be changed. Raises OSError."""
         for item in source.iterdir():
+            if item.name == without:
+                continue
             target = self.folder / item.name
             if item.is_dir():
                 target.mkdir(exist_ok=True)

@@ -117,7 +117,7 @@ def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
     with new_folder() as folder:
         path, copy = Path(folder, place), Copy(Path(folder))
         if beside is not None and tree is not None:
-            copy.fill(Path(tree, beside))
+            copy.fill(Path(tree, beside), views.MODULES)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_bytes(source)
