@@ -31,6 +31,7 @@ from skyinfra.protocol.readings import SlotReading
 from skyinfra.providers import Machines
 from skyinfra.recommendation.memory import Part, Split, Workload
 from skyinfra.recommendation.models import Model
+from skyinfra.sync.bringing import How
 from skyinfra.terminal.tables import SCHEMA_VERSION
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -253,6 +254,12 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
         },
     ),
     "jobs": ("skyinfra jobs STACK/POOL --json", {"jobs": [JobInfo], "kept?": KEPT}),
+    "fetch": (
+        "skyinfra jobs fetch STACK/POOL JOB --json",
+        {"folder": str, "files": [{"path": str, "size": int, "how": How}]},
+    ),
+    "put": ("skyinfra put STACK/POOL PATH --json", {"remote": str, "nodes": [str]}),
+    "get": ("skyinfra get STACK/POOL REMOTE --json", {"path": str}),
     "top": (
         "skyinfra top STACK/POOL --json",
         {"nodes": [{"name": str, "problem": str | None, "slots": [USE]}]},

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyinfra.errors import StateDirectoryError, TaskTooLarge
+from skyinfra.errors import StateDirectoryError, TaskTooLarge, counted
 
 FOLDER = "blobs"
 # Of a folder, where the disk has as much; besides, it never takes more than half of what is free for it.
@@ -86,7 +86,7 @@ class Incoming:
         try:
             with self.store.explained():
                 hashed = self._hashed == self.size and not self._ahead  # else parts overlapped
-                digest = self._sha.hexdigest() if hashed else _sha256(self.path)
+                digest = self._sha.hexdigest() if hashed else file_digest(self.path)
                 if self.path.stat().st_size != self.size or digest != self.digest:
                     raise WrongContent(self.digest)
                 self.store.adopt(self.path, self.digest)
@@ -175,7 +175,7 @@ class BlobStore:
         """Removes a blob that is not what its digest says."""
         path = self.path(digest)
         with contextlib.suppress(FileNotFoundError):
-            if _sha256(path) != digest:
+            if file_digest(path) != digest:
                 path.unlink()
 
     @contextlib.contextmanager
@@ -289,7 +289,8 @@ def write_at(handle: int, offset: int, data: bytes | memoryview) -> None:
         view, offset = view[written:], offset + written
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The name of the blob with the content of the file *path*. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -299,4 +300,4 @@ def in_words(size: int) -> str:
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
-    return f"{size} bytes"
+    return counted(size, "byte")

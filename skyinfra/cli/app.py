@@ -300,6 +300,14 @@ def run(
     ] = None,
     slots: Annotated[int, typer.Option(metavar="N", help="One process that sees N whole GPUs of one node.")] = 1,
     notify: Notify = None,
+    fetch: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="PATTERN", help="Files that it writes, as in a .gitignore: they are brought here."),
+    ] = None,
+    fetch_to: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Where to, instead of to the script's folder."),
+    ] = None,
 ) -> None:
     """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
 
@@ -325,6 +333,8 @@ def run(
         slots=slots,
         name=name,
         notify=tuple(notify or ()),
+        fetch=tuple(fetch or ()),
+        fetch_to=fetch_to,
     )
     if detach and torchrun:
         raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")

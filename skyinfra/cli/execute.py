@@ -1,4 +1,4 @@
-"""``skyinfra exec | ssh``: a program or a shell on a node, or the names of all nodes for ``ssh``."""
+"""``skyinfra exec | ssh | put | get``: a program, a shell or files on a node, or the names of all nodes for ``ssh``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace as replace_fields
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from skyinfra.cli.forward import Way, write_hosts
 from skyinfra.cli.nodes import chosen
-from skyinfra.cli.options import CommandWithCommand, Fleet, NodeName, command_of, exit_code
-from skyinfra.errors import InvalidField, MissingDependency, NotSupported, did_you_mean
+from skyinfra.cli.options import (
+    CommandWithCommand,
+    Fleet,
+    JobName,
+    Json,
+    NodeName,
+    command_of,
+    errors_name_options,
+    exit_code,
+    of_fleet,
+)
+from skyinfra.errors import InvalidField, MissingDependency, NotSupported, counted, did_you_mean
 from skyinfra.protocol import questions
 
 if TYPE_CHECKING:
@@ -25,6 +36,9 @@ _WAIT_S = 10.0
 _SSH_PORT = 22
 _PROBE_S = 3.0
 _PROBES = 32
+OnNode = Annotated[
+    str | None, typer.Option("--node", metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes"))
+]
 _STDIO = ("--listen-on-stdin", "--verbosity=warning")
 
 
@@ -32,6 +46,8 @@ def add_commands(app: typer.Typer) -> None:
     """Adds the commands to *app*."""
     app.command("exec", cls=CommandWithCommand)(execute)
     app.command(cls=CommandWithCommand)(ssh)
+    app.command()(put)
+    app.command()(get)
 
 
 def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None:
@@ -102,6 +118,82 @@ def ssh(
         raise MissingDependency(f"{line[0]} is not installed: install {what}")
     sys.stdout.flush()
     os.execvp(line[0], line)  # noqa: S606 - the terminal is ssh's from here on
+
+
+def put(
+    fleet: Fleet,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file or a folder of this machine.")],
+    remote: Annotated[
+        str | None, typer.Argument(metavar="REMOTE", help="Its path there; the last part of PATH, if not given.")
+    ] = None,
+    node: OnNode = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a file or a folder to the nodes, below sky.files() of tasks. What they have already is not sent again."""
+    from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked, working
+
+    with asked(fleet) as pool, errors_name_options():
+        nodes = pool.node_names() if node is None else [node]
+        with working(f"put {path} on {counted(len(nodes), 'node')}"):
+            name = pool.put(path, remote, node)
+    if as_json:
+        tables.print_document({"remote": name, "nodes": nodes})
+    else:
+        sys.stdout.write(f"{path} is {name} on {', '.join(nodes)}\n")
+
+
+def get(
+    fleet: Fleet,
+    remote: Annotated[str, typer.Argument(metavar="REMOTE", help="A file or a folder below sky.files() of a node.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to; a folder that exists takes it in.")] = Path(),
+    node: OnNode = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a file or a folder from a node: what tasks wrote below sky.files(), or what was put there."""
+    from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked, working
+
+    with asked(fleet) as pool, errors_name_options(), working(f"get {remote}"):
+        found = pool.get(remote, path, node)
+    if as_json:
+        tables.print_document({"path": str(found)})
+    else:
+        sys.stdout.write(f"{found}\n")
+
+
+def fetch(
+    fleet: Fleet,
+    job: JobName,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that they come to.")] = Path(),
+    pattern: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="PATTERN", help="Only these, as in a .gitignore."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Bring the files that a script wrote, and that `run --detach --fetch` kept. Files that changed here stay."""
+    from skyinfra.blobs import copies
+    from skyinfra.sync import bringing
+    from skyinfra.terminal import tables
+    from skyinfra.terminal.progress import asked, working
+
+    with asked(fleet) as pool, errors_name_options():
+        found = pool.job(job)
+        with working(f"fetch the files of {found.name}"):
+            brought, written = found.brought(path, pattern or ()), found.info().written
+    if as_json:
+        files = [{"path": each.path, "size": each.size, "how": each.how} for each in brought]
+        tables.print_document({"folder": str(path.absolute()), "files": files})
+    else:
+        for line in bringing.sentences(brought, path.absolute()):
+            sys.stdout.write(f"{line}\n")
+        if not brought:
+            sys.stdout.write(f"no such files of {found.name} are kept: `run --detach --fetch PATTERN` keeps some\n")
+        if written is not None and (written.left_count or written.problem):
+            sys.stderr.write(f"{found.name}: {copies.summary(written)}\n")
+    if not brought or any(each.how == "refused" for each in brought):
+        raise typer.Exit(1)
 
 
 def _refuse_without_server(manifest: Manifest, target: ManifestNode) -> None:

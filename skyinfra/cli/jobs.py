@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from skyinfra.cli.execute import fetch
 from skyinfra.cli.options import (
     Fleet,
+    JobName,
     Json,
     Lines,
     ListByDefault,
@@ -20,7 +22,6 @@ from skyinfra.cli.options import (
     Wide,
     errors_name_options,
     exit_code,
-    of_fleet,
 )
 from skyinfra.errors import (
     FleetNotDeployed,
@@ -54,11 +55,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# typer reads these annotations at run time.
-JobName = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=of_fleet("jobs")),
-]
+app.command()(fetch)
 
 
 @app.command("list")
@@ -103,7 +100,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
             used and f"{used}{tables.simulated_mark(simulated)}",
             escape(job.slot or ""),
             job.id[:8],
-            escape(job.problem or _untold(job)),
+            escape(job.problem or _untold(job) or _wrote(job)),
         )
     tables.console().print(made)
 
@@ -111,6 +108,13 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
 def _untold(job: JobInfo) -> str:
     """Returns which webhooks were not told of the end of *job*, and why."""
     return "; ".join(f"{each.host} not told: {each.problem}" for each in job.notifications if each.problem)
+
+
+def _wrote(job: JobInfo) -> str:
+    """Returns which files the script of *job* wrote."""
+    from skyinfra.blobs import copies
+
+    return copies.summary(job.written) if job.written is not None else ""
 
 
 def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, object]]:
@@ -270,6 +274,9 @@ def result(
                 _write(found, output, timeout)
                 return
             error = found.exception(timeout)
+            if said := _wrote(info := found.info()):
+                brings = f"`skyinfra jobs fetch {fleet} {found.name}` brings what is kept.\n"
+                sys.stderr.write(f"{said}\n{brings if info.written and info.written.tree else ''}")
             if error is not None:
                 raise _explained(found, error)
             _print_result(found, timeout, as_json=as_json)
@@ -329,10 +336,14 @@ def submit_script(
 
     check_script(fleet, script, arguments)
     from skyinfra.client import detach_script
+    from skyinfra.sync.bringing import check_patterns
     from skyinfra.terminal import names
     from skyinfra.terminal.progress import connected
 
-    notify = goes.targets(by_head=True)
+    notify, fetch = goes.targets(by_head=True), check_patterns(goes.fetch, "--fetch")
+    if goes.fetch_to is not None:
+        hint = f"`skyinfra jobs fetch {fleet} JOB DIR` brings what the head keeps of a job."
+        raise InvalidField("a job keeps its files", field="--fetch-to", given=str(goes.fetch_to), hint=hint)
     with connected(fleet, secrets=goes.named_secrets()) as pool:
         slots, variables = goes.bring(pool, script)
         job = detach_script(
@@ -344,6 +355,7 @@ def submit_script(
             priority=priority,
             replace=replace,
             notify=notify,
+            fetch=fetch,
         )
     names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")

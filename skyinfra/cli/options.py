@@ -81,6 +81,10 @@ NodeName = Annotated[
     Optional[str],  # noqa: UP045
     typer.Argument(metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes")),
 ]
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=of_fleet("jobs")),
+]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last ones.")]
 OfProviders = Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")]  # noqa: UP045
 InRegion = Annotated[Optional[str], typer.Option(help="Only what is offered there.")]  # noqa: UP045
@@ -111,13 +115,17 @@ OPTIONS = {
     "max_restarts": "--max-restarts",
     "memory_gb": "--memory",
     "model": "MODEL",
+    "node": "--node",
     "nodes": "--nodes",
     "notify": "--notify",
     "params": "--params",
+    "path": "PATH",
+    "patterns": "--pattern",
     "per_node": "--per-node",
     "provider": "--provider",
     "ram_gib": "--ram",
     "region": "--region",
+    "remote": "REMOTE",
     "slots": "--slots",
     "task": "--task",
     "vcpus": "--vcpus",

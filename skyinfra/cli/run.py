@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyinfra.blobs.store import in_words
 from skyinfra.cli.options import errors_name_options, exit_code
+from skyinfra.engine.deaths import ended
 from skyinfra.errors import (
     DeclarationError,
     GangFailed,
@@ -26,10 +28,11 @@ from skyinfra.errors import (
     NotSupported,
     did_you_mean,
 )
+from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.protocol.secrets import Secret
 
 if TYPE_CHECKING:
-    from skyinfra.client import Job, Pool
+    from skyinfra.client import Fetching, Job, Pool
     from skyinfra.engine.notifications import Notice
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
@@ -46,7 +49,8 @@ class Goes:
     alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
     env_file: a file of such lines. node, profile: of the slots that it may run on. secrets: ``NAME``, ``NAME=@FILE``.
     workdir: the folder that goes along, in a copy of which it runs. slots: of one node, for its one process. name: in
-    lists. notify: who is told of its end, see `targets`.
+    lists. notify: who is told of its end, see `targets`. fetch: which files that it writes are brought here; fetch_to:
+    the folder that they come to, in place of that of the script.
     """
 
     alone: bool = False
@@ -60,8 +64,12 @@ class Goes:
     slots: int = 1
     name: str | None = None
     notify: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
+    fetch_to: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.fetch_to is not None and not self.fetch:
+            raise InvalidField("goes with --fetch", field="--fetch-to", given=str(self.fetch_to))
         if self.workdir is not None and self.alone:
             raise InvalidField("is a folder that goes along, and --alone leaves all of them here", field="--workdir")
         if self.slots < 1:
@@ -130,6 +138,14 @@ class Goes:
         elif self.includes:
             pool.sync(*self.includes)
         return pool.select(node=self.node, profile=self.profile), variables
+
+    def fetching(self, pool: Pool, script: Path) -> Fetching:
+        """Brings what *script* writes, which is about to be sent. Raises `InvalidField`."""
+        from skyinfra.client import Fetching
+        from skyinfra.sync.bringing import check_patterns
+
+        folder = (self.fetch_to or self.workdir or script.parent).expanduser().absolute()
+        return Fetching(pool, folder, script.name, check_patterns(self.fetch, "--fetch"))
 
     def remedy(self, module: str, script: Path) -> str:
         """Says what would have brought the *module*, which the node lacked, to *script*."""
@@ -279,25 +295,46 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
 
     try:
         with connected(fleet, secrets=goes.named_secrets()) as pool, errors_name_options():
+            files = goes.fetching(pool, script)
             slots, variables = goes.bring(pool, script)
-            code = run_script(
-                slots,
-                script,
-                list(arguments),
-                env=variables,
-                slots=goes.slots,
-                name=goes.name,
-                on_line=show,
-                on_interrupt=interrupted,
-                on_wait=waits,
-                waits_s=2.0 if sys.stderr.isatty() else 10.0,
-            )
+            with said_of(files):
+                code = run_script(
+                    slots,
+                    script,
+                    list(arguments),
+                    env=variables,
+                    slots=goes.slots,
+                    name=goes.name,
+                    on_line=show,
+                    on_interrupt=interrupted,
+                    on_wait=waits,
+                    waits_s=2.0 if sys.stderr.isatty() else 10.0,
+                    fetch=files.fetch,
+                    on_files=files.take,
+                )
     except KeyboardInterrupt:
         sys.stderr.write(f"{script.name} was stopped\n")
         raise
+    if code < 0:
+        sys.stderr.write(f"{script.name} was {ended(code)}\n")
     if code and (missing := _MISSING.match(last)):
         sys.stderr.write(f"{goes.remedy(missing[1], script)}\n")
     return exit_code(code)
+
+
+@contextlib.contextmanager
+def said_of(files: Fetching) -> Iterator[None]:
+    """Brings *files* in the end, however the script in the block ends, and says which others it wrote."""
+    from skyinfra.terminal.progress import working
+
+    whole = False
+    try:
+        yield
+        whole = True
+    finally:
+        with working(f"fetch the files of {files.name}"):
+            lines = list(files.bring(whole=whole))
+        sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def check_options(*, torchrun: bool, nodes: int | None, per_node: int | None, max_restarts: int) -> None:
@@ -342,6 +379,9 @@ def run_gang(
     from skyinfra.terminal.progress import connected
 
     def show(rank: int, stream: str, line: str) -> None:
+        if stream in (KEEPING, WRITTEN):
+            files.take(stream, Written.read(json.loads(line)), rank)
+            return
         target = sys.stderr if stream == "stderr" else sys.stdout
         target.write(f"{rank}: {line}\n")
         target.flush()
@@ -350,17 +390,19 @@ def run_gang(
     with connected(fleet, secrets=secrets) as pool, errors_name_options(), warnings.catch_warnings():
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
+        files = goes.fetching(pool, script)
         slots, env = goes.bring(pool, script)
         try:
-            slots.launch(
-                script,
-                *arguments,
-                nodes=nodes,
-                per_node=per_node,
-                max_restarts=max_restarts,
-                env=env,
-                on_line=show,
-            )
+            with said_of(files):
+                slots.launch(
+                    script,
+                    *arguments,
+                    nodes=nodes,
+                    per_node=per_node,
+                    max_restarts=max_restarts,
+                    env=env | files.variables,
+                    on_line=show,
+                )
         except GangFailed as error:
             sys.stderr.write(f"error: {error}\n")
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name:

@@ -9,11 +9,12 @@ from skyinfra.client.launching import GangWarning
 from skyinfra.client.lookup import ask, connect, current_pool, open_pool, open_questions
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
-from skyinfra.client.script import detach_script, run_script, ship
+from skyinfra.client.script import Fetching, detach_script, run_script, ship
 
 __all__ = [
     "AsyncJob",
     "AsyncPool",
+    "Fetching",
     "Future",
     "GangWarning",
     "Job",

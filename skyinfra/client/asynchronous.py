@@ -276,6 +276,7 @@ class AsyncJob(Generic[T]):
     cancel = _in_thread(Job.cancel, "_job")
     give = _in_thread(Job.give, "_job")
     logs = _in_thread(Job.logs, "_job")
+    fetch = _in_thread(Job.fetch, "_job")
     forget = _in_thread(Job.forget, "_job")
 
     def __await__(self) -> Generator[Any, None, T]:

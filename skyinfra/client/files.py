@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.blobs.transfer import BlobsMissing
-from skyinfra.client.fleet import Fleet
-from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
+from skyinfra.client.fleet import AskedFleet, Fleet
+from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed, did_you_mean
 from skyinfra.protocol import questions
-from skyinfra.sync import project, sync
+from skyinfra.sync import bringing, project, sync
+from skyinfra.sync.bringing import Brought, Here
 from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Synced
 
@@ -42,26 +43,26 @@ def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Se
     return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
 
 
-def put(fleet: Fleet, path: str | Path, remote: str | Path | None) -> str:
+def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, node: str | None = None) -> str:
     """See `Pool.put`."""
     path = Path(path).expanduser().absolute()
     if not path.exists():
         raise InvalidInclude("is not there", field="path", given=str(path))
     name = sync.remote_path(remote if remote is not None else path.name)
+    nodes = _named(fleet, node)
     tree = fleet.from_head(sync.send_files(fleet.connection.head, path, name, fleet.manifest.secret))
-    nodes = fleet.node_names()
     with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as workers:
         list(workers.map(lambda node: _ask_until_done(fleet, node, questions.PUT, tree=tree), nodes))
     return name
 
 
-def get(fleet: Fleet, remote: str | Path, path: str | Path, node: str | None) -> Path:
+def get(fleet: AskedFleet, remote: str | Path, path: str | Path, node: str | None) -> Path:
     """See `Pool.get`."""
     name = sync.remote_path(remote)
-    nodes = fleet.node_names()
-    if node is None and len(nodes) > 1:
+    nodes = _named(fleet, node)
+    if len(nodes) > 1:
         raise InvalidField("several nodes have files", field="node", hint=f"Name one of: {', '.join(nodes)}.")
-    tree = _ask_until_done(fleet, node or nodes[0], questions.GET, path=name)
+    tree = _ask_until_done(fleet, nodes[0], questions.GET, path=name)
     target = Path(path).expanduser()
     if target.is_dir():
         target = target / Path(name).name
@@ -72,7 +73,24 @@ def get(fleet: Fleet, remote: str | Path, path: str | Path, node: str | None) ->
     return target
 
 
-def _ask_until_done(fleet: Fleet, node: str, question: str, **arguments: str) -> str:
+def _named(fleet: AskedFleet, node: str | None) -> list[str]:
+    """The node of that name, or all. Raises `InvalidField`."""
+    nodes = fleet.node_names()
+    if node is None or node in nodes:
+        return nodes if node is None else [node]
+    hint = did_you_mean(node, nodes) or f"Nodes: {', '.join(nodes)}."
+    raise InvalidField(f"{fleet.manifest.fleet} has no node of that name", field="node", given=node, hint=hint)
+
+
+def bring(fleet: AskedFleet, tree: str, here: Here, wanted: Sequence[str] = ()) -> list[Brought]:
+    """Brings the files of *tree* that are at the head; see `bringing.bring`. Raises `NodeFailed`, OSError."""
+    try:
+        return fleet.from_head(bringing.bring(fleet.connection.head, tree, here, wanted))
+    except BlobsMissing:
+        raise NodeFailed("the head had no room to keep the files until they were here") from None
+
+
+def _ask_until_done(fleet: AskedFleet, node: str, question: str, **arguments: str) -> str:
     """The tree that *node* names then."""
     while True:
         answer = fleet.ask(node, question, wait_s=_ANSWER_S, **arguments)

@@ -19,6 +19,8 @@ from skyinfra.client import ranks
 from skyinfra.client.fleet import Fleet
 from skyinfra.client.ranks import Launch, Lines
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.engine import deaths
+from skyinfra.engine.deaths import Death
 from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
@@ -32,6 +34,7 @@ from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task
 from skyinfra.worker.attempts import ATTEMPTS
 from skyinfra.worker.ranks import run as run_rank
+from skyinfra.worker.surroundings import FETCH
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -39,6 +42,8 @@ _WAIT_S = 20.0
 _ANSWER_S = 10.0
 # Ranks that end because another one failed have that long for their last lines.
 _LAST_WORDS_S = 2.0
+# They have that long to send the files that their client wants.
+_FILES_S = 120.0
 # The rank that failed has that long to say with what.
 _FAILURE_S = 15.0
 
@@ -79,7 +84,8 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
 
 async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
     """Runs a task that takes several slots; it starts again where a process of it is lost."""
-    attempts = deaths = 0
+    attempts = lost = 0
+    died: list[Death] = []
     for number in itertools.count():
         start = _Start(fleet, launch, number)
         try:
@@ -88,12 +94,12 @@ async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
             continue
         end = start.ends[0]
         if end is None or end.outcome is None:
-            deaths += 1
-            if deaths >= ATTEMPTS:
-                raise TaskAttemptsExceeded(
-                    f"{launch.work.name} lost a process {deaths} times and is not tried again",
-                    hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
-                )
+            lost += 1
+            died += [Death(end.code)] if end is not None and end.code is not None else []
+            if lost >= ATTEMPTS:
+                cause = f": {deaths.causes(died)}" if died else ""
+                hint = deaths.remedy([each.code for each in died])
+                raise TaskAttemptsExceeded(f"{launch.work.name} lost a process {lost} times{cause}", hint=hint)
             continue
         attempts += 1
         outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
@@ -116,9 +122,14 @@ class _Start:
         self._connection = fleet.connection
         self._identity = uuid.uuid4().hex
         self._limit = asyncio.timeout(launch.start_within)
+        self._last_words_s = last_words_s(launch)
 
     async def run(self) -> int | None:
         """Starts the ranks and waits for their end. Returns the rank that failed first, None where none has."""
+        with contextlib.ExitStack() as lines:  # to the end: ranks that are asked to end may say something
+            return await self._run(lines)
+
+    async def _run(self, lines: contextlib.ExitStack) -> int | None:
         launch = self._launch
         tasks: list[asyncio.Task[RankEnd]] = []
         try:
@@ -129,13 +140,12 @@ class _Start:
                 launch.deliver(self.slots)
                 topic = self._fleet.topic if launch.watched else ""
                 places = ranks.ranks(launch, self._identity, self.slots, self._number, topic)
-                with contextlib.ExitStack() as lines:
-                    for place in places if launch.watched else ():
-                        deliver = functools.partial(_deliver, launch, place.rank)
-                        lines.enter_context(self._fleet.listening(place.run_id, deliver))
-                    tasks += [asyncio.create_task(self._rank(place)) for place in places]
-                    working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
-                    first = await self._until_over(tasks, working)
+                for place in places if launch.watched else ():
+                    deliver = functools.partial(_deliver, launch, place.rank)
+                    lines.enter_context(self._fleet.listening(place.run_id, deliver))
+                tasks += [asyncio.create_task(self._rank(place)) for place in places]
+                working = [task for task, place in zip(tasks, places, strict=True) if not place.holds]
+                first = await self._until_over(tasks, working)
                 self.ends = [_end_of(task) for task in tasks]
                 return first
         except TimeoutError:
@@ -146,7 +156,7 @@ class _Start:
             # It asks the ranks to end; those that do not listen to the head are stopped.
             await asyncio.shield(self._fleet.dispatcher.executor.detach(self._release()))
             if tasks:
-                await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+                await asyncio.wait(tasks, timeout=self._last_words_s)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -231,7 +241,7 @@ class _Start:
             if not watching.done() and all(task.result().ok for task in working):
                 return None
             first, lives = await watching
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            await asyncio.wait(tasks, timeout=self._last_words_s)
             if lives:
                 await asyncio.wait([tasks[first]], timeout=_FAILURE_S)
             return first
@@ -271,6 +281,11 @@ class _Start:
         """The state of the gang, as soon as its phase is another than *seen*. Raises OSError."""
         call = services.gang_state(head, gang=self._identity, seen=seen, wait_s=wait_s)
         return await within(call, wait_s + _ANSWER_S)
+
+
+def last_words_s(launch: Launch) -> float:
+    """For how many seconds ranks that end because another one failed, or that are to end, may send what they have."""
+    return _FILES_S if launch.env.get(FETCH, "[]") != "[]" else _LAST_WORDS_S
 
 
 def _without_partitions(now: Snapshot, launch: Launch) -> Snapshot:

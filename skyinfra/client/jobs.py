@@ -12,8 +12,10 @@ import socket
 import time
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Generic, ParamSpec, TypeGuard, TypeVar
 
+from skyinfra.client import files
 from skyinfra.client.connection import Asker
 from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.snapshot import Target
@@ -25,6 +27,8 @@ from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
 from skyinfra.protocol.rpc import Call
 from skyinfra.protocol.secrets import Secret, named
+from skyinfra.sync import bringing
+from skyinfra.sync.bringing import Brought, Here
 from skyinfra.tasks import pickling
 from skyinfra.tasks.secrets import look_up
 from skyinfra.tasks.task import Task
@@ -145,6 +149,26 @@ class Job(Generic[T]):
     def _give(self, values: dict[str, str]) -> JobInfo:
         """Gives the head the *values* of secrets of the job, by their names. See `give`."""
         return self._fleet.in_loop(self._line.ask(services.job_secrets, job=self.id, values=values))
+
+    def fetch(self, path: str | Path = ".", *patterns: str) -> list[Path]:
+        """Brings files that the script wrote, and that were kept of them, to the folder *path*; returns where they are.
+
+        `skyinfra run --detach --fetch PATTERN` says which are kept, of at most 256 MiB. patterns: lines as in a
+        .gitignore, for some of them only. A file that was changed here since the job was submitted stays, and the
+        fetched one lies beside it, with ``.fetched`` behind its name. Raises `InvalidField` where the job has not
+        ended, `NodeFailed` where the head has lost a file.
+        """
+        return [Path(path) / each.path for each in self.brought(path, patterns) if each.how != "refused"]
+
+    def brought(self, path: str | Path, patterns: Sequence[str] = ()) -> list[Brought]:
+        """Does what `fetch` does, and says what became of each file."""
+        info, lines = self.info(), bringing.check_patterns(patterns)
+        if not info.over:
+            hint = "Its files can be fetched when it has ended."
+            raise InvalidField(f"the job is {info.state}", field="job", given=self.name, hint=hint)
+        tree = self._fleet.in_loop(self._line.ask(services.job_files, job=self.id))
+        here = Here(Path(path).expanduser().absolute(), info.submitted, {})
+        return [] if tree is None else files.bring(self._fleet, tree, here, lines)
 
     def forget(self) -> None:
         """Makes the head forget the job and its result. Raises `InvalidField` where it has not ended."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import inspect
 import pickle
+import queue
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -27,6 +29,7 @@ from skyinfra.protocol.secrets import Secret, met
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Options, Task, on_node
+from skyinfra.worker.cancellation import PROGRAM_GRACE_S
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,9 +82,22 @@ class Gang:
         It is called in another thread.
         """
         launch = replace(self.launch, watched=self.on_line is not None, deliver=deliver)
-        future = self.fleet.in_loop_soon(gangs.run(self.fleet, launch))
-        future.add_done_callback(lambda _: deliver(None))
-        return future
+
+        async def run() -> list[RankEnd]:
+            try:
+                return await gangs.run(self.fleet, launch)
+            finally:
+                deliver(None)
+
+        return self.fleet.in_loop_soon(run())
+
+    def end(self, future: concurrent.futures.Future[list[RankEnd]], received: queue.SimpleQueue[Received]) -> None:
+        """Ends it, and tells what its ranks still say, for some seconds at most."""
+        future.cancel()
+        deadline = time.monotonic() + PROGRAM_GRACE_S + gangs.last_words_s(self.launch)
+        with contextlib.suppress(queue.Empty):
+            while (found := received.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+                self.tell(found)
 
     def tell(self, found: tuple[int, Lines] | list[InstanceInfo]) -> None:
         """Warns about its slots, or calls *on_line* with the lines of a rank."""

@@ -82,14 +82,14 @@ class Pool(Sender, Questions):
         """
         return files.send(self._fleet, paths, excludes)
 
-    def put(self, path: str | Path, remote: str | Path | None = None) -> str:
+    def put(self, path: str | Path, remote: str | Path | None = None, node: str | None = None) -> str:
         """Copies a file or a folder into the folder `sky.files` of every node that is there now; returns that path.
 
-        remote: that path, by default the last part of *path*. Files that are there and not here stay. The files go
-        through the head, once, and what a node has already is not sent again.
+        remote: that path, by default the last part of *path*. node: only of this one. Files that are there and not here
+        stay. The files go through the head, once, and what a node has already is not sent again.
         Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
         """
-        return files.put(self._fleet, path, remote)
+        return super().put(path, remote, node or self.target.node)
 
     def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
         """Copies *remote*, a file or a folder in `sky.files` of *node*, to *path*, and returns that.
@@ -97,7 +97,7 @@ class Pool(Sender, Questions):
         node: may be left out where the fleet has one. Where *path* is a folder, it comes into that.
         Raises `InvalidField`, `NodeError`, `FleetUnreachable`, OSError where *path* cannot be written.
         """
-        return files.get(self._fleet, remote, path, node or self.target.node)
+        return super().get(remote, path, node or self.target.node)
 
     # Operators ------------------------------------------------------------------------------------------------------
 
@@ -315,6 +315,10 @@ class Pool(Sender, Questions):
             while (found := received.get()) is not None:
                 gang.tell(found)
             return gang.results(future.result())
+        except KeyboardInterrupt:
+            if gang.on_line is not None:
+                gang.end(future, received)
+            raise
         finally:
             future.cancel()
 

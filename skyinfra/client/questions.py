@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from skyinfra import page
+from skyinfra.client import files
 from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
@@ -114,6 +116,14 @@ class Questions:
         found = [replace(each, figures=Figures.read(used[each.key])) if each.key in used else each for each in found]
         since = min((each.submitted for each in found), default=float("inf"))
         return [*_earlier(self.jobs(), since), *found]
+
+    def put(self, path: str | Path, remote: str | Path | None = None, node: str | None = None) -> str:
+        """See `Pool.put`."""
+        return files.put(self._fleet, path, remote, node)
+
+    def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
+        """See `Pool.get`."""
+        return files.get(self._fleet, remote, path, node)
 
     def close(self) -> None:
         """Leaves the fleet, which stays as it is. May be called again."""

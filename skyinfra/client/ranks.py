@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast, get_args
 
 from skyinfra.client.snapshot import Snapshot, Target
+from skyinfra.engine import deaths
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, NotSupported, SlotLost, counted, did_you_mean
 from skyinfra.protocol.calls import Outcome, SecretUse
@@ -220,15 +219,17 @@ def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: 
         return _failed(f"{where}, lost its slot", rank, None, lost), True
     if end.outcome is None:
         code = cast(int, end.code)
-        hint = "Usual cause: the machine ran out of memory." if code == -signal.SIGKILL else None
-        return _failed(f"{where}, {_how(code)}", rank, code, hint), True
+        hint = deaths.remedy([code])
+        return _failed(f"{where}, {deaths.of_program(code)}", rank, code, hint), True
     outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
     error = cast(BaseException, outcomes.exception(now.advised(outcome), name))
     outcomes.note(error, f"Raised by {where}.")
     if end.code is None:
         return error, may_pass(outcome)
     short = outcome.failure.shortage if outcome.failure is not None else None
-    failed = _failed(f"{where}, {_how(end.code)}", rank, end.code, "\n".join(now.explained(short)) if short else None)
+    failed = _failed(
+        f"{where}, {deaths.of_program(end.code)}", rank, end.code, "\n".join(now.explained(short)) if short else None
+    )
     failed.__cause__ = error
     return failed, True
 
@@ -244,11 +245,3 @@ def _failed(text: str, rank: int, code: int | None, hint: str | None) -> GangFai
     error = GangFailed(text, hint=hint)
     error.rank, error.code = rank, code
     return error
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"

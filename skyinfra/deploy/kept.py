@@ -88,6 +88,8 @@ class Keeping:
     problems: list[str] = field(default_factory=list)
     # Of jobs that are kept without their whole log.
     notes: list[str] = field(default_factory=list)
+    # The number of files that the head keeps of jobs, which are not copied.
+    files: int = 0
 
     @property
     def whole(self) -> bool:
@@ -105,6 +107,10 @@ class Keeping:
             text += f"; {lost} were NOT kept: {self.problems[0]}"
         if self.notes:
             text += f"; {len(self.notes)} without the whole log: {self.notes[0]}"
+        if self.files:
+            text += (
+                f"; {counted(self.files, 'file')} that they wrote go with the fleet: `skyinfra jobs fetch` brings them"
+            )
         return text
 
 
@@ -120,7 +126,8 @@ def keep(manifest: Manifest, store: Store, *, patience: float = PATIENCE_S) -> K
     with open_questions(manifest, timeout=min(_CONNECT_S, patience), patience=_CONNECT_S) as fleet:
         # Those that came last are kept first.
         found = sorted(fleet.jobs(), key=lambda job: -job.submitted)
-        done = Keeping(manifest.fleet, store.where, len(found))
+        written = [job.written.kept_count for job in found if job.written is not None and job.written.tree is not None]
+        done = Keeping(manifest.fleet, store.where, len(found), files=sum(written))
         if not found:
             return done
         try:

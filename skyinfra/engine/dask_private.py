@@ -43,7 +43,7 @@ from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
 from skyinfra.protocol import calls
 
 if TYPE_CHECKING:
-    from distributed import Client, Scheduler, Worker
+    from distributed import Client, Nanny, Scheduler, Worker
 
 # Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
 SEND_INTERVAL_S = 0.001
@@ -187,6 +187,17 @@ def give_back_waiting(worker: Worker) -> None:
 def running(worker: Worker) -> list[str]:
     """The keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
     return sorted(str(task.key) for task in worker.state.all_running_tasks)
+
+
+def on_exit(nanny: Nanny, told: Callable[[int], object]) -> None:
+    """Calls *told* with the exit code of each worker process of *nanny*, negative for a signal, before the next one."""
+    before = nanny._on_worker_exit_sync
+
+    def ended(code: int) -> None:
+        told(code)
+        before(code)
+
+    nanny._on_worker_exit_sync = ended
 
 
 def is_cancelled(worker: Worker, key: object) -> bool:

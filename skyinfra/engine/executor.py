@@ -90,7 +90,8 @@ class Executor:
             raise
         except distributed.KilledWorker:
             raise TaskAttemptsExceeded(
-                f"{name} lost its worker process too often, on several nodes, and is not tried again"
+                f"{name} lost its worker process too often, on several nodes, and is not tried again",
+                hint=f"`skyinfra logs STACK/POOL --task {key}` has what it printed.",
             ) from None
         except (FutureCancelledError, OSError):
             # OSErrors of the task itself are in its outcome: this is the connection.

@@ -18,7 +18,7 @@ from skyinfra.head.notices import Notices, forgotten
 from skyinfra.head.queue import Job, Queue, View
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.protocol import jobs, rpc, services
-from skyinfra.protocol.jobs import JobInfo, Notification, Submission
+from skyinfra.protocol.jobs import JobInfo, Notification, Submission, Written
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -56,6 +56,8 @@ class Jobs:
             services.job_outcome.by(self._outcome),
             services.job_cancel.by(self._cancel),
             services.job_forget.by(self._forget),
+            services.job_written.by(self._take_written),
+            services.job_files.by(self._files),
         )
 
     async def load(self) -> None:
@@ -177,6 +179,29 @@ class Jobs:
             state = self._info(found).state
             raise InvalidField(f"the job is {state}", field="job", given=found.info.name, hint="Cancel it first.")
         await self._remove(found)
+        if found.info.written is not None:
+            await self._release_trees()
+
+    async def _take_written(self, key: str, written: Written) -> bool:
+        """Keeps the files that the attempt *key* wrote; False where that is no job's last attempt."""
+        found = next((job for job in self._jobs.values() if job.key == key), None)
+        if found is None:
+            return False
+        await found.changes.until(lambda: not found.settling, _WRITTEN_S)
+        async with self._adding:  # as with what a job needs that is being added
+            if written.tree is not None:
+                await asyncio.to_thread(self._journal.hold_written, written.tree)
+            found.note(written=written)
+        await self._queue.save(found)
+        return True
+
+    async def _files(self, job: str) -> str | None:
+        """The name of the tree with the files that were kept of a job; None where none were."""
+        written = self._find(job).info.written
+        if written is None or written.tree is None:
+            return None
+        await asyncio.to_thread(self._journal.restore_written, written.tree)
+        return written.tree
 
     # Keeping them ---------------------------------------------------------------------------------------------------
 
@@ -227,19 +252,19 @@ class Jobs:
         # Of those that ended at once, the one that was submitted last stays.
         over = [job for job in reversed(self._jobs.values()) if job.info.over]
         over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)
-        most, room = self._kept
+        removed, (most, room) = False, self._kept
         for number, job in enumerate(over):
-            room -= job.size
+            room -= job.room
             if number > 0 and (number >= most or room < 0):
+                removed = True
                 with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
                     await self._remove(job)
-        if ended.record.task.tree is not None:
+        if removed or ended.record.task.tree is not None:
             await self._release_trees()
 
     async def _release_trees(self) -> None:
         async with self._adding:  # what a job needs that is being added is held before it is one of them
-            unfinished = [job.record for job in self._jobs.values() if not job.info.over]
-            await asyncio.to_thread(self._journal.release_trees, unfinished)
+            await asyncio.to_thread(self._journal.release_trees, [job.record for job in self._jobs.values()])
 
     async def _remove(self, job: Job) -> None:
         if self._jobs.get(job.info.id) is job:

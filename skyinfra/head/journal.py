@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -76,7 +76,8 @@ class Record(_schema.Document, error=StateDirectoryError, source="job", version=
 class Journal:
     """The jobs in *folder*, which is made for the first one. Every write that fails raises `StateDirectoryError`.
 
-    What they need of what was synced is kept beside it, and taken from the head's blobs, which are there as well.
+    What they need of what was synced is kept beside it, as are the files that they wrote. Both are taken from the blobs
+    of the head, which are there as well.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -203,9 +204,19 @@ class Journal:
         except OSError as error:
             raise StateDirectoryError(f"cannot be read: {error.strerror}", field=str(file)) from None
 
-    def release_trees(self, records: Iterable[Record]) -> None:
-        """Keeps only the files that *records* need, those of all jobs that have not ended."""
-        self._trees.release({tree for record in records if (tree := record.task.tree) is not None})
+    def release_trees(self, records: Sequence[Record]) -> None:
+        """Keeps only the files that *records*, those of all jobs, need until their end, and those that they wrote."""
+        needed = {tree for record in records if not record.info.over and (tree := record.task.tree) is not None}
+        written = {found.tree for record in records if (found := record.info.written) is not None and found.tree}
+        self._trees.release(needed | written)
+
+    def hold_written(self, tree: str) -> None:
+        """Keeps the files that a job wrote. Raises `TaskInputsLost` where they are not at the head any more."""
+        self._trees.hold(tree)
+
+    def restore_written(self, tree: str) -> None:
+        """Puts the files that a job wrote back among the head's blobs."""
+        self._trees.restore(tree)
 
     def forget(self, identity: str) -> None:
         """Removes a job."""

@@ -64,6 +64,12 @@ class Job:
         return self.record.info
 
     @property
+    def room(self) -> int:
+        """The bytes that it takes, with the files that it wrote."""
+        written = self.info.written
+        return self.size + (written.kept_bytes if written is not None and written.tree is not None else 0)
+
+    @property
     def waits(self) -> bool:
         """Whether it may be started."""
         return not (self.info.over or self.settling or self.running or self.lacks)
@@ -212,7 +218,7 @@ class Queue:
 
     async def _attempt(self, job: Job, execution: Execution) -> Ending | None:
         """Returns the end of one attempt; None where it was lost or cancelled."""
-        job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None, figures=None)
+        job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None, figures=None, written=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:
             return None

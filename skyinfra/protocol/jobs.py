@@ -36,6 +36,40 @@ class Notification(_schema.Document, error=NodeError, source="notification"):
     problem: str | None = None
 
 
+# Bytes of the files that the head keeps of what a job wrote: what is wanted of them is chosen when it is submitted.
+LARGEST_FILES = LARGEST
+# The streams in which a program's files are told to its client, in the lines of its output: a `Written` as JSON, one
+# without a tree first where files are on their way.
+WRITTEN = "written"
+KEEPING = "keeping"
+
+
+@dataclass(frozen=True)
+class WrittenFile(_schema.Document, error=NodeError, source="file"):
+    """A file that a program wrote: its path in the folder where it began, and its size."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Written(_schema.Document, error=NodeError, source="written"):
+    """The files that a program wrote, or changed, in its copy of the project.
+
+    left: the largest of those that are removed with the copy; left_count, left_bytes: of all of those. tree: the name
+    of the tree at the head with those that are wanted; kept_count, kept_bytes: of those. problem: why some that are
+    wanted are not there.
+    """
+
+    left: tuple[WrittenFile, ...] = ()
+    left_count: int = 0
+    left_bytes: int = 0
+    tree: str | None = None
+    kept_count: int = 0
+    kept_bytes: int = 0
+    problem: str | None = None
+
+
 @dataclass(frozen=True)
 class JobInfo(_schema.Document, error=NodeError, source="job"):
     """A job, as the head knows it.
@@ -46,6 +80,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     ran last. problem: why it failed, or waits, in one line. figures: what its last attempt used of the slot's device;
     None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
     nothing. lacks: the names of the secrets that it waits for. notifications: of its end, by the head.
+    written: the files of its last attempt, once that has ended; None where it wrote none.
     """
 
     name: str
@@ -64,6 +99,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     figures: Figures | None = None
     lacks: tuple[str, ...] = field(default=(), metadata={"later": True})
     notifications: tuple[Notification, ...] = field(default=(), metadata={"later": True})
+    written: Written | None = field(default=None, metadata={"later": True})
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.gang import Candidates, GangState
-from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.jobs import JobInfo, Submission, Written
 from skyinfra.protocol.readings import TaskRecord
 from skyinfra.protocol.rpc import Envelope, call
 
@@ -72,7 +72,8 @@ def secrets_take(*, refs: list[str]) -> list[str | None]: ...
 # answer was lost, and does nothing more then. `job_part` takes a part of the pickled call, before `job_submit`, and
 # gives how many bytes have arrived; `job_secrets` takes values by the names of secrets, after it; `job_notify` takes
 # addresses of webhooks, before it or after it, and *job* is an id there; `job_outcome` gives a part of the
-# `calls.Ending` and the whole size.
+# `calls.Ending` and the whole size. A node says with `job_written` what the attempt *key* wrote, whose files are at the
+# head then; `job_files` gives the name of the tree with them, which is among the blobs of the head then.
 @call()
 def job_part(*, job: str, offset: int, data: bytes) -> int: ...
 @call()
@@ -91,6 +92,10 @@ def job_outcome(*, job: str, offset: int, length: int) -> tuple[bytes, int]: ...
 def job_cancel(*, job: str) -> bool: ...
 @call()
 def job_forget(*, job: str) -> None: ...
+@call()
+def job_written(*, key: str, written: Written) -> bool: ...
+@call()
+def job_files(*, job: str) -> str | None: ...
 
 
 # Gangs: `skyinfra.head.leases`

@@ -6,8 +6,6 @@ They pass through the blobs of the head. A long transfer goes on while the clien
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -16,9 +14,10 @@ from threading import Lock
 from typing import Any
 
 from skyinfra.blobs import store, transfer
-from skyinfra.blobs.store import BlobStore, digest_of
-from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing
-from skyinfra.blobs.trees import Entry, Tree, check_path, parse_name
+from skyinfra.blobs.copies import tree_of
+from skyinfra.blobs.store import BlobStore
+from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.blobs.trees import Tree, check_path, parse_name
 from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
@@ -92,16 +91,9 @@ class Files:
             raise InvalidField("no such file or folder", field=f"{self._folder}", given=path)
         try:
             found = {str(file.relative_to(self._folder)): file for file in self._below(start)}
-            entries = {
-                name: Entry(_sha256(file), file.stat().st_size, os.access(file, os.X_OK))
-                for name, file in found.items()
-            }
+            tree, parcels = tree_of(found)
         except OSError as error:
             raise NodeFailed(f"cannot be read: {error.strerror or error}", field=str(start)) from None
-        tree = Tree(entries)
-        listing = tree.dumps()
-        parcels = [Blob(entry.sha256, entry.size, partial(_chunks, found[name])) for name, entry in entries.items()]
-        parcels.append(Blob(digest_of(listing), len(listing), lambda: transfer.chunked([listing])))
         self._with_head(lambda scheduler: transfer.send(scheduler, parcels))
         return tree.name
 
@@ -129,14 +121,3 @@ class Files:
             asyncio.run(call())
         except (OSError, BlobsMissing, store.WrongContent) as error:
             raise NodeFailed(f"what is put or fetched did not pass the head: {error}", hint="Try again.") from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            yield data

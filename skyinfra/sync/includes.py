@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path, PurePosixPath
 
+from skyinfra.blobs.patterns import Pattern
+from skyinfra.blobs.patterns import excluded as _excluded
+from skyinfra.blobs.patterns import read as _patterns
 from skyinfra.blobs.store import in_words
 from skyinfra.blobs.trees import Entry, Tree, check_paths
 from skyinfra.errors import InvalidInclude
@@ -216,41 +217,3 @@ def _roots(tops: dict[str, Path], files: dict[str, Entry]) -> tuple[str, ...]:
 
 def _holds(root: str, path: str) -> bool:
     return root in (".", path) or path.startswith(f"{root}/")
-
-
-# Patterns -----------------------------------------------------------------------------------------------------------
-
-
-# Of a line of a .gitignore: matches paths, those of folders with / at their end; and whether the line takes back in.
-Pattern = tuple[re.Pattern[str], bool]
-
-
-def _excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool:
-    """The last pattern that is about *path* decides."""
-    named = f"{path}/" if is_folder else path
-    return next((not again for pattern, again in reversed(patterns) if pattern.fullmatch(named)), False)
-
-
-@cache
-def _patterns(lines: tuple[str, ...]) -> tuple[Pattern, ...]:
-    return tuple(_pattern(line) for line in lines if line.strip() and not line.startswith("#"))
-
-
-def _pattern(line: str) -> Pattern:
-    text = line.removeprefix("!").strip()
-    end = "(?<!/)/" if text.endswith("/") else "(?<!/)/?"
-    text = text.rstrip("/")
-    if "/" not in text:
-        text = "**/" + re.sub(r"\*+", "*", text)
-    return re.compile(_translated(text.removeprefix("/")) + end), line.startswith("!")
-
-
-def _translated(text: str) -> str:
-    """As a regular expression: ``*`` and ``?`` within a part of a path, ``**`` over several."""
-    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", text)
-    return "".join(
-        tokens.get(part)
-        or ("(?!/)" + part.replace("[!", "[^", 1) if part.startswith("[") and part.endswith("]") else re.escape(part))
-        for part in parts
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "upgrade", "destroy", "completion"),
-    "Run": ("run", "jobs", "exec", "ssh", "port-forward", "open"),
+    "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
 }
@@ -22,6 +22,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "skyinfra run my-stack/pool train.py --epochs 3",
         "skyinfra run my-stack/pool --torchrun --nodes 2 train.py",
     ),
+    "put": ("skyinfra put my-stack/pool data/ inputs", "skyinfra put my-stack/pool vocab.txt --node pool-1"),
+    "get": ("skyinfra get my-stack/pool checkpoints --node pool-1", "skyinfra get my-stack/pool out.csv results/"),
     "exec": ("skyinfra exec my-stack/pool -- nvidia-smi", "skyinfra exec my-stack/pool pool-1 -- df -h /"),
     "ssh": ("skyinfra ssh my-stack/pool", "skyinfra ssh my-stack/pool pool-1 --user ubuntu"),
     "port-forward": (
@@ -69,6 +71,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "jobs logs": ("skyinfra jobs logs my-stack/pool train-20", "skyinfra jobs logs my-stack/pool train-20 --follow"),
     "jobs keep": ("skyinfra jobs keep my-stack/pool", "skyinfra -C my-project jobs keep my-stack/pool"),
     "jobs cancel": ("skyinfra jobs cancel my-stack/pool train-20", "skyinfra jobs cancel my-stack/pool 3f9c"),
+    "jobs fetch": (
+        "skyinfra jobs fetch my-stack/pool train-20 results/",
+        "skyinfra jobs fetch my-stack/pool train-20 --pattern '*.csv'",
+    ),
     "jobs give": (
         "skyinfra jobs give my-stack/pool train-20",
         "skyinfra jobs give my-stack/pool train-20 --secret HF_TOKEN=@token.txt",

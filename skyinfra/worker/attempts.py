@@ -1,36 +1,59 @@
-"""Counts the starts of tasks that have not ended on this node, and notes which one runs on each slot."""
+"""Counts the starts of tasks that have not ended on this node, and notes which one runs on each slot.
+
+Where the process of a slot dies, the runner notes why, in a file for each task with a line for each death (`Death`).
+The next start of the task says it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from skyinfra.engine import deaths
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
+from skyinfra.node.kills import Kills
 from skyinfra.protocol import failures
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
+from skyinfra.worker import output
 
 # A task with so many starts and no end is not started again on this node.
 ATTEMPTS = 3
 
 _FOLDER = "attempts"
+_DEATHS = "deaths"
+# The runner notes a death within milliseconds; the task may start again elsewhere on the node before that.
+_NOTED_S = 1.0
+_POLL_S = 0.02
+# Of the output of a task, in its error.
+_LAST_LINES = 5
+_LAST_BYTES = 2000
 # A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
 _RUNNING = "running"
 _LONGEST_LINE = 4096
+# At the end of that file: how many bytes of its output the client of the task has.
+_SHOWN_AT, _SHOWN_DIGITS = _LONGEST_LINE - 32, 20
+_NOTHING_SHOWN = b"0" * _SHOWN_DIGITS
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
+def counted(
+    key: str, name: str, timeout: float | None = None, again: Callable[[Death | None], object] = lambda _: None
+) -> Iterator[int]:
     """Counts the starts of a task that has not ended, one byte each, in a file of the node; yields their number.
 
     A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit, a
     task that ends its process would do so for ever, and with it the other tasks of its workers. A task whose last start
-    is *timeout* seconds ago, or more, is over its time.
+    is *timeout* seconds ago, or more, is over its time. *again*: called with what ended the process of the last start,
+    where there was one on this node; None where that is not known. Raises `TaskAttemptsExceeded`, `TaskTimeout`.
     """
     # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
     path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
@@ -43,18 +66,25 @@ def counted(key: str, name: str, timeout: float | None = None) -> Iterator[int]:
             hint="Free space on the node's disk, or replace the node.",
         ) from None
     try:
+        if starts > 1:
+            _check_earlier(key, name, starts, again)
         if timeout is not None and before is not None and time.time() - before >= timeout:
             raise failures.late(name, timeout)
-        if starts > ATTEMPTS:
-            raise TaskAttemptsExceeded(
-                f"{name} ended its worker process {ATTEMPTS} times and is not tried again",
-                hint="Usual causes: the machine ran out of memory, a crash in native code, or os._exit().",
-            )
         with _noted(key):
             yield starts
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 - see above
+        if starts > 1:
+            (_directory() / _DEATHS / key).unlink(missing_ok=True)
+
+
+def _check_earlier(key: str, name: str, starts: int, again: Callable[[Death | None], object]) -> None:
+    """Looks at what ended the earlier starts of a task. Raises `TaskAttemptsExceeded`."""
+    found = _earlier(_directory(), key, starts - 1)
+    again(found[-1] if found else None)
+    if starts > ATTEMPTS:
+        raise _exceeded(_directory(), key, name, ATTEMPTS, found)
 
 
 def running(directory: Path) -> dict[int, str]:
@@ -72,6 +102,13 @@ def running(directory: Path) -> dict[int, str]:
     return found
 
 
+def note_shown(count: int) -> None:
+    """Notes, for the next start of the task of this process, that its client has *count* bytes of its output."""
+    note = _note_of(os.environ.get(NODE_DIRECTORY, ""), os.getpid())
+    if note is not None:
+        note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = b"%0*d" % (_SHOWN_DIGITS, count)
+
+
 @contextlib.contextmanager
 def _noted(key: str) -> Iterator[None]:
     """Notes for `running` that *key* runs on the slot of this process, in the body.
@@ -83,6 +120,7 @@ def _noted(key: str) -> Iterator[None]:
     if note is None:
         yield
         return
+    note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = _NOTHING_SHOWN
     _write(note, f"{os.getpid()} {key}\n")
     try:
         yield
@@ -92,7 +130,7 @@ def _noted(key: str) -> Iterator[None]:
 
 def _write(note: mmap.mmap, line: str) -> None:
     data = line.encode()
-    if len(data) <= _LONGEST_LINE:
+    if len(data) <= _SHOWN_AT:
         note[: len(data)] = data
 
 
@@ -124,7 +162,11 @@ def forgive(key: str, directory: Path | None = None) -> None:
 
 
 def _attempt_file(key: str, directory: Path | None = None) -> Path:
-    return (directory or Path(os.environ[NODE_DIRECTORY])) / _FOLDER / key
+    return (directory or _directory()) / _FOLDER / key
+
+
+def _directory() -> Path:
+    return Path(os.environ[NODE_DIRECTORY])
 
 
 def _count_start(path: str) -> tuple[int, float | None]:
@@ -140,3 +182,88 @@ def _count_start(path: str) -> tuple[int, float | None]:
         return (os.fstat(handle).st_size, before.st_mtime) if before.st_size else (1, None)
     finally:
         os.close(handle)
+
+
+# Processes that died -----------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Notes, in the runner, what ends worker processes of the slot with *index* of the node in *directory*.
+
+    *group*: the folder of the slot's group of processes, where it has one.
+    """
+
+    def __init__(self, directory: Path, index: int, group: Path | None = None, root: Path = Path("/")) -> None:
+        self._directory = directory
+        self._index = index
+        self._kills = Kills(group, root)
+
+    def ended(self, code: int) -> str | None:
+        """Notes that the process ended with *code*; the task that it ran, if it did and was not stopped."""
+        killed = self._kills.any()
+        found = _left_behind(self._directory, self._index)
+        if found is None or not begun(found[0], self._directory):
+            return None
+        key, shown = found
+        with contextlib.suppress(OSError):  # a full disk: the cause is not known then
+            _note(self._directory, key, Death(code, code == -signal.SIGKILL and killed, shown))
+        return key
+
+
+def _left_behind(directory: Path, index: int) -> tuple[str, int] | None:
+    """The task that ran on the slot with *index* when its process died, and how many bytes of its output were shown.
+
+    The note of it is removed: called in the runner, while the slot has no process.
+    """
+    try:
+        with (directory / _RUNNING / str(index)).open("r+b") as file:
+            note = file.read(_LONGEST_LINE)
+            file.seek(0)
+            file.write(b"\n")
+        line, end, _ = note.partition(b"\n")
+        key, digits = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS]
+        return (key, int(digits) if digits.isdigit() else 0) if end and key else None
+    except (OSError, ValueError):
+        return None
+
+
+def _note(directory: Path, key: str, death: Death) -> None:
+    """Notes a death under the task *key* of the node in *directory*. Raises OSError."""
+    folder = directory / _DEATHS
+    folder.mkdir(exist_ok=True)
+    with (folder / key).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(death.to_json()) + "\n")
+
+
+def _earlier(directory: Path, key: str, number: int) -> list[Death]:
+    """The last *number* deaths of worker processes under the task *key*, as far as they are noted within a second."""
+    deadline = time.monotonic() + _NOTED_S
+    while len(found := _read(directory / _DEATHS / key)) < number and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return found[-number:]
+
+
+def _read(file: Path) -> list[Death]:
+    with contextlib.suppress(OSError, ValueError, SkyinfraError):
+        return [Death.read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    return []
+
+
+def _exceeded(directory: Path, key: str, name: str, times: int, found: Sequence[Death]) -> TaskAttemptsExceeded:
+    """The error of a task that ended its worker process so many *times*: why, its last lines, and where all are."""
+    cause = deaths.causes(found)
+    last = output.last_lines(directory, key, _LAST_LINES, _LAST_BYTES)
+    fleet = "STACK/POOL"
+    with contextlib.suppress(SkyinfraError):
+        fleet = instance_info().fleet or fleet
+    hint = [f"Its last output:\n{_indented(last)}\n`skyinfra logs {fleet} --task {key}` has all of it."] if last else []
+    if (usual := deaths.remedy([death.code for death in found])) and not any(each.out_of_memory for each in found):
+        hint.append(usual)
+    return TaskAttemptsExceeded(
+        f"{name} ended its worker process {times} times{f': {cause}' if cause else ''}",
+        hint="\n".join(hint) or None,
+    )
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

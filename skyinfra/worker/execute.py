@@ -27,6 +27,7 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
@@ -105,15 +106,20 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
         if task.topic:
             tell("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
+    def again(death: Death | None) -> None:
+        folder = Path(os.environ[instance.NODE_DIRECTORY])
+        secrets.recover(task.key, masker, output.path_of(task.key, folder))
+        streaming.tell_rest(task.key, folder, say, death)
+
     late, masker = False, Masker(())
     try:
         values = inputs.secrets(task.secrets)
         masker = Masker(values.values())
         with (
-            attempts.counted(task.key, task.name, task.timeout),
+            attempts.counted(task.key, task.name, task.timeout, again),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
             streaming.telling(file, say, lambda: task.key, masker),
-            secrets.given(values, masker) as unmasked,
+            secrets.given(values, masker, task.key) as unmasked,
             cancellation.stoppable(task.key),
             cancellation.limited(task.key, task.timeout, last_words, unmasked) as is_late,
             interruption.task_scope(),

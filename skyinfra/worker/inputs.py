@@ -17,7 +17,7 @@ from skyinfra.blobs import store as blobs
 from skyinfra.blobs import transfer
 from skyinfra.blobs.payload import Payload, unpack
 from skyinfra.blobs.store import BlobStore
-from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.blobs.transfer import Blob, BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
@@ -83,6 +83,16 @@ def keep(payload: Payload) -> None:
     """Sends a large result to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`."""
     parcels = payload.blobs()
     _patiently(lambda head: transfer.send(head, parcels), [part.digest for part in payload.parts])
+
+
+def send(parcels: Sequence[Blob]) -> None:
+    """Sends files to the head. Raises `TaskTooLarge`, `StateDirectoryError`, `BlobsMissing`, `WrongContent`."""
+    _patiently(lambda head: transfer.send(head, parcels), [parcel.digest for parcel in parcels])
+
+
+def tell_head(call: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
+    """The answer of the head to *call*. Raises its error, and `BlobsMissing` where it is away."""
+    return _patiently(call, ())
 
 
 def secrets(uses: Sequence[SecretUse]) -> dict[str, str]:

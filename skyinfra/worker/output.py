@@ -115,12 +115,33 @@ def cut(file: str, key: str) -> None:
         os.close(handle)
 
 
+def path_of(key: str, folder: Path) -> Path:
+    """Returns the file for the output of the task *key*, which may not exist."""
+    return folder / FOLDER / f"{key}.log"
+
+
 def find(folder: Path, key: str) -> Path | None:
     """Returns the newest output of a task whose key begins with *key*, or None."""
     with contextlib.suppress(OSError):
         files = [file for file in (folder / FOLDER).iterdir() if file.name.startswith(key) and file.suffix == ".log"]
         return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
     return None
+
+
+def last_lines(folder: Path, key: str, lines: int, most: int) -> list[str]:
+    """Returns the last *lines* with text of the output of the task *key*, of at most *most* bytes."""
+    with contextlib.suppress(OSError), path_of(key, folder).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - most))
+        found = [line.rstrip() for line in file.read(most).decode(errors="replace").splitlines()]
+        return [line for line in found if line][-lines:]
+    return []
+
+
+def say(line: str) -> None:
+    """Adds *line* to the output of the task, wherever its streams lead by now."""
+    flush()
+    os.write(2, f"{line}\n".encode(errors="replace"))
 
 
 def flush() -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from skyinfra.errors import NotSupported
 from skyinfra.node import shares
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
-from skyinfra.worker import cancellation, output, stateful
+from skyinfra.worker import attempts, cancellation, output, secrets, stateful
 
 # A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
 _DEATH_TIMEOUT_S = 60
@@ -32,6 +33,8 @@ _DEATH_TIMEOUT_S = 60
 _ABANDONED_S = 45.0
 # A report to the scheduler takes milliseconds.
 _REPORT_S = 0.5
+# For which output that a task with secrets left, and that was not masked, is kept in memory.
+_LEFT_S = 60.0
 # 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
 # Is set on nodes with a grace: batch systems send SIGTERM to all processes at once, and the runner alone decides here.
@@ -199,7 +202,7 @@ def nanny(
 
     *group*: see `SlotWorker`.
     """
-    return Nanny(
+    made = Nanny(
         scheduler,
         name=slot.slot,
         nthreads=1,
@@ -218,3 +221,12 @@ def nanny(
         packages=packages,
         group=group,
     )
+    dask_private.on_exit(made, partial(_died, attempts.Watch(Path(env[NODE_DIRECTORY]), slot.worker, group)))
+    return made
+
+
+def _died(watch: attempts.Watch, code: int) -> None:
+    key = watch.ended(code)
+    if key is not None:
+        # It starts again at once, or on another node.
+        cancellation.later(_LEFT_S, partial(secrets.discard, key))

@@ -27,7 +27,7 @@ from skyinfra.engine.waiting import interruptible
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
-from skyinfra.worker.surroundings import laid_out, linked
+from skyinfra.worker.surroundings import linked
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -116,6 +116,7 @@ class _Process:
         self._work = work
         self._timers: list[threading.Timer] = []
         self._group = 0
+        self._made: scripts.Place | None = None
         self._failed = False
         self._outcome: bytes | None = None
         self._over = False
@@ -136,6 +137,8 @@ class _Process:
             # What the rank started and left behind may hold its end of the pipe.
             self._kill()
             listener.join(_LAST_WORDS_S)
+            if self._made is not None and self._place.topic:
+                self._made.keep(scripts.teller(self._place.topic, self._place.run_id))
         return self._ended(code)
 
     def _start(
@@ -144,9 +147,9 @@ class _Process:
         # A script lies in a new folder, which is its own, as does a function with a working directory.
         folder: str | None
         if self._work.call is None:
-            made = laid_out(self._work.source, self._work.name, variables)
-            folder, path, variables = stack.enter_context(made)
-            self._work = replace(self._work, name=str(path.relative_to(folder)))
+            self._made = made = stack.enter_context(scripts.copied(self._work.source, self._work.name, variables))
+            folder, variables = made.folder, made.env
+            self._work = replace(self._work, name=str(made.path.relative_to(folder)))
         else:
             folder, variables = stack.enter_context(linked(variables))
         pipe, theirs = multiprocessing.Pipe()

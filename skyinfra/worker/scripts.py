@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from distributed import get_worker
 
-from skyinfra.errors import ScriptFailed
+from skyinfra.blobs.copies import Copy
+from skyinfra.blobs.store import WrongContent
+from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine import deaths
+from skyinfra.errors import ScriptFailed, SkyinfraError
+from skyinfra.program import views
+from skyinfra.protocol import jobs, services
+from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
-from skyinfra.worker import cancellation, secrets, shortage
+from skyinfra.worker import cancellation, inputs, secrets, shortage
 from skyinfra.worker.streaming import Lines
-from skyinfra.worker.surroundings import laid_out
+from skyinfra.worker.surroundings import BESIDE, FETCH, PLACE, new_folder
 
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
 _FLUSH_LINES = 500
 # Between two checks of a script without output.
 _ENDED_S = 0.5
+# Files are looked through for secrets in pieces, which overlap by as much as the longest that is found for sure.
+_WINDOW = 4 * 2**20
+_OVERLAP = 64 * 2**10
 
 
 def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic: str, run_id: str) -> int:
@@ -33,17 +46,108 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
     ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM`, where it failed and had said that the
     memory of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to
-    the output of the task. Where its project was synced, see `laid_out` for the folder.
+    the output of the task. For the folder see `copied`; of the files that it writes there `Place.keep` tells.
     """
     key = str(get_worker().get_current_task())
-    with laid_out(source, name, env) as (folder, path, env):
-        command = [sys.executable, "-u", str(path), *args]
-        with program(key, command, cwd=folder, env={**os.environ, **env}, piped=bool(topic)) as (process, _):
+    with copied(source, name, env) as place:
+        command, env = [sys.executable, "-u", str(place.path), *args], {**os.environ, **place.env}
+        with program(key, command, cwd=place.folder, env=env, piped=bool(topic)) as (process, group):
             short = stream(process, topic, run_id)
             code = process.wait()
             if code and short and (told := shortage.of_line(short)):
                 get_worker().log_event(topic, ["lines", run_id, [[STREAM, told]]])
+            # What it left behind writes no more.
+            cancellation.signal_group(group, signal.SIGKILL)
+            if topic:
+                place.keep(teller(topic, run_id))
+            else:
+                place.keep(lambda kind, found: _report(key, kind, found), most=jobs.LARGEST_FILES)
             return code
+
+
+@dataclass(frozen=True)
+class Place:
+    """The *folder* in which a program runs, the file of the program, its variables, and what it writes there.
+
+    fetch: which of these files its client wants; None where it does not ask.
+    """
+
+    folder: str
+    path: Path
+    env: dict[str, str]
+    copy: Copy
+    fetch: tuple[str, ...] | None
+
+    def keep(self, tell: Callable[[str, Written], object], most: int | None = None) -> None:
+        """Sends the files that the client wants to the head, of at most so many bytes, and tells it of all files.
+
+        *tell* gets `jobs.KEEPING` first where there are some to send, then `jobs.WRITTEN`.
+        """
+        if self.fetch is None:
+            return
+        masker = secrets.of_process()
+        try:
+            found, parcels = self.copy.written(
+                self.fetch, most=most, refuse=lambda file: bool(masker) and masker.holds(_windows(file))
+            )
+            if parcels:
+                tell(jobs.KEEPING, replace(found, tree=None))
+                inputs.send(parcels)
+        except (OSError, SkyinfraError, BlobsMissing, WrongContent) as error:
+            found = replace(self._left(), problem=f"{type(error).__name__}: {error}".partition("\n")[0])
+        if found != Written():
+            tell(jobs.WRITTEN, found)
+
+    def _left(self) -> Written:
+        """What the program wrote, none of which is kept."""
+        with contextlib.suppress(OSError):
+            return self.copy.written(())[0]
+        return Written()
+
+
+@contextlib.contextmanager
+def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
+    """Makes a folder for the program *source*: a copy of what stands at `BESIDE` in the tree, which is removed.
+
+    The file of the program is *name*, or at `PLACE`.
+    """
+    env = dict(env)
+    beside, place, fetch = env.pop(BESIDE, None), env.pop(PLACE, name), env.pop(FETCH, None)
+    tree = os.environ.get(views.VARIABLE)
+    with new_folder() as folder:
+        path, copy = Path(folder, place), Copy(Path(folder))
+        if beside is not None and tree is not None:
+            copy.fill(Path(tree, beside), views.MODULES)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(source)
+        copy.note()
+        yield Place(folder, path, env, copy, None if fetch is None else tuple(json.loads(fetch)))
+
+
+def teller(topic: str, run_id: str) -> Callable[[str, Written], object]:
+    """Tells the client of the files that a program wrote, among the lines of the run *run_id*."""
+
+    def tell(kind: str, found: Written) -> None:
+        get_worker().log_event(topic, ["lines", run_id, [[kind, json.dumps(found.to_json())]]])
+
+    return tell
+
+
+def _report(key: str, kind: str, found: Written) -> None:
+    """Tells the head of the files that the job of the attempt *key* wrote. A head that is older does not keep them."""
+    if kind == jobs.WRITTEN:
+        with contextlib.suppress(SkyinfraError, BlobsMissing):
+            inputs.tell_head(lambda head: services.job_written(head, key=key, written=found))
+
+
+def _windows(file: Path) -> Iterator[bytes]:
+    """The content of *file* in pieces, each with the end of the one before."""
+    tail = b""
+    with file.open("rb") as stream:
+        while data := stream.read(_WINDOW):
+            yield tail + data
+            tail = data[-_OVERLAP:]
 
 
 def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> int:
@@ -51,7 +155,7 @@ def detached(source: bytes, name: str, args: list[str], env: dict[str, str]) -> 
     code = script(source, name, args, env, "", "")
     if code == 0:
         return 0
-    error = ScriptFailed(f"{name} ended with exit code {code}" if code > 0 else f"{name} ended by signal {-code}")
+    error = ScriptFailed(f"{name} {deaths.of_program(code)}", hint=deaths.remedy([code]))
     error.code = code
     raise error
 

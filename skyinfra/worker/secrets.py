@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -30,15 +32,21 @@ _SHORTEST_SURE = 8
 # Seconds between two reads of the output of a task.
 _EVERY_S = 0.05
 _CHUNK = 256 * 1024
+# Where the output of a task is before it is masked, in a file with the key of the task in its name, and how much room
+# has to be there.
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - no other folder is in memory; the files are this user's
+_LEFT = "skyinfra-output-"
+_ROOM = 64 * 2**20
 # fallocate(2): releases memory in the middle of a file.
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 @contextlib.contextmanager
-def given(values: Mapping[str, str], masker: Masker) -> Iterator[int]:
+def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[int]:
     """Sets the variables *values* of this process, and of those that it starts, in the body, and masks its output.
 
-    Yields the open file that has the output in the end: what is written there is not masked.
+    *key*: of the task, for what `recover` finds where the process dies. Yields the open file that has the output in the
+    end: what is written there is not masked.
     """
     if not values:
         yield 2
@@ -47,7 +55,7 @@ def given(values: Mapping[str, str], masker: Masker) -> Iterator[int]:
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
-        with _masked(masker) as target:
+        with _masked(masker, key) as target:
             yield target
     finally:
         for name, value in before.items():
@@ -58,11 +66,11 @@ def given(values: Mapping[str, str], masker: Masker) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _masked(masker: Masker) -> Iterator[int]:
+def _masked(masker: Masker, key: str) -> Iterator[int]:
     """Masks what goes to the standard streams, which are one file, in the body."""
     output.flush()
     before = os.dup(1), os.dup(2)
-    funnel = Funnel(masker, before[0])
+    funnel = Funnel(masker, before[0], key)
     try:
         for number in (1, 2):
             os.dup2(funnel.handle, number)
@@ -148,6 +156,11 @@ class Stream:
         self._pattern = pattern
         self._rest = b""
 
+    @property
+    def held(self) -> int:
+        """How many bytes wait for the next."""
+        return len(self._rest)
+
     def feed(self, data: bytes, *, final: bool = False) -> bytes:
         """The bytes that can be shown so far; an end that may be the beginning of a secret waits for the next."""
         if not self._forms:
@@ -177,12 +190,13 @@ class Funnel:
     """A file in memory, for the output of a task, from which it goes masked to the open file *target*.
 
     handle: of the file in memory. No disk has the output before it is masked; and a task whose native code holds the
-    interpreter never waits for this thread, as it would with a pipe. What was written in the last moments before the
-    process is killed is lost.
+    interpreter never waits for this thread, as it would with a pipe. *key*: of the task: what was written in the last
+    moments before the process is killed stays in memory, for `recover`.
     """
 
-    def __init__(self, masker: Masker, target: int) -> None:
-        self.handle = os.memfd_create("output")
+    def __init__(self, masker: Masker, target: int, key: str = "") -> None:
+        self._file: Path | None = None
+        self.handle = self._open(key)
         self._stream = masker.stream()
         self._target = target
         self._offset = 0
@@ -190,11 +204,23 @@ class Funnel:
         self._thread = threading.Thread(target=self._run, name="skyinfra-mask", daemon=True)
         self._thread.start()
 
+    def _open(self, key: str) -> int:
+        with contextlib.suppress(OSError):  # there is no such folder, or it is nearly full
+            disk = os.statvfs(_IN_MEMORY)
+            if key and disk.f_bavail * disk.f_frsize >= _ROOM:
+                file = _IN_MEMORY / f"{_LEFT}{key}.{os.getpid()}"
+                handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self._file = file
+                return handle
+        return os.memfd_create("output")
+
     def close(self) -> None:
         """Hands on what is left."""
         self._over.set()
         self._thread.join()
         os.close(self.handle)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY_S):
@@ -208,13 +234,40 @@ class Funnel:
         if final:
             self._write(self._stream.feed(b"", final=True))
         elif self._offset:
-            _libc().fallocate(self.handle, _KEEP_SIZE | _PUNCH_HOLE, 0, self._offset)
+            # What is held back has not been handed on.
+            _libc().fallocate(self.handle, _KEEP_SIZE | _PUNCH_HOLE, 0, self._offset - self._stream.held)
 
     def _write(self, data: bytes) -> None:
         # What a full disk does not take is lost, as without a mask.
         with contextlib.suppress(OSError):
             while data:
                 data = data[os.write(self._target, data) :]
+
+
+def recover(key: str, masker: Masker, file: Path) -> None:
+    """Adds to *file*, the output of the task *key*, masked, what was in memory when a process of it died on this node.
+
+    Where *masker* has no secrets, the task had none.
+    """
+    for left in _left_of(key) if masker else ():
+        with contextlib.suppress(OSError):
+            # What was handed on is zeros.
+            shown = masker.stream().feed(left.read_bytes().lstrip(b"\0"), final=True)
+            left.unlink()
+            with file.open("ab") as output_file:
+                output_file.write(shown)
+
+
+def discard(key: str) -> None:
+    """Removes what `recover` would add, of a task that has not started again on this node."""
+    for left in _left_of(key):
+        left.unlink(missing_ok=True)
+
+
+def _left_of(key: str) -> list[Path]:
+    """The files of processes of the task *key* that have died."""
+    found = (file for file in _IN_MEMORY.glob(f"{_LEFT}{glob.escape(key)}.*") if file.suffix[1:].isdigit())
+    return [file for file in found if not Path(f"/proc/{file.suffix[1:]}").exists()]
 
 
 @cache

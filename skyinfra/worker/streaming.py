@@ -13,10 +13,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
 
+from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import instance
-from skyinfra.worker import output
+from skyinfra.worker import attempts, output
 from skyinfra.worker.secrets import Masker
 
 # Sends a message to the client: its kind and its content.
@@ -27,6 +30,8 @@ _EVERY_S = 0.1
 # At most that many bytes are sent per read; all of them are on the node. The head keeps the last thousand messages of a
 # client.
 _MOST = 32 * 1024
+# Of more than that, the first lines are sent as well.
+_FIRST = 8 * 1024
 # Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
 
@@ -38,6 +43,11 @@ class Lines:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
         self._rest = ""
+
+    @property
+    def held(self) -> int:
+        """How many bytes of an incomplete line are held back."""
+        return len(self._rest.encode("utf-8", "replace"))
 
     def feed(self, data: bytes, *, final: bool = False) -> list[str]:
         """Returns the lines that *data* completes; *final*: with the last, incomplete one."""
@@ -55,16 +65,20 @@ class _Tail:
         self._file = file
         self._send = send
         self._key = key
-        self.restart()
+        self.restart(_begins.pop(file, 0))
+        if self._offset:
+            attempts.note_shown(self._offset)
 
-    def restart(self) -> None:
-        self._offset, self._lines = 0, Lines()
+    def restart(self, offset: int = 0) -> None:
+        self._offset, self._lines = offset, Lines()
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
         if lines:
             self._send(lines)
+            # A line that is not whole is sent again by the next start of the task.
+            attempts.note_shown(self._offset - self._lines.held)
 
     def _added(self) -> Iterator[str]:
         try:
@@ -72,20 +86,27 @@ class _Tail:
             if size <= self._offset:
                 return
             with open(self._file, "rb") as file:  # noqa: PTH123 - as above
-                left_out = size - self._offset - _MOST
-                if left_out > 0:
-                    file.seek(size - _MOST)
-                    left_out += len(file.readline())
-                    yield from self._lines.feed(b"", final=True)
-                    whole = f"skyinfra logs {_fleet()} --task {self._key()}"
-                    yield f"[{left_out} bytes of output are left out here; `{whole}` has all of it]"
-                    self._offset += left_out
                 file.seek(self._offset)
+                if size - self._offset > _MOST:
+                    yield from self._first_and_last(file, size)
                 data = file.read(_MOST)
         except OSError:
             return
         self._offset += len(data)
         yield from self._lines.feed(data)
+
+    def _first_and_last(self, file: BinaryIO, size: int) -> Iterator[str]:
+        """Yields the first lines of a lot of output, and a line for those that are left out; the last ones are next."""
+        first = file.read(_FIRST)
+        first = first[: first.rfind(b"\n") + 1]
+        yield from self._lines.feed(first)
+        yield from self._lines.feed(b"", final=True)
+        self._offset += len(first)
+        file.seek(size - _MOST + _FIRST)
+        file.readline()
+        whole = f"skyinfra logs {_fleet()} --task {self._key()}"
+        yield f"[{file.tell() - self._offset} bytes of output are left out here; `{whole}` has all of it]"
+        self._offset = file.tell()
 
 
 _changed = threading.Condition()
@@ -94,6 +115,8 @@ _watcher: threading.Thread | None = None
 _send: Send | None = None
 _masker: Masker | None = None
 _told_at = 0.0
+# How much of an output an earlier start of its task has printed, and was sent.
+_begins: dict[str, int] = {}
 
 
 def _fleet() -> str:
@@ -130,6 +153,19 @@ def telling(
             _send = _tail = _masker = None
             if tail is not None:
                 tail.advance(final=True)
+
+
+def tell_rest(key: str, folder: Path, send: Send | None, death: Death | None) -> None:
+    """Sends what the task *key* had printed when its process died, and its client had not got, before it starts again.
+
+    *death*: says how much the client had; None where nobody knows: it gets all of it again then.
+    """
+    file = str(output.path_of(key, folder))
+    if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
+        return
+    _begins[file] = death.shown
+    _Tail(file, lambda lines: send("output", lines), lambda: key).advance(final=True)
+    _begins[file] = os.stat(file).st_size  # noqa: PTH116 - as above
 
 
 def progress(done: float, total: float | None = None, note: str = "") -> None:

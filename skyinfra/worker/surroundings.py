@@ -5,38 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from skyinfra.blobs import copies
 from skyinfra.program import views
 from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.worker import output
 
 # In the variables of a script: the path in the tree of the folder that its working directory is a copy of, and the
 # path of the script below that, where it is not the file's name alone.
 BESIDE = "SKYINFRA_BESIDE"
 PLACE = "SKYINFRA_PLACE"
+# Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
+FETCH = "SKYINFRA_FETCH"
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
     """Makes the folder of a program below the node's, with which it is removed at the latest."""
     return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
-
-
-@contextlib.contextmanager
-def laid_out(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[tuple[str, Path, dict[str, str]]]:
-    """Makes a folder for the program *source*: in it stands what stands at `BESIDE` in the tree, read-only.
-
-    Yields the folder, the file of the program, which is *name* or at `PLACE`, and *env* without these two.
-    """
-    env = dict(env)
-    beside, place = env.pop(BESIDE, None), env.pop(PLACE, name)
-    with new_folder() as folder:
-        path = Path(folder, place)
-        _link(beside, Path(folder), PurePosixPath(place).parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_bytes(source)
-        yield folder, path, env
 
 
 @contextlib.contextmanager
@@ -49,7 +36,10 @@ def linked(env: Mapping[str, str]) -> Iterator[tuple[str | None, dict[str, str]]
         return
     with new_folder() as folder:
         _link(beside, Path(folder))
-        yield folder, env
+        try:
+            yield folder, env
+        finally:
+            _say_removed(folder)
 
 
 @contextlib.contextmanager
@@ -66,6 +56,7 @@ def surrounded(env: Mapping[str, str] | None, workdir: str | None) -> Iterator[N
         if workdir is not None:
             folder = stack.enter_context(new_folder())
             _link(workdir, Path(folder))
+            stack.callback(_say_removed, folder)
             stack.enter_context(contextlib.chdir(folder))
         try:
             os.environ.update(env or {})
@@ -78,17 +69,18 @@ def surrounded(env: Mapping[str, str] | None, workdir: str | None) -> Iterator[N
                     os.environ[name] = value
 
 
-def _link(beside: str | None, folder: Path, own: Sequence[str] = ()) -> None:
-    """Links what is at *beside* in the tree into *folder*. The folders of *own*, the path of a file that will be
-    written, are made instead."""
+def _say_removed(folder: str) -> None:
+    """Says in the output of the task what it wrote in *folder*, which is about to be removed."""
+    with contextlib.suppress(OSError):
+        if (line := copies.removed(Path(folder))) is not None:
+            output.say(line)
+
+
+def _link(beside: str | None, folder: Path) -> None:
+    """Links what is at *beside* in the tree into *folder*."""
     tree = os.environ.get(views.VARIABLE)
     if beside is None or tree is None:
         return
     for item in Path(tree, beside).iterdir():
-        if item.name == views.MODULES:
-            continue
-        if len(own) > 1 and item.name == own[0] and item.is_dir():
-            (folder / item.name).mkdir()
-            _link(f"{beside}/{item.name}", folder / item.name, own[1:])
-        else:
+        if item.name != views.MODULES:
             (folder / item.name).symlink_to(item)

@@ -14,7 +14,8 @@ import pytest
 import skyinfra as sky
 from skyinfra.cli.options import options_first
 from skyinfra.cli.run import Goes, run_gang
-from skyinfra.client import open_pool
+from skyinfra.client import Fetching, open_pool
+from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
@@ -84,6 +85,49 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
     assert "error: rank 1 of train.py, on slot n0/1 of node n0, ended with exit code 5" in err
     with pytest.raises(sky.InvalidField, match="--nodes"):
         run_gang(str(manifest), path, ["0"], Goes(), nodes=9, per_node=None, max_restarts=0)
+
+
+def test_files_of_rank_0_and_of_others_are_told_apart(fleet, tmp_path, script, capfd):
+    manifest = tmp_path / "fleet.json"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    path = script(
+        "import os, sys\nrank = int(os.environ['RANK'])\nopen('model.pt', 'w').write(f'of rank {rank}')\n"
+        "open('log.txt', 'w').write('x' * 10)\nsys.exit(3 if rank == 1 and len(sys.argv) > 1 else 0)\n"
+    )
+    goes = Goes(fetch=("*.pt",))
+    for arguments, code in (([], 0), (["fail"], 3)):
+        assert run_gang(str(manifest), path, arguments, goes, nodes=1, per_node=2, max_restarts=0) == code
+        err = capfd.readouterr().err
+        assert (tmp_path / "rank-1/model.pt").read_text() == "of rank 1"
+        if code == 0:
+            assert (tmp_path / "model.pt").read_text() == "of rank 0"
+            assert f"fetched to {tmp_path}: rank-1/model.pt (9 bytes)" in err
+            assert (
+                "train.py wrote log.txt (10 bytes) in its copy" in err and "1 other rank wrote 1 file (10 bytes)" in err
+            )
+            (tmp_path / "rank-1/model.pt").unlink()
+
+
+def test_ranks_that_are_interrupted_say_their_last_words_and_send_their_files(pool, tmp_path, script):
+    path = script(
+        "import os, time\nprint('ready')\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
+        "    open('last.pt', 'w').write(os.environ['SKYINFRA_RANK'])\n    print('cleans up')\n"
+    )
+    files, said = Fetching(pool, tmp_path, "train.py", ("*.pt",)), []
+
+    def show(rank: int, stream: str, line: str) -> None:
+        said.append(line)
+        if stream in (KEEPING, WRITTEN):
+            files.take(stream, Written.read(json.loads(line)), rank)
+        elif said.count("ready") == 2 and line == "ready":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        none(pool, path, nodes=1, per_node=2, env=files.variables, on_line=show)
+    assert said.count("cleans up") == 2, said
+    first, *_ = files.bring()
+    assert first == f"fetched to {tmp_path}: last.pt (1 byte)"
+    assert [(tmp_path / name).read_text() for name in ("last.pt", "rank-1/last.pt")] == ["0", "1"]
 
 
 @pytest.mark.slow

@@ -180,13 +180,17 @@ def test_tasks_begin_in_a_copy_of_the_working_directory(fleet: Any, folder: Path
     here = [".skyinfraignore", "data.txt", "lib"]
     with sky.connect(fleet.manifest) as pool:
         before = [found[3] for found in Task(surroundings) @ pool]
-    with sky.connect(fleet.manifest, workdir=folder) as pool:
+    lines: list[str] = []
+    with sky.connect(fleet.manifest, workdir=folder, output=lambda _, line: lines.append(line)) as pool:
         assert [found[2] for found in Task(surroundings) @ pool] == [here] * 4
         assert Task(write, ("new",)) >> pool == sorted([*here, "new"])
         assert [found[2] for found in Task(surroundings) @ pool] == [here] * 4, "what a task writes goes with it"
         assert pool.submit(lambda: Path("data.txt").read_text()).result(60) == "data"
         assert [found[2] for found in pool.launch(surroundings, framework="none")] == [here] * 4
     assert not (folder / "new").exists()
+    assert [line for line in lines if "removed" in line] == [
+        "[removed with the task: new (1 byte); write to sky.files() or return it]"
+    ]
     with sky.connect(fleet.manifest) as pool:
         assert [found[3] for found in Task(surroundings) @ pool] == before
 

@@ -89,7 +89,7 @@ def test_a_flood_is_cut_and_its_end_arrives(fleet):
     seen: list[str] = []
     with open_pool(fleet.manifest, output=lambda slot, line: seen.append(line)) as pool:
         shout(20_000) >> pool
-    assert seen[-1].startswith("19999 x")
+    assert seen[0].startswith("0 x") and seen[-1].startswith("19999 x")
     cut = next(line for line in seen if "bytes of output are left out" in line)
     assert re.search(r"`skyinfra logs stack/pool --task shout-[0-9a-f]{32}` has all of it", cut)
     numbers = [int(line.split()[0]) for line in seen if line.endswith("x")]

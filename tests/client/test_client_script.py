@@ -17,7 +17,7 @@ from leaks import files_with
 import skyinfra as sky
 from skyinfra import InvalidInclude
 from skyinfra.cli.run import Goes, check_single, run_on_slot
-from skyinfra.client import open_pool, run_script
+from skyinfra.client import Fetching, open_pool, run_script
 
 
 @pytest.fixture
@@ -254,7 +254,8 @@ def test_the_project_goes_with_its_script(shipped, project, monkeypatch):
     # A manifest beside it, as Slurm's jobs have it, stays here.
     (project / "fleet.json").write_text((project.parent / "fleet.json").read_text())
     code, out, err = shipped(project / "train.py", env=("HF",))
-    assert (code, err.count("\n")) == (0, 1), err
+    assert (code, err.count("\n")) == (0, 2), err
+    assert "train.py wrote written (1 byte) in its copy of the folder, which is removed" in err
     assert "train.py goes with 7 other files" in err
     seen = ["data", "helper.py", "lib", "train.py", "written"]
     hidden = [".gitignore", ".skyinfraignore"]
@@ -272,6 +273,122 @@ def test_the_file_of_a_secret_stays_here(shipped, project, fleet):
     assert files_with(token, fleet.root) == []
     with pytest.raises(InvalidInclude, match="is the file of a secret"):
         shipped(project / "train.py", includes=(project / "data/token",))
+
+
+WRITER = """
+import os, sys
+open("data/words.txt", "a").write(" more")      # a file of the project is the program's own
+os.makedirs("out/deep", exist_ok=True)
+for number in range(4): open(f"out/deep/{number}.csv", "w").write("x" * 1024 * (number + 1))
+open("model.pt", "wb").write(b"w" * 3 * 2**20)
+os.symlink("/etc/passwd", "link.csv")
+os.makedirs(".git/hooks", exist_ok=True)
+open(".git/hooks/run.csv", "w").write("!")
+open("helper.py").read()
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+def test_files_that_a_script_writes_in_its_copy_are_named_with_their_sizes(shipped, project):
+    (project / "train.py").write_text(WRITER)
+    for _ in range(2):  # nothing of the first run is there for the second
+        _, _, err = shipped(project / "train.py")
+        (line,) = [line for line in err.splitlines() if "wrote" in line]
+        assert line == (
+            "train.py wrote model.pt (3.0 MiB), out/deep/3.csv (4.0 KiB), out/deep/2.csv (3.0 KiB), out/deep/1.csv "
+            "(2.0 KiB), out/deep/0.csv (1.0 KiB) and 2 other files (11 bytes) in its copy of the folder, which is "
+            "removed; `--fetch PATTERN` brings such files here"
+        )
+    assert (project / "data/words.txt").read_text() == "words"
+    (project / "train.py").write_text("import helper, os; os.symlink('helper.py', 'again.py')")
+    assert "wrote" not in shipped(project / "train.py")[2], "links, modules that Python compiled, and what is unchanged"
+
+
+def test_files_are_fetched_however_the_script_ends(shipped, project):
+    (project / "train.py").write_text(WRITER)
+    code, _, err = shipped(project / "train.py", fetch=("*.csv", "!0.csv", "data/"), env=("CODE=3",))
+    assert code == 3
+    assert "data/words.txt (10 bytes, replaced)" in err and "wrote model.pt (3.0 MiB)" in err
+    found = {str(path.relative_to(project)) for path in project.rglob("*.csv")}
+    assert found == {f"out/deep/{number}.csv" for number in (1, 2, 3)}, "nothing of .git, no link"
+    assert (project / "data/words.txt").read_text() == "words more"
+    assert "wrote no file that --fetch names (*.json)" in shipped(project / "train.py", fetch=("*.json",))[2]
+    (project / "train.py").write_text("import os, signal; open('a.txt', 'w'); os.kill(os.getpid(), signal.SIGSEGV)")
+    code, _, err = shipped(project / "train.py", fetch=("/a.txt",), fetch_to=project / "elsewhere")
+    assert (code, (project / "elsewhere/a.txt").read_text()) == (128 + 11, "")
+    assert "train.py was killed by signal 11 (SIGSEGV)" in err
+
+
+def test_what_was_changed_here_meanwhile_stays(shipped, project, monkeypatch):
+    (project / "train.py").write_text(WRITER)
+    (project / "out/deep").mkdir(parents=True)
+    (project / "out/deep/1.csv").write_text("of an earlier run, ignored by git")
+    (project / ".gitignore").write_text("out/\n")
+    later = time.time() + 60
+    for name in ("out/deep/2.csv", "data/words.txt"):
+
+        def change(path: Path = project / name) -> None:
+            path.write_text("changed here")
+            os.utime(path, (later, later))
+
+        monkeypatch.setattr(Fetching, "take", _after(Fetching.take, change))
+    _, _, err = shipped(project / "train.py", fetch=("out/", "data/"))
+    assert (project / "out/deep/1.csv").stat().st_size == 2048, "it was not changed since the script was sent"
+    for name in ("out/deep/2.csv", "data/words.txt"):
+        assert (project / name).read_text() == "changed here"
+        assert f"{name} was changed here meanwhile and stays; the fetched one is {name}.fetched" in err
+    assert (project / "data/words.txt.fetched").read_text() == "words more"
+
+
+def _after(method, action):
+    def call(*arguments):
+        action()
+        return method(*arguments)
+
+    return call
+
+
+def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, monkeypatch):
+    (project / "train.py").write_text(WRITER)
+    (tmp_path / "elsewhere").mkdir()
+    # Meanwhile.
+    link = _after(Fetching.take, lambda: (project / "out").symlink_to(tmp_path / "elsewhere"))
+    monkeypatch.setattr(Fetching, "take", lambda self, kind, found: link(self, kind, found) if found.tree else None)
+    _, _, err = shipped(project / "train.py", fetch=("*.csv",))
+    assert "out/deep/3.csv was not fetched: it leads out of the folder" in err
+    assert not list((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(sky.InvalidField, match="--fetch: names no files"):
+        shipped(project / "train.py", fetch=("../*",))
+    with pytest.raises(sky.InvalidField, match="--fetch-to: goes with --fetch"):
+        Goes(fetch_to=tmp_path)
+
+
+def test_files_of_a_script_that_is_interrupted_are_fetched(pool, project):
+    (project / "train.py").write_text(
+        "import time\nopen('best.pt', 'w').write('best')\nprint('written', flush=True)\n"
+        "try: time.sleep(600)\nfinally: open('last.pt', 'w').write('last')\n"
+    )
+    files = Fetching(pool, project, "train.py", ("*.pt",))
+
+    def interrupt(_: str, line: str) -> None:
+        if line == "written":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_script(pool, project / "train.py", on_line=interrupt, fetch=files.fetch, on_files=files.take)
+    assert list(files.bring()) == [f"fetched to {project}: best.pt (4 bytes), last.pt (4 bytes)"]
+    assert (project / "last.pt").read_text() == "last"
+
+
+def test_a_file_with_a_secret_of_the_script_is_not_kept_on_disks(shipped, project, fleet, monkeypatch):
+    monkeypatch.setenv("TOKEN", "tok-77f1c8b2e97a")
+    (project / "train.py").write_text(
+        "import os\nopen('a.log', 'w').write('x' * 5_000_000 + os.environ['TOKEN'])\nopen('b.log', 'w').write('fine')\n"
+    )
+    _, _, err = shipped(project / "train.py", fetch=("*.log",), secrets=("TOKEN",))
+    assert "not fetched: a.log holds a secret of the task" in err
+    assert (project / "b.log").read_text() == "fine" and not (project / "a.log").exists()
+    assert files_with("tok-77f1c8b2e97a", fleet.root) == []
 
 
 def test_a_script_in_a_package_finds_the_package(shipped, project):

@@ -24,8 +24,10 @@ import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.cli.status import _fleet_status, _print_stack
 from skyinfra.client import Pool, connect
+from skyinfra.deploy.kept import keep
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.tasks import Task
+from skyinfra.terraform.stores import local_store
 
 # What it shares is expensive: all of it in one process.
 pytestmark = pytest.mark.xdist_group("jobs_of_fleet")
@@ -312,6 +314,66 @@ def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
     assert name.startswith("train-py-")
     assert "ended with exit code 7" in command("jobs", "result", fleet, name, code=7).output
     assert "failed" in command("jobs", fleet).stdout
+
+
+WRITER = """
+import os, sys, time
+os.makedirs("out", exist_ok=True)
+open("out/loss.csv", "w").write("0.1")
+open("out/large.bin", "wb").write(b"x" * 2**20)
+open("log.txt", "w").write("line")
+print("written", flush=True)
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]): time.sleep(0.02)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_files_of_a_script_are_kept_with_its_job(running: Running, tmp_path: Path, pool: Pool) -> None:
+    head, fleet = running
+    script = tmp_path / "write.py"
+    script.write_text(WRITER)
+    command("run", fleet, "--detach", "--name", "writes", "--fetch", "out", str(script), "7")
+    told = command("jobs", "result", fleet, "writes", code=7).output
+    assert "2 files (1.0 MiB) kept; log.txt (4 bytes) removed with its copy of the folder" in told
+    written = pool.job("writes").info().written
+    assert written is not None and (written.kept_count, written.kept_bytes, written.left_count) == (2, 2**20 + 3, 1)
+    shutil.rmtree(head.path / "blobs")  # others came, and the blobs of the head went
+    job = pool.job("writes")
+    assert sorted(job.fetch(tmp_path / "a")) == [tmp_path / "a/out/large.bin", tmp_path / "a/out/loss.csv"]
+    assert job.fetch(tmp_path / "b", "*.csv") == [tmp_path / "b/out/loss.csv"]
+    assert (tmp_path / "b/out/loss.csv").read_text() == "0.1"
+    (tmp_path / "b/out/loss.csv").write_text("mine")
+    found = json.loads(command("jobs", "fetch", fleet, "writes", str(tmp_path / "b"), "--json").stdout)["files"]
+    assert [(each["path"], each["how"]) for each in found] == [
+        ("out/large.bin", "new"),
+        ("out/loss.csv.fetched", "beside"),
+    ]
+    assert (tmp_path / "b/out/loss.csv").read_text() == "mine"
+    with connect(fleet) as again:
+        assert "; 2 files that they wrote go with the fleet" in str(keep(again.manifest, local_store(tmp_path, "demo")))
+    job.forget()
+    until(lambda: not list((head.path / "kept").iterdir()), "its files go with it")
+
+
+def test_files_of_a_job_that_is_cancelled_are_kept(running: Running, tmp_path: Path, pool: Pool) -> None:
+    _, fleet = running
+    script = tmp_path / "write.py"
+    script.write_text(WRITER)
+    command(
+        "run", fleet, "--detach", "--name", "stopped", "--fetch", "*.csv", str(script), "0", str(tmp_path / "never")
+    )
+    job = pool.job("stopped")
+    until(lambda: "written" in job.logs(), "it has written its files")
+    with pytest.raises(sky.InvalidField, match="the job is running"):
+        job.fetch(tmp_path)
+    assert job.cancel()
+    until(lambda: job.info().written is not None, "its files are kept")
+    assert job.fetch(tmp_path / "got") == [tmp_path / "got/out/loss.csv"]
+    assert job.state == "cancelled"
+    command("run", fleet, "--detach", "--name", "none", str(script), "0")
+    command("jobs", "result", fleet, "none")
+    assert pool.job("none").fetch(tmp_path) == []
+    assert "no such files of none are kept" in command("jobs", "fetch", fleet, "none", str(tmp_path), code=1).output
 
 
 def test_results_of_functions_on_the_command_line(running: Running, pool: Pool, tmp_path: Path) -> None:

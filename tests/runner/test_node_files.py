@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from running_node import RunningNode
+from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra.cli.app import app
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.tasks import Task
 
@@ -130,3 +133,29 @@ def test_a_job_sees_what_was_synced_and_keeps_a_large_result(nodes, tmp_path, mo
         (tmp_path / "words.txt").write_text("yet other words")
         with pytest.raises(sky.TaskInputsLost, match="has changed here since"):
             pool.submit(work, detach="without")
+
+
+def test_files_are_put_and_got_from_the_command_line(nodes, tmp_path, monkeypatch):
+    def command(*arguments: str, code: int = 0):
+        result = CliRunner().invoke(app, [*arguments])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    monkeypatch.chdir(tmp_path)
+    with nodes[0].pool(nodes[1]) as pool:
+        Path("fleet.json").write_text(json.dumps(pool.manifest.to_json()))
+    Path("vocab.txt").write_text("words")
+    assert command("put", "fleet.json", "vocab.txt").stdout == "vocab.txt is vocab.txt on n1, n2\n"
+    answer = command("put", "fleet.json", "vocab.txt", "only/here.txt", "--node", "n2", "--json").stdout
+    assert json.loads(answer)["nodes"] == ["n2"]
+    assert [(node.path / "files/only/here.txt").exists() for node in nodes] == [False, True]
+    assert command("get", "fleet.json", "only/here.txt", "back.txt", "--node", "n2").stdout == "back.txt\n"
+    assert Path("back.txt").read_text() == "words"
+    assert json.loads(command("get", "fleet.json", "only", "--node", "n2", "--json").stdout)["path"] == "only"
+    for arguments, message in (
+        (("get", "fleet.json", "vocab.txt"), "--node: several nodes have files"),
+        (("get", "fleet.json", "vocab.txt", "--node", "n3"), "no node of that name"),
+        (("get", "fleet.json", "../node.json", "--node", "n1"), "REMOTE: a path below"),
+        (("put", "fleet.json", "nothing"), "PATH: is not there"),
+    ):
+        assert message in str(command(*arguments, code=1).exception)

@@ -1,0 +1,109 @@
+"""Worker processes that die under a task: the error says why and with which last lines, and no line is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.client import open_pool
+
+
+@sky.compute
+def die(how: int | str, said: str = "") -> None:
+    if said:
+        print(said, flush=True)
+    if how == "segv":
+        ctypes.string_at(0)
+    elif isinstance(how, str):
+        os.kill(os.getpid(), getattr(signal, how))
+    else:
+        os._exit(how)
+
+
+@sky.compute
+def die_twice(path: str) -> int:
+    with Path(path).open("ab") as file:
+        file.write(b".")
+    start = Path(path).stat().st_size
+    print("start", start)
+    sys.stdout.flush()
+    if start < 3:
+        time.sleep(0.5 if start == 1 else 0)
+        print("last of", start, end="", flush=True)
+        os._exit(start)
+    return start
+
+
+@sky.compute(secrets=["A_TOKEN"])
+def die_with_a_secret(path: str) -> str:
+    if not Path(path).exists():
+        Path(path).touch()
+        value = os.environ["A_TOKEN"]
+        print(f"just before: {value}; and {value[:-1]}", flush=True)
+        os._exit(1)
+    return "done"
+
+
+def error_of(pool, task) -> sky.TaskAttemptsExceeded:
+    with pytest.raises(sky.TaskAttemptsExceeded) as caught:
+        task >> pool.select(node="n0")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        (3, "exit code 3"),
+        (0, "exit code 0"),
+        ("SIGKILL", "killed by signal 9 (SIGKILL)"),
+        ("segv", "killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_the_error_of_a_task_that_ends_its_worker_names_the_cause(pool, how, cause):
+    error = error_of(pool, die(how))
+    assert error.message == f"die ended its worker process 3 times: {cause}"
+    # A SIGKILL tells nothing of its reason.
+    assert ("out of memory" in (error.hint or "")) == (how == "SIGKILL")
+
+
+def test_the_error_has_the_last_lines_and_where_all_of_them_are(pool):
+    error = error_of(pool, die(1, "one\n\nabout to crash: bad tensor"))
+    assert (
+        error.hint is not None and "\n  about to crash: bad tensor\n`skyinfra logs stack/pool --task die-" in error.hint
+    )
+
+
+def test_lines_that_were_printed_just_before_the_end_arrive_once(fleet, tmp_path, wait_until):
+    lines: list[str] = []
+    with open_pool(fleet.manifest, output=lambda _, line: lines.append(line)) as pool:
+        assert die_twice(str(tmp_path / "starts")) >> pool.select(node="n0") == 3
+        expected = ["start 1", "last of 1", "start 2", "last of 2", "start 3"]
+        wait_until(lambda: len(lines) >= len(expected))
+        time.sleep(0.3)
+    assert lines == expected
+
+
+def test_the_last_lines_of_a_task_with_secrets_arrive_masked(fleet, tmp_path, monkeypatch, wait_until):
+    value = f"t0p-{uuid.uuid4().hex}"
+    monkeypatch.setenv("A_TOKEN", value)
+    lines: list[str] = []
+    with open_pool(fleet.manifest, output=lambda _, line: lines.append(line)) as pool:
+        assert die_with_a_secret(str(tmp_path / "first")) >> pool.select(node="n0") == "done"
+        wait_until(lambda: lines)
+    assert lines == [f"just before: ***; and {value[:-1]}"]
+    assert not list(Path("/dev/shm").glob("skyinfra-output-die_with_a_secret*"))
+
+
+def test_what_a_node_notes_of_deaths_goes_with_the_task(pool, fleet, tmp_path):
+    assert die_twice(str(tmp_path / "starts")) >> pool.select(node="n0") == 3
+    error_of(pool, die(1))
+    noted = [each.name for node in ("n0", "n1") for each in (fleet.root / node / "deaths").glob("*")]
+    assert not [name for name in noted if name.startswith(("die-", "die_twice-"))]
