@@ -97,7 +97,7 @@ def _error(failure: Failure, name: str) -> BaseException:
     members = [_error(each, name) for each in failure.members]
     error = _load_error(failure, members)
     if error is None:
-        error = TaskFailed(f"{name} raised an exception that cannot be shipped:\n{failure.text}")
+        error = TaskFailed(f"{name} raised an exception that cannot be shipped:\n{tracebacks.text(failure)}")
     cause = _error(failure.cause, name) if failure.cause else None
     links = {
         "__cause__": cause,

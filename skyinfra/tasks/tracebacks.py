@@ -6,6 +6,7 @@ import ast
 import contextlib
 import linecache
 import pickle
+import re
 import types
 from dataclasses import replace
 
@@ -27,6 +28,11 @@ def made(failure: Failure) -> types.TracebackType | None:
         for frame in reversed(Frame.read(failure.frames or b"[]")):
             chain = _made(_here(frame), chain)
     return chain
+
+
+def text(failure: Failure) -> str:
+    """Returns the text of *failure*, with the files of this machine."""
+    return re.sub(r'(?<=File ")[^"\n]+(?=", line)', lambda found: str(views.here(found[0]) or found[0]), failure.text)
 
 
 def _here(frame: Frame) -> Frame:

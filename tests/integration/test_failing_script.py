@@ -17,6 +17,7 @@ import skyinfra as sky
 class Refused(ValueError):
     def __init__(self, name, code=500):
         super().__init__(f"{code}: {name}")
+        self.held = open(__file__) if code == 500 else None
 
 
 def deeper(x):
@@ -47,7 +48,12 @@ if __name__ == "__main__":
         except Refused:
             pdb.post_mortem(sys.exc_info()[2])
 """
-WAYS = {"guarded": RUN, "plain": "with POOL as pool:\n    fail(404) >> pool\n", "debugger": DEBUGGED}
+WAYS = {
+    "guarded": RUN,
+    "text": RUN.replace("404", "500"),
+    "plain": "with POOL as pool:\n    fail(404) >> pool\n",
+    "debugger": DEBUGGED,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,4 +76,5 @@ def test_its_file_line_and_source_are_shown(tmp_path: Path, way: str) -> None:
         return
     assert done.returncode == 1
     assert f'File "{script}", line {line}, in deeper' in text and "# this line" in text, text
-    assert "Refused: 404: as it should" in text, text
+    assert f"Refused: {500 if way == 'text' else 404}: as it should" in text, text
+    assert ("TaskFailed" in text) == (way == "text")
