@@ -29,8 +29,9 @@ from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
 from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource
+from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines, strips
 from skyinfra.terminal.progress import synthesized, working
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask

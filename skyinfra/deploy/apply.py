@@ -22,7 +22,7 @@ from skyinfra.errors import (
     TerraformFailed,
 )
 from skyinfra.terraform.program import Plan, Terraform
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"

@@ -24,8 +24,9 @@ from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.stores import Store, local_store, store_of
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Questions

@@ -12,8 +12,9 @@ from typing import Any
 
 from skyinfra.errors import ProjectError, TerraformError
 from skyinfra.providers import provider_of
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource, read_state_file
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _STATE = re.compile(r"terraform\.(?P<stack>[A-Za-z0-9][\w-]{0,63})\.tfstate")
 

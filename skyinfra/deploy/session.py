@@ -25,8 +25,9 @@ from skyinfra.errors import (
 )
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.program import Plan, find_program
-from skyinfra.terraform.project import Project, SynthesizedStack, node_environment
+from skyinfra.terraform.project import Project, node_environment
 from skyinfra.terraform.state import refuse_shared
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool

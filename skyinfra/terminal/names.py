@@ -12,7 +12,8 @@ from pathlib import Path
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 # Below the folder of the synthesized stacks, which version control leaves out: the jobs of each fleet, as listed last.
 _JOBS = "skyinfra-jobs.json"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from skyinfra.terminal import tables
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool

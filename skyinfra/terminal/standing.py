@@ -10,7 +10,8 @@ from skyinfra.deploy.cost import cost_of, standing_cost
 from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 # For a head to say which jobs it has.
 _PATIENCE_S = 2.0
