@@ -88,7 +88,10 @@ def blocks(base: Path) -> tuple[Block, ...]:
     above = base / _FOLDER
     if not (is_own(above.parent) and is_own(above)):
         return ()
-    folders = [each for each in sorted(above.iterdir()) if is_own(each)]
+    try:
+        folders = [each for each in sorted(above.iterdir()) if is_own(each)]
+    except OSError:  # of root
+        return ()
     return tuple(block for folder in folders if (block := _read(base, folder)) is not None)
 
 
@@ -135,6 +138,12 @@ def hold(folder: Path) -> IO[str] | None:
         # Somebody else may have made them where the folder around is one for all, such as /tmp.
         for each in (folder, folder.parent, folder.parent.parent):
             refuse_shared(each)
+            if not is_own(each):
+                raise ProjectError(
+                    "belongs to another account, which could have its code run as you",
+                    field=str(each),
+                    hint="Run the program in a folder that is yours.",
+                )
         lock = (folder / _LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ProjectError(
