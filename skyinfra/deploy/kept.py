@@ -273,8 +273,9 @@ def kept_jobs(fleet: str, pool: str | None = None) -> list[KeptJob]:
     name, _, named = fleet.partition("/")
     pool = pool or named
     try:
-        stack = Project.find().stack(name)
-        store, pool = store_of(stack, Path.cwd()), pool or stack.only_pool
+        project = Project.find()
+        stack = project.stack(name)
+        store, pool = store_of(stack, project.base_of(stack)), pool or stack.only_pool
     except (ProjectNotFound, StackNotFound, PoolNotFound):
         store = local_store(Path.cwd(), Path(name).name)
     if not pool or Path(pool).name != pool:
@@ -297,7 +298,7 @@ def keep_now(fleet: str, *, patience: float) -> Keeping:
     project = Project.find()
     name, _, pool = fleet.partition("/")
     stack = project.stack(name)
-    return keep(stack.fleet(pool or stack.only_pool), store_of(stack, project.folder), patience=patience)
+    return keep(stack.fleet(pool or stack.only_pool), store_of(stack, project.base_of(stack)), patience=patience)
 
 
 def _folder(pool: str, info: JobInfo) -> str:

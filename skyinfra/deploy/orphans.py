@@ -96,9 +96,15 @@ def _orphan(stack: SynthesizedStack, where: str, workspace: str | None, read: An
 
 
 def stack_to_destroy(project: Project, name: str | None) -> SynthesizedStack:
-    """The stack of that name, declared or orphaned, or the only one that is declared. Raises `StackNotFound`."""
-    declared = project.stacks()
+    """Returns the stack of that name, declared, of a ``with`` block or orphaned, or the only one of the first.
+
+    Where none is declared, the only one of a block. Raises `StackNotFound`.
+    """
+    declared = project.stacks() or tuple(block.stack for block in project.blocks() if not project.app)
     if name is not None and name not in {stack.name for stack in declared}:
+        for block in project.blocks():
+            if block.stack.name == name:
+                return block.stack
         for orphan in find_orphans(project, declared):
             if orphan.stack.name == name:
                 return restore(orphan)

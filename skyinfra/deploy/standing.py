@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from skyinfra.deploy.cost import cost_of
+from skyinfra.deploy.cost import StandingCost, cost_of
 from skyinfra.errors import counted
 from skyinfra.offers import usd
 from skyinfra.terraform.blocks import Block, Opened
@@ -39,6 +39,14 @@ def since(opened: Opened) -> str:
 def spent(usd_per_hour: float, opened: Opened) -> str:
     """Returns what a fleet has cost since then, such as ``about $12.40``; nothing where nothing is paid."""
     return f"about {usd(usd_per_hour * opened.hours)}" if usd_per_hour else ""
+
+
+def spending(cost: StandingCost, opened: Opened | None) -> str:
+    """Returns the price of the machines that exist, and what they have cost since the block was opened."""
+    if not cost.machines:
+        return "It costs nothing."
+    so_far = spent(cost.usd_per_hour, opened) if opened is not None else ""
+    return f"It costs {cost}{f': {so_far} so far' if so_far else ''}."
 
 
 def program_of(block: Block) -> str:

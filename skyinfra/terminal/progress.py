@@ -75,6 +75,12 @@ def synthesized(project: Project) -> tuple[SynthesizedStack, ...]:
         return project.synth()
 
 
+def every_stack(project: Project) -> tuple[SynthesizedStack, ...]:
+    """Returns the stacks of *project*, synthesized anew, and those of ``with`` blocks. Raises as `Project.synth`."""
+    declared = synthesized(project) if project.app else ()
+    return (*declared, *(block.stack for block in project.blocks()))
+
+
 def _connecting(fleet: str) -> AbstractContextManager[None]:
     # Scripts read stderr of what they run; a second more or less is of no concern to them.
     return working(f"{fleet}: connecting to its head", unwatched_s=_MENTIONED_S)

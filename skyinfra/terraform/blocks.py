@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -167,12 +167,11 @@ def record(lock: IO[str], program: Opened) -> None:
 
 
 @contextmanager
-def kept_from_programs(block: Block) -> Iterator[None]:
-    """While it lasts, no other program opens the block anew; then, without an error, its folder is removed."""
+def kept_from_programs(block: Block) -> Iterator[Callable[[], None]]:
+    """While it lasts, no other program opens the block anew. Gives what removes its folder, once it is destroyed."""
     lock = hold(block.folder)
     try:
-        yield
-        remove(block.folder)
+        yield lambda: remove(block.folder)
     finally:
         if lock is not None:
             lock.close()

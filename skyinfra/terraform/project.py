@@ -57,16 +57,18 @@ class Project:
         quiet: does not say, on stderr, which folder above was taken. Raises `ProjectNotFound`, `ProjectError`.
         """
         here = (start or Path.cwd()).absolute()
-        found, refused = _sought(here)
+        found, refused = _sought(here, quiet=quiet)
         if found is None:
             hint = "Go to the project's folder, or make one with: skyinfra init"
             if refused is not None:
                 hint = f"{refused} has one, and is not taken: another account owns it or may write to it.\n{hint}"
             raise ProjectNotFound(f"there is no cdktf.json in {here}, nor in a folder above it", hint=hint)
-        if found.folder != here and not quiet and found.folder not in _said:
-            _said.add(found.folder)
-            sys.stderr.write(f"The project is that of {found.folder}.\n")
         return found
+
+    @classmethod
+    def sought(cls) -> Project | None:
+        """Returns what `find` does, or None where there is no project."""
+        return _sought(Path.cwd())[0]
 
     @classmethod
     def read(cls, folder: Path, around: tuple[Path, ...] = ()) -> Project:
@@ -226,8 +228,16 @@ class Project:
         )
 
 
-def _sought(here: Path) -> tuple[Project | None, Path | None]:
+def _sought(here: Path, *, quiet: bool = False) -> tuple[Project | None, Path | None]:
     """Returns the nearest project from *here* upwards, and the first folder above whose project is not trusted."""
+    found, refused = _nearest(here)
+    if found is not None and found.folder != here and not quiet and found.folder not in _said:
+        _said.add(found.folder)
+        sys.stderr.write(f"The project is that of {found.folder}.\n")
+    return found, refused
+
+
+def _nearest(here: Path) -> tuple[Project | None, Path | None]:
     around: list[Path] = []
     refused = None
     for folder in _upwards(here):
