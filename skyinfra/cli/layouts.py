@@ -23,6 +23,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import advice as terminal_advice
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
+from skyinfra.terminal.progress import every_stack
 from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")
