@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import instance
 from skyinfra.worker import output
+from skyinfra.worker.bars import Bars
 from skyinfra.worker.secrets import Masker
 
 # Sends a message to the client: its kind and its content.
@@ -58,11 +59,12 @@ class _Tail:
         self.restart()
 
     def restart(self) -> None:
-        self._offset, self._lines = 0, Lines()
+        self._offset, self._lines, self._bars = 0, Lines(), Bars(progress)
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
+        lines = self._bars.kept(lines, final=final)
         if lines:
             self._send(lines)
 
