@@ -111,6 +111,16 @@ class Payload:
         return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A value that is pickled by itself already: in what it is pickled with, it is a part of its own."""
+
+    pickled: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickle.loads, (self.pickled,)
+
+
 def pack(value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: bool = False) -> Payload:
     """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
     buffers: list[memoryview] = []

@@ -25,7 +25,7 @@ from skyinfra.protocol.calls import Header, Outcome, Part, SecretUse
 from skyinfra.protocol.failures import Failure
 from skyinfra.protocol.pickles import Pickler
 from skyinfra.protocol.secrets import met
-from skyinfra.tasks import missing, modules, script, tracebacks
+from skyinfra.tasks import large, missing, modules, script, tracebacks
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.modules import import_folders
 from skyinfra.tasks.needs import InObject, Needs
@@ -127,14 +127,18 @@ def dump(task: Task[Any], needs: Needs) -> bytes:
 
 
 def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
+    pack = functools.partial(_pack, needs=needs)
     try:
-        packed = _pack((task.function, task.args, dict(task.kwargs)), needs, whole=whole)
+        call: tuple[object, ...] = task.function, task.args, dict(task.kwargs)
+        packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
         known = -1
         while known < len(needs.values):  # values may be functions that use others
             known = len(needs.values)
             if known:
-                args = (needs.values, task.function, *task.args)
-                packed = _pack((program.with_values, args, dict(task.kwargs)), needs, whole=whole)
+                call = program.with_values, (needs.values, task.function, *task.args), dict(task.kwargs)
+                packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
+        if not whole:
+            large.notice(task.name, packed, _parts(task), pack)
         return packed
     except TaskNotPicklable:  # of what the object of a method is made from
         raise
