@@ -295,12 +295,18 @@ class ComputePool(Declaration):
 
     def __enter__(self) -> skyinfra.Pool:
         """Deploys the pool as a stack of its own and connects to it; leaving the block destroys it."""
-        return skyinfra._enter(self)
+        try:
+            return skyinfra._enter(self)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # without what was under way: Terraform, or the Node of cdktf
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        skyinfra._leave(self)
+        try:
+            skyinfra._leave(self)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
 
     def __rrshift__(self, task: object) -> NoReturn:
         raise self._deployed_first(f"{_called(task)} >> pool")

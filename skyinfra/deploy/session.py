@@ -22,6 +22,7 @@ from skyinfra.errors import FleetError, ProjectError, SkyinfraError, TerraformEr
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.blocks import Opened, folder_of
+from skyinfra.terraform.interrupts import hush_node
 from skyinfra.terraform.program import Plan, find_program
 from skyinfra.terraform.project import Project, node_environment
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -129,6 +130,7 @@ class Session:
 
     def _synthesize(self) -> SynthesizedStack:
         os.environ.update(node_environment())
+        hush_node()
         from skyinfra.stack import FleetStack, load_library
 
         library = load_library()
