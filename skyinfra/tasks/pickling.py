@@ -137,9 +137,6 @@ def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload
             if known:
                 call = program.with_values, (needs.values, task.function, *task.args), dict(task.kwargs)
                 packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
-        if not whole:
-            large.notice(task.name, packed, _parts(task), pack)
-        return packed
     except TaskNotPicklable:  # of what the object of a method is made from
         raise
     except Exception as error:
@@ -148,6 +145,9 @@ def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload
             f"{what} cannot be pickled: {why}",
             hint="Create it inside the function, or pass what it is made from.",
         ) from error
+    if not whole:
+        large.notice(task.name, packed, _parts(task), pack)
+    return packed
 
 
 class _Pickler(Pickler):
