@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from skyinfra.errors import InvalidField, SkyinfraError, did_you_mean
+from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.errors.options import nearest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -21,14 +23,24 @@ class Declaration(BaseModel):
         frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
     )
 
+    # Whose options of other tools are known, see `skyinfra.errors.peers`; its own name, if empty.
+    words: ClassVar[str] = ""
+
     # Hidden from type checkers, so that they and editors keep the signature made from the fields.
     if not TYPE_CHECKING:
 
-        def __init__(self, **values: Any) -> None:
+        def __init__(self, *given: Any, **values: Any) -> None:
+            if given:
+                first = next(iter(type(self).model_fields), "field")
+                hint = f"Write {type(self).__name__}({first}=..., ...)."
+                raise InvalidField("takes its fields by name", field=type(self).__name__, given=given[0], hint=hint)
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 raise _translate(type(self), error, self.also_wrong(values)) from None
+
+        # In place of *given*, for who asks what the class takes.
+        __init__.__signature__ = inspect.signature(lambda self, **values: None)
 
     @classmethod
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:
@@ -36,37 +48,102 @@ class Declaration(BaseModel):
         return ()
 
 
-def _translate(model: type[Declaration], error: ValidationError, also: Sequence[SkyinfraError]) -> InvalidField:
+def _translate(model: type[Declaration], error: ValidationError, also: Sequence[SkyinfraError]) -> SkyinfraError:
     """One error of all complaints of pydantic and of the errors *also*, each with its hint.
 
     Unknown fields come first: one that is needed may be what they mean.
     """
     complaints = error.errors(include_url=False)
     unknown = [each for each in complaints if each["type"] == "extra_forbidden"]
-    hints = {str(each["loc"][-1]): did_you_mean(str(each["loc"][-1]), model.model_fields) for each in unknown}
+    names = [str(each["loc"][-1]) for each in unknown]
+    hints = {name: nearest(name, model.model_fields, of=model.words or model.__name__) for name in names}
     found = [
-        InvalidField("unknown field", field=_path(model, each["loc"]), hint=hints[str(each["loc"][-1])])
-        for each in unknown
+        InvalidField("unknown field", field=_path(model, each["loc"]), hint=hints[name].strip())
+        for name, each in zip(names, unknown, strict=True)
     ]
     if found:
-        found[-1].hint = f"{found[-1].hint} {model.__name__} has: {', '.join(sorted(model.model_fields))}.".strip()
+        found[-1].hint = f"{hints[names[-1]]}{model.__name__} has: {', '.join(sorted(model.model_fields))}."
     meant = re.findall(r"\w+", " ".join(hints.values()))
     for each in complaints:
         if each["type"] == "missing" and str(each["loc"][-1]) not in meant:
             found.append(InvalidField("is needed", field=_path(model, each["loc"])))
-        elif each["type"] not in ("missing", "extra_forbidden"):
-            found.append(_wrong(_path(model, each["loc"]), each))
-    first, *others = found
-    first.hint = "\n".join(filter(None, [first.hint, *map(str, (*others, *also))])) or None
+    wrong = _wrong_values(model, [each for each in complaints if each["type"] not in ("missing", "extra_forbidden")])
+    said = [each.field for each in also if each.field]
+    # What is said of a field in our words counts above what pydantic says of each kind that it may have.
+    also = [*(each for path, each in wrong.items() if not any(field.startswith(path) for field in said)), *also]
+    every: list[SkyinfraError] = [*found, *also]
+    first = every[0]
+    first.hint = "\n".join(filter(None, [first.hint, *map(str, every[1:])])) or None
     return first
 
 
-def _wrong(field: str, complaint: ErrorDetails) -> InvalidField:
+# By pydantic's type of an error: what a value has to be.
+_EXPECTED = {
+    "bool_type": "True or False",
+    "dict_type": "names with their values, such as {'team': 'ml'}",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+
+
+def _wrong_values(model: type[Declaration], complaints: Sequence[ErrorDetails]) -> dict[str, SkyinfraError]:
+    """Returns an error for each value that is wrong, by its path. Of a value that may be one of several kinds pydantic
+    complains once for each kind."""
+    groups: dict[str, list[ErrorDetails]] = {}
+    for each in complaints:
+        groups.setdefault(_path(model, _without_kinds(each)), []).append(each)
+    return {path: _wrong(model, path, group) for path, group in groups.items()}
+
+
+def _without_kinds(complaint: ErrorDetails) -> tuple[int | str, ...]:
+    """Returns the place of *complaint* up to where pydantic says which of several kinds it has tried."""
+    kinds = ("str", "int", "float", _class_of(complaint))
+    place = complaint["loc"]
+    end = next((at for at, part in enumerate(place) if at and (part in kinds or "[" in str(part))), len(place))
+    return place[:end]
+
+
+def _class_of(complaint: ErrorDetails) -> str | None:
+    """Returns the name of the class that the value has to be of."""
+    context = complaint.get("ctx") or {}
+    return context.get("class_name") or context.get("class")
+
+
+def _wrong(model: type[Declaration], path: str, complaints: Sequence[ErrorDetails]) -> InvalidField:
     """The error of a value; the lines behind the first one of its message are what would work."""
-    message = str(complaint["msg"]).removeprefix("Value error, ")
-    message, _, hint = (message[:1].lower() + message[1:]).partition("\n")
-    given = complaint.get("input")
-    return InvalidField(message, field=field, given=None if isinstance(given, type) else given, hint=hint or None)
+    expected = list(dict.fromkeys(filter(None, map(_expected, complaints))))
+    if expected and len(expected) >= len(complaints) - 1:
+        message, hint = f"expected {' or '.join(expected)}", ""
+    else:
+        message = str(complaints[0]["msg"]).removeprefix("Value error, ")
+        message, _, hint = (message[:1].lower() + message[1:]).partition("\n")
+    such = _example(model, complaints[0])
+    if complaints[0]["type"] == "string_pattern_mismatch" and such:
+        message, hint = "cannot be written like that", such
+    elif complaints[0]["type"] == "string_type":
+        hint = such
+    given = complaints[0].get("input")
+    return InvalidField(message, field=path, given=None if isinstance(given, type) else given, hint=hint or None)
+
+
+def _expected(complaint: ErrorDetails) -> str | None:
+    of = _class_of(complaint)
+    if complaint["type"] in ("model_type", "is_instance_of") and of:
+        return "a list" if of == "Sequence" else f"sky.{'mig.' if of == 'Follow' else ''}{of}(...)"
+    return _EXPECTED.get(complaint["type"])
+
+
+def _example(model: type[Declaration], complaint: ErrorDetails) -> str:
+    """Returns how the value of a field with a pattern is written; empty where no example is known."""
+    name, *below = complaint["loc"]
+    field = model.model_fields.get(str(name))
+    if field is None or below:
+        return ""
+    examples = field.examples or ([field.default] if isinstance(field.default, str) else [])
+    return f"Such as {' or '.join(map(repr, examples))}." if examples else ""
 
 
 def _path(model: type[Declaration], location: tuple[int | str, ...]) -> str:

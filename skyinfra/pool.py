@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainValidator, model_validator
 
@@ -75,7 +75,7 @@ class Image(Declaration):
     it. Addresses hold no credentials: they would stand in the plan and in the user data.
     """
 
-    python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$")
+    python: str | None = Field(default=None, pattern=r"^3\.\d+(\.\d+)?$", examples=["3.12"])
     pip: Strings = ()
     apt: Strings = ()
     env: Variables = Field(default_factory=dict)
@@ -192,8 +192,8 @@ class ComputePool(Declaration):
 
     provider: Annotated[Provider, BeforeValidator(_provider)]
     accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
-    name: str = Field(default="pool", pattern=_NAME)
-    stack: str | None = Field(default=None, pattern=STACK_NAME)
+    name: str = Field(default="pool", pattern=_NAME, examples=["train-2"])
+    stack: str | None = Field(default=None, pattern=STACK_NAME, examples=["Inference", "gpu_2"])
     nodes: int = Field(default=1, ge=1)
     image: Image = Field(default_factory=Image)
     worker: Worker = Field(default_factory=Worker)
@@ -295,12 +295,37 @@ class ComputePool(Declaration):
 
     def __enter__(self) -> skyinfra.Pool:
         """Deploys the pool as a stack of its own and connects to it; leaving the block destroys it."""
-        return skyinfra._enter(self)
+        try:
+            return skyinfra._enter(self)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # without what was under way: Terraform, or the Node of cdktf
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        skyinfra._leave(self)
+        try:
+            skyinfra._leave(self)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    def __rrshift__(self, task: object) -> NoReturn:
+        raise self._deployed_first(f"{_called(task)} >> pool")
+
+    def __rmatmul__(self, task: object) -> NoReturn:
+        raise self._deployed_first(f"{_called(task)} @ pool")
+
+    def _deployed_first(self, written: str) -> InvalidField:
+        return InvalidField(
+            "is a declaration, and runs nothing before it is deployed",
+            field=f"ComputePool({self.name!r})",
+            hint=f"Deploy it around a block: `with sky.ComputePool(...) as pool: {written}`. Or connect to a fleet "
+            f'that is deployed: `pool = sky.connect("STACK/{self.name}")`.',
+        )
+
+
+def _called(task: object) -> str:
+    """Returns how *task* was made, as far as its name says."""
+    return f"{getattr(task, 'name', 'task').split('.')[-1]}(...)"
 
 
 def follow_on(accelerator: Accelerator, layout: Follow | None, field: str = "layout") -> Follow | None:

@@ -1,7 +1,7 @@
 """Imports the modules that every synth needs, while the library that synthesizes waits for its Node to start.
 
-Only in a program that cdktf or ``skyinfra synth`` runs. It helps where ``import skyinfra`` stands before the import of
-that library.
+Only in a program that cdktf or ``skyinfra synth`` runs, which Ctrl-C ends without a traceback then. It helps where
+``import skyinfra`` stands before the import of that library.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import json  # noqa: F401
 import threading
 import urllib.parse  # noqa: F401
 
+from skyinfra.terraform.interrupts import hush_program
+
 _thread: threading.Thread | None = None
 
 
 def start() -> None:
     """Begins. An import that fails here fails again, with its error, where it is needed."""
+    hush_program()
     global _thread
     _thread = threading.Thread(target=_read, name="skyinfra-ahead")
     _thread.start()

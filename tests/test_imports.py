@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},
     "stack": {"compiler", "bootstrap", "pool", "providers", "terraform"},
-    "prewarm": {"compiler", "pool", "providers", "stack"},
+    "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
     "notebook": {"accelerators", "mig", "protocol"},
     "sync": {"blobs", "program", "protocol", "tasks", "worker"},

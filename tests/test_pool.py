@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -198,8 +200,43 @@ def test_a_declaration_is_frozen() -> None:
         ({"provider": sky.GCP}, sky.InvalidField, ["not its class", "Write sky.GCP(...)."]),
         ({"provider": 3}, sky.InvalidField, ["expected a provider (given: 3)"]),
         ({"ndoes": 2, "sopt": True}, sky.InvalidField, ["ndoes", "Did you mean nodes?", "sopt", "Did you mean spot?"]),
-        ({"nodes": "2", "sopt": True}, sky.InvalidField, ["Did you mean spot?", "ComputePool.nodes: input should be"]),
+        (
+            {"nodes": "2", "sopt": True},
+            sky.InvalidField,
+            ["Did you mean spot?", "ComputePool.nodes: expected a whole num"],
+        ),
         ({"accelerator": "H1000", "ndoes": 2}, sky.InvalidField, ["Did you mean nodes?", "Did you mean H100"]),
+        # Words of other tools.
+        (
+            {"gpu": "H100:8"},
+            sky.InvalidField,
+            ['gpu= is accelerator= here: accelerator="H100:8"\nComputePool has'],
+        ),
+        (
+            {"num_gpus": 8, "num_nodes": 2},
+            sky.InvalidField,
+            ['accelerator="H100:8"', "is nodes= here: nodes=2"],
+        ),
+        ({"mig": "3g.40gb"}, sky.InvalidField, ['mig= is accelerator= here: accelerator="H100/3g.40gb"']),
+        ({"region": "us-east-1"}, sky.InvalidField, ['part of provider= here: provider=sky.AWS(region="us-east-1")']),
+        ({"instance_type": "p5"}, sky.InvalidField, ["part of provider= here: provider=sky.AWS(instance_types="]),
+        ({"cpu": 8, "memory": 64}, sky.InvalidField, ["here: vcpus=8", "here: memory_gb=64"]),
+        ({"timeout": 60}, sky.InvalidField, ["timeout= is, here: @sky.compute(timeout=60)"]),
+        # The value is what is wrong.
+        ({"image": "pytorch"}, sky.InvalidField, ["ComputePool.image: expected sky.Image(...) (given: 'pytorch')"]),
+        ({"memory_gb": "64GB"}, sky.InvalidField, ["ComputePool.memory_gb: expected a number (given: '64GB')"]),
+        ({"spot": "yes"}, sky.InvalidField, ["ComputePool.spot: expected True or False (given: 'yes')"]),
+        ({"labels": ["a"]}, sky.InvalidField, ["expected names with their values, such as {'team': 'ml'}"]),
+        ({"worker": 2}, sky.InvalidField, ["expected sky.Worker(...) (given: 2)"]),
+        ({"layout": "3g.40gb"}, sky.InvalidField, ["expected sky.mig.Follow(...)"]),
+        ({"name": "Train"}, sky.InvalidField, ["cannot be written like that (given: 'Train')\nSuch as 'train-2'."]),
+        (
+            {"accelerator": {"H100": 8}},
+            sky.InvalidAccelerator,
+            ["preference (given: {'H100': 8})\nSuch as"],
+        ),
+        ({"accelerator": "8xH100"}, sky.UnknownAccelerator, ['The number stands behind a colon: "H100:8".']),
+        ({"accelerator": "H100x8"}, sky.UnknownAccelerator, ['The number stands behind a colon: "H100:8".']),
         ({"max_hourly_cost": -1}, sky.InvalidField, ["max_hourly_cost"]),
         ({"accelerator": 3}, sky.DeclarationError, ["accelerator", "3"]),
         ({"accelerator": "H100:0"}, sky.InvalidAccelerator, ["accelerator", "0"]),
@@ -218,6 +255,47 @@ def test_a_misspelled_field_is_not_missing_as_well() -> None:
     with pytest.raises(sky.InvalidField, match=r"provder: unknown field\nDid you mean provider") as caught:
         sky.ComputePool(provder=LOCAL)  # type: ignore[call-arg]
     assert "is needed" not in str(caught.value)
+
+
+def test_a_value_of_several_kinds_is_complained_of_once() -> None:
+    for accelerator in (8, ("H100", 8)):
+        with pytest.raises(sky.InvalidAccelerator) as caught:
+            pool(accelerator=accelerator)
+        assert "union" not in str(caught.value) and str(caught.value).count("given") == 1
+    with pytest.raises(sky.InvalidField, match=r"^Image\.pip: expected a list \(given: {'torch': '2'}\)$"):
+        sky.Image(pip={"torch": "2"})  # type: ignore[arg-type]
+
+
+def test_fields_are_given_by_name() -> None:
+    with pytest.raises(sky.InvalidField, match=r"takes its fields by name \(given: 'H100'\)\nWrite ComputePool\(prov"):
+        sky.ComputePool("H100")  # type: ignore[call-arg,misc]
+    assert "given" not in inspect.signature(sky.ComputePool).parameters
+
+
+def test_words_of_others_for_providers_images_and_tasks() -> None:
+    for make, words in (
+        (lambda: sky.AWS(zone="us-east-1a"), "zone= is zones= here"),
+        (lambda: sky.Azure(zones=["1"]), "zones= is zone= here"),
+        (lambda: sky.AWS(image_id="ami-1"), 'image_id= is ami= here: ami="ami-..."'),
+        (lambda: sky.GCP(image_id="x"), "image_id= is image= here"),
+        (lambda: sky.AWS(gpu="H100"), 'gpu= is, here: sky.ComputePool(accelerator="H100:8")'),
+        (lambda: sky.Image(packages=["torch"]), 'packages= is pip= here: pip=["torch"]'),
+        (lambda: sky.Image(docker="x"), "docker= is, here: sky.GCP(image="),
+        (lambda: sky.compute(gpu="H100"), "gpu= is, here: a slot of the pool"),
+        (lambda: sky.compute(max_retries=3), "max_retries= is retries= here: retries=2"),
+    ):
+        with pytest.raises(sky.InvalidField, match=re.escape(words)):
+            make()  # type: ignore[no-untyped-call]
+
+
+def test_a_declaration_runs_no_task() -> None:
+    def train(epochs: int) -> int:
+        return epochs
+
+    for run in (lambda: sky.compute(train)(1) >> pool(), lambda: sky.compute(train)(1) @ pool()):
+        with pytest.raises(sky.InvalidField, match=r"declaration.*\n.*as pool: train\(\.\.\.\) [>@]+ pool`") as caught:
+            run()
+        assert 'sky.connect("STACK/pool")' in str(caught.value)
 
 
 def test_a_missing_provider() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT, app_environment
+from support import ROOT, app_environment, python_path
 
 STACK = """
 import skyinfra as sky
@@ -20,6 +21,7 @@ BEFORE = "import sys, skyinfra, skyinfra.prewarm\nbefore = set(sys.modules)\n"
 # The packages among the modules that came: another thread may see them half made.
 AFTER = """
 import json
+import os
 came = {n: m for n, m in sys.modules.items() if n not in before}
 print(json.dumps([n for n, m in came.items() if hasattr(m, "__path__")]))
 """
@@ -32,6 +34,20 @@ def run(program: str, folder: Path, *, synthesizes: bool = False) -> str:
     )
     assert "Traceback" not in result.stderr
     return result.stdout
+
+
+def test_an_interrupt_of_a_program_that_is_synthesized_shows_no_traceback(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": python_path(), "CDKTF_CONTEXT_JSON": "{}"}
+    for raised, shown in (("KeyboardInterrupt", "interrupted\n"), ("ValueError('mine')", "ValueError: mine\n")):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import skyinfra\nraise {raised}"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode != 0 and done.stderr.endswith(shown)
+        assert ("Traceback" in done.stderr) == (raised != "KeyboardInterrupt")
 
 
 def test_it_is_read_where_a_stack_is_synthesized_only(tmp_path: Path) -> None:

@@ -143,12 +143,24 @@ FLEET = {
     "nodes": [NODE],
 }
 ABSENT = {"pool": str, "fleet": str, "deployed": Literal[False], "standing": STANDING}
+BLOCK = (
+    {
+        "program": str | None,
+        "pid": int | None,
+        "began": str | None,
+        "running": bool,
+        "text": str,
+        "cost": STANDING_COST,
+    },
+    None,
+)
 STACK = {
     "stack": str,
     "pools": [(FLEET, ABSENT)],
     "incomplete": bool,
     "standing": STANDING,
     "last_run": LastRun | None,
+    "block": BLOCK,
 }
 ORPHAN = {
     "stack": str,

@@ -347,7 +347,9 @@ def parse_preferences(value: str | Accelerator | Sequence[str | Accelerator] | N
         return (parse(value),)
     if not isinstance(value, Sequence) or not value:
         raise InvalidAccelerator(
-            "accelerators are a string, an Accelerator, or a list of them in order of preference", given=value
+            "accelerators are a string, an Accelerator, or a list of them in order of preference",
+            given=value,
+            hint='Such as "H100:8", or ["H100:8", "A100:8"].',
         )
     found = []
     for index, each in enumerate(value):

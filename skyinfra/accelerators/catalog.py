@@ -196,9 +196,16 @@ def read_form_factor(name: str, text: str) -> str:
     raise _no_such(name, "form_factor", text, (row.form_factor for row in rows))
 
 
+# As others write a number of accelerators: ``8xH100``, ``H100x8``.
+_COUNTED = re.compile(r"(?:(\d+)\s*[x*]\s*([A-Za-z].*)|([A-Za-z].*?)\s*[x*]\s*(\d+))")
+
+
 def unknown(text: str) -> UnknownAccelerator:
     """The error for a name that is not in the catalog, with the nearest ones."""
     hint = did_you_mean(text, (*names(), *aliases())) or "skyinfra.accelerators.names() lists all of them."
+    if counted := _COUNTED.fullmatch(text.strip()):
+        before, first, second, behind = counted.groups()
+        hint = f'The number stands behind a colon: "{first or second}:{before or behind}".'
     return UnknownAccelerator("no accelerator of that name", given=text, hint=hint)
 
 

@@ -11,10 +11,13 @@ from pathlib import PurePosixPath
 Pattern = tuple[re.Pattern[str], bool]
 
 
-def excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool:
-    """Whether *path* itself is meant, folders above it left aside: the last pattern that is about it decides."""
+def excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool | None:
+    """Whether *path* itself is meant, folders above it left aside: the last pattern that is about it decides.
+
+    None where none is about it.
+    """
     named = f"{path}/" if is_folder else path
-    return next((not again for pattern, again in reversed(patterns) if pattern.fullmatch(named)), False)
+    return next((not again for pattern, again in reversed(patterns) if pattern.fullmatch(named)), None)
 
 
 def meant(path: str, patterns: Sequence[Pattern]) -> bool:

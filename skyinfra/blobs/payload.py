@@ -3,6 +3,8 @@
 Pickle's protocol 5 leaves the memory of arrays out of the stream, and hands large byte strings over as they are: a
 large value is sent from where it lies. On a node its blobs are files, and arrays are mapped from there: the slots of a
 node share the memory of what they do not change.
+
+Large byte strings are left out of the stream, too: calls that have the same one send it once.
 """
 
 from __future__ import annotations
@@ -24,18 +26,52 @@ from skyinfra.protocol.pickles import Pickler
 INLINE = 4 * 2**20
 # Memory of an object is left out of the stream from that size on; a blob for every small array would take longer.
 _OUT_OF_BAND = 256 * 2**10
+# Byte strings whose digests are remembered stay in memory, so many bytes of them.
+_REMEMBERED_BYTES = 256 * 2**20
+
+# By the identity of a byte string, which is kept, so that nothing else has it.
+_digests: dict[int, tuple[bytes, str]] = {}
 
 
 class _Pieces:
-    """A file to pickle into, which keeps the pieces as they are written: large byte strings are not copied."""
+    """A file to pickle into, which keeps the pieces as they are written: large byte strings are not copied.
 
-    def __init__(self) -> None:
+    leave_out: is called with each of these, and says whether it is not to be a part of the stream.
+    """
+
+    def __init__(self, leave_out: Callable[[bytes], bool] = lambda data: False) -> None:
         self.pieces: list[bytes | bytearray | memoryview] = []
+        self._leave_out = leave_out
 
     def write(self, data: bytes | bytearray | memoryview | pickle.PickleBuffer) -> int:
         piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
-        self.pieces.append(piece)
+        announced = self._announced(piece)
+        if announced and isinstance(piece, bytes) and self._leave_out(piece):
+            self.pieces[-1:] = [self.pieces[-1][:-announced], _FROM_BUFFER]
+        else:
+            self.pieces.append(piece)
         return len(piece)
+
+    def _announced(self, piece: bytes | bytearray | memoryview) -> int:
+        """Returns how many bytes before *piece* say that it is a byte string that is pickled; 0 where it is not.
+
+        A pickler writes a large one as it is, outside of the frames of the stream, behind its opcode and length.
+        """
+        before = self.pieces[-1] if self.pieces and len(piece) >= _OUT_OF_BAND else b""
+        for opcode, size in ((pickle.BINBYTES, 4), (pickle.BINBYTES8, 8)):
+            said = opcode + len(piece).to_bytes(8, "little")[:size]
+            if len(piece) < 1 << 8 * size and bytes(before[-len(said) :]) == said:
+                return len(said)
+        return 0
+
+
+# Opcodes that make a byte string of the next buffer: ``bytes(buffer)``.
+_FROM_BUFFER = b"".join(
+    [
+        *(pickle.SHORT_BINUNICODE + bytes([len(word)]) + word for word in (b"builtins", b"bytes")),
+        *(pickle.STACK_GLOBAL, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.TUPLE1, pickle.REDUCE),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -75,10 +111,26 @@ class Payload:
         return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A value that is pickled by itself already: in what it is pickled with, it is a part of its own."""
+
+    pickled: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickle.loads, (self.pickled,)
+
+
 def pack(value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: bool = False) -> Payload:
     """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
-    file = _Pieces()
     buffers: list[memoryview] = []
+
+    def left_out(data: bytes) -> bool:
+        if not whole:
+            buffers.append(memoryview(data))
+        return not whole
+
+    file = _Pieces(left_out)
 
     def leave_out(buffer: pickle.PickleBuffer) -> bool:
         """Whether it is to be a part of the stream all the same."""
@@ -123,7 +175,17 @@ def _opened(part: Part, store: BlobStore) -> BinaryIO:
 
 
 def _sha256(pieces: Sequence[bytes | bytearray | memoryview]) -> str:
+    # That of a byte string does not change: tasks that are sent one after the other have the same ones.
+    first = pieces[0].obj if len(pieces) == 1 and isinstance(pieces[0], memoryview) else None
+    constant = first if isinstance(first, bytes) and len(first) <= _REMEMBERED_BYTES else None
+    if constant is not None and (known := _digests.get(id(constant))) is not None:
+        return known[1]
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
-    return digest.hexdigest()
+    found = digest.hexdigest()
+    if constant is not None:
+        while _digests and len(constant) + sum(len(each) for each, _ in _digests.values()) > _REMEMBERED_BYTES:
+            del _digests[next(iter(_digests))]
+        _digests[id(constant)] = constant, found
+    return found

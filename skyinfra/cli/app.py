@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -181,23 +180,10 @@ def upgrade(
 @app.command()
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
-    from skyinfra.cli.forward import forget_hosts
-    from skyinfra.cli.stacks import Approval, keep_jobs
-    from skyinfra.deploy.apply import carry_out
-    from skyinfra.deploy.orphans import forget, stack_to_destroy
-    from skyinfra.terminal.progress import working
-    from skyinfra.terraform.project import Project
+    from skyinfra.cli.stacks import destroy_stack
 
-    project = Project.find()
-    chosen = stack_to_destroy(project, stack)
-    approve, planning = Approval(chosen, "destroy", auto_approve), working(f"plan {chosen.name}: terraform")
-    before = partial(keep_jobs, chosen, destroy=True)
-    done = carry_out(chosen, approve=approve, destroy=True, planning=planning, before=before)
-    if done is None:
+    if not destroy_stack(stack, auto_approve=auto_approve):
         raise typer.Exit(1)
-    forget(project, chosen)
-    forget_hosts(project.folder, chosen.name)
-    typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
 
 
 @app.command()

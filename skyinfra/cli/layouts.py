@@ -23,7 +23,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import advice as terminal_advice
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
-from skyinfra.terminal.progress import synthesized
+from skyinfra.terminal.progress import every_stack
 from skyinfra.terraform.project import Project
 
 _SOURCES = ("name", "profile_id", "starts")
@@ -180,7 +180,7 @@ def _deployed(fleet: str) -> tuple[Manifest, dict[str, Any], Accelerator]:
     """
     name, _, pool_name = fleet.partition("/")
     project = Project.find()
-    stack = project.stack(name, stacks=synthesized(project))
+    stack = project.stack(name, stacks=every_stack(project))
     manifest = stack.fleet(pool_name or stack.only_pool)
     pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
     if not pool.get("accelerator"):

@@ -14,7 +14,8 @@ from skyinfra.providers import read
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import synthesized
 from skyinfra.terraform.expressions import file_of, plain
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
 _UP = "../../../"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,14 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
+from skyinfra.cli.forward import forget_hosts
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost, cost_of, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.kept import keep_before
-from skyinfra.deploy.orphans import Orphan, find_orphans
+from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
 from skyinfra.deploy.reporting import short
+from skyinfra.deploy.standing import program_of
 from skyinfra.deploy.transitions import transitions
 from skyinfra.errors import SkyinfraError, counted
 from skyinfra.offers import usd
@@ -28,9 +30,11 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
 from skyinfra.terminal.progress import synthesized, working
+from skyinfra.terraform.blocks import kept_from_programs
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource
+from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 if TYPE_CHECKING:
@@ -40,9 +44,9 @@ _SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/
 _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
-def synthesize(name: str | None) -> SynthesizedStack:
-    """Synthesizes the project and returns the stack, after a table of its pools on stderr."""
-    project = Project.find()
+def synthesize(name: str | None, project: Project | None = None) -> SynthesizedStack:
+    """Synthesizes the project, by default that of here, and returns the stack, after a table of its pools on stderr."""
+    project = project or Project.find()
     stacks = synthesized(project)
     stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
@@ -138,14 +142,15 @@ def deploy_stack(
     """
     say = print_event if as_json else None
     try:
-        chosen = synthesize(name)
+        project = Project.find()
+        chosen = synthesize(name, project)
         approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools), say)
         done = carry_out(
             chosen,
             approve=approve,
             replace=replace,
             planning=working(f"plan {chosen.name}: terraform"),
-            before=partial(keep_jobs, chosen),
+            before=partial(keep_jobs, chosen, project.folder),
             on_event=print_step if as_json else None,
         )
         if done is None:
@@ -165,10 +170,31 @@ def deploy_stack(
     return True
 
 
-def keep_jobs(stack: SynthesizedStack, plan: Plan, *, destroy: bool = False) -> None:
+def destroy_stack(name: str | None, *, auto_approve: bool) -> bool:
+    """Destroys a stack, declared, orphaned, or of a ``with`` block. Returns False where it was not approved."""
+    project = Project.find()
+    chosen = stack_to_destroy(project, name)
+    block = next((each for each in project.blocks() if each.stack.folder == chosen.folder), None)
+    if block is not None:
+        typer.echo(f"{chosen.name}: {program_of(block)}", err=True)
+    approve, planning = Approval(chosen, "destroy", auto_approve), working(f"plan {chosen.name}: terraform")
+    before = partial(keep_jobs, chosen, project.base_of(chosen), destroy=True)
+    with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
+        done = carry_out(chosen, approve=approve, destroy=True, planning=planning, before=before)
+        if done is None:
+            return False
+        if forget_block is not None:
+            forget_block()
+    forget(project, chosen)
+    forget_hosts(project.folder, chosen.name)
+    typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
+    return True
+
+
+def keep_jobs(stack: SynthesizedStack, project: Path, plan: Plan, *, destroy: bool = False) -> None:
     """Keeps the jobs of the fleets that lose some by *plan*, and prints what became of them."""
     with working(f"keep the jobs of {stack.name}"):
-        found = list(keep_before(stack, plan, Path.cwd(), destroy=destroy))
+        found = list(keep_before(stack, plan, project, destroy=destroy))
     for done in found:
         typer.echo(str(done), err=True)
 

@@ -17,14 +17,17 @@ from skyinfra.cli.stacks import holdings, show_orphans
 from skyinfra.deploy.cost import standing_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan, find_orphans
+from skyinfra.deploy.standing import program_of, spending
 from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError, InvalidField, ProjectError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines, strips
 from skyinfra.terminal.progress import synthesized, working
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.blocks import Block
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client.fleet import RunningTask
@@ -38,10 +41,12 @@ Tasks = dict[str, list["RunningTask"]]
 def show_status(stack: str | None, *, as_json: bool) -> bool:
     """Prints the status of one stack, or of all. Returns False where the last deploy of one has not ended well."""
     project = Project.find()
-    declared = project.stacks() or synthesized(project)
-    stacks = (project.stack(stack, stacks=declared),) if stack else declared
+    declared = project.stacks() or (synthesized(project) if project.app else ())
+    blocks = {block.stack.folder: block for block in project.blocks()}
+    every = (*declared, *(block.stack for block in blocks.values()))
+    stacks = (project.stack(stack, stacks=every),) if stack else every
     with working("status: Terraform's outputs, and the heads"):
-        found = [_stack_status(each) for each in stacks]
+        found = [{**_stack_status(each), "block": _block_status(blocks.get(each.folder))} for each in stacks]
     orphans = find_orphans(project, declared)
     if as_json:
         tables.print_document({"stacks": _plain(found), "orphans": [_orphan(each) for each in orphans]})
@@ -108,6 +113,19 @@ def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
         "incomplete": not run.running if run is not None else any(pool.get("standing") for pool in pools),
         "standing": _holds(standing) if run is not None else None,
         "last_run": asdict(run) if run is not None else None,
+    }
+
+
+def _block_status(block: Block | None) -> dict[str, Any] | None:
+    """Describes the ``with`` block that a stack belongs to: its program, and what its fleet costs."""
+    if block is None:
+        return None
+    cost = standing_cost(block.stack.resources())
+    return {
+        **(asdict(block.opened) if block.opened is not None else {"program": None, "pid": None, "began": None}),
+        "running": block.running,
+        "text": f"{program_of(block)} {spending(cost, block.opened)}",
+        "cost": cost.to_json(),
     }
 
 
@@ -246,6 +264,10 @@ def _missing(name: str, slot: ManifestSlot | None) -> dict[str, Any]:
 
 def _print_stack(status: dict[str, Any]) -> None:
     out = tables.console()
+    if status["block"] is not None:
+        out.print(f"{status['stack']}: {escape(status['block']['text'])}", soft_wrap=True)
+        if not status["block"]["running"]:
+            out.print(f"Destroy it with: skyinfra destroy {status['stack']}", soft_wrap=True)
     for pool in status["pools"]:
         if not pool["deployed"]:
             _print_absent(pool)

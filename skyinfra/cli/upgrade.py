@@ -9,7 +9,7 @@ import typer
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import FleetUnreachable, NotSupported, counted
 from skyinfra.terminal import tables
-from skyinfra.terminal.progress import synthesized
+from skyinfra.terminal.progress import every_stack
 from skyinfra.terraform.project import Project
 
 
@@ -19,7 +19,7 @@ def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
 
     name, _, pool_name = fleet.partition("/")
     project = Project.find()
-    stack = project.stack(name, stacks=synthesized(project))
+    stack = project.stack(name, stacks=every_stack(project))
     manifest = stack.fleet(pool_name or stack.only_pool)
     check_kind(manifest)
     version = wanted(stack, manifest)

@@ -12,7 +12,7 @@ from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.deploy.last_run import recorded
 from skyinfra.deploy.lost import lost_nodes
 from skyinfra.deploy.next_steps import next_steps
-from skyinfra.deploy.reporting import Reporter
+from skyinfra.deploy.reporting import Line, Reporter
 from skyinfra.errors import (
     CloudRefused,
     RunsElsewhere,
@@ -22,7 +22,7 @@ from skyinfra.errors import (
     TerraformFailed,
 )
 from skyinfra.terraform.program import Plan, Terraform
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"
@@ -107,12 +107,13 @@ def carry_out(
     planning: contextlib.AbstractContextManager[object] | None = None,
     before: Callable[[Plan], object] = lambda plan: None,
     on_event: Callable[[Event], object] | None = None,
+    line: Line | None = None,
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
     An empty plan is returned without asking. planning: is entered while Terraform plans. before: is called with an
-    approved plan, before anything is changed. on_event: gets the events of the apply. Takes and raises what `planned`
-    does.
+    approved plan, before anything is changed. on_event: gets the events of the apply. line: shows them in
+    place of lines of their own. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
     with contextlib.ExitStack() as inside:
@@ -125,7 +126,8 @@ def carry_out(
         before(plan)
         in_place = {address for action, address in plan.changes if action == "update"}
         title = f"{verb} {stack.name}"
-        reporting = Reporter(title, total=len(plan.changes), in_place=in_place, on_event=on_event)
+        total = len(plan.changes)
+        reporting = Reporter(title, total=total, in_place=in_place, on_event=on_event, line=line)
         with recorded(stack, verb), reporting as reporter:
             try:
                 terraform.apply_plan(plan, reporter)

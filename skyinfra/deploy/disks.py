@@ -6,7 +6,7 @@ import re
 
 from skyinfra.errors import DiskTooSmall
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+)\.aws_instance\.(?:head|worker\[.+\])")
 _JOBS = re.compile(r"module\.[^.\[]+\.aws_ebs_volume\.head")

@@ -9,7 +9,7 @@ from skyinfra.errors import SkyinfraError
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.providers import machines_of
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _ADDRESS = re.compile(r'module\.(?P<pool>[^.\[]+)\.(?P<type>\w+)\.(?P<name>\w+)(?:\["(?P<key>[^"]+)"\]|\[\d+\])?')
 # Instances that get another machine type in place: their provider stops and starts them for it.

@@ -24,8 +24,9 @@ from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.stores import Store, local_store, store_of
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Questions
@@ -279,8 +280,9 @@ def kept_jobs(fleet: str, pool: str | None = None) -> list[KeptJob]:
     name, _, named = fleet.partition("/")
     pool = pool or named
     try:
-        stack = Project.find().stack(name)
-        store, pool = store_of(stack, Path.cwd()), pool or stack.only_pool
+        project = Project.find()
+        stack = project.stack(name)
+        store, pool = store_of(stack, project.base_of(stack)), pool or stack.only_pool
     except (ProjectNotFound, StackNotFound, PoolNotFound):
         store = local_store(Path.cwd(), Path(name).name)
     if not pool or Path(pool).name != pool:
@@ -303,7 +305,7 @@ def keep_now(fleet: str, *, patience: float) -> Keeping:
     project = Project.find()
     name, _, pool = fleet.partition("/")
     stack = project.stack(name)
-    return keep(stack.fleet(pool or stack.only_pool), store_of(stack, project.folder), patience=patience)
+    return keep(stack.fleet(pool or stack.only_pool), store_of(stack, project.base_of(stack)), patience=patience)
 
 
 def _folder(pool: str, info: JobInfo) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from skyinfra.errors import SkyinfraError
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 
 def lost_nodes(stack: SynthesizedStack) -> list[str]:

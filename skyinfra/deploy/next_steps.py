@@ -10,7 +10,7 @@ from skyinfra import offers
 from skyinfra.errors import CloudRefused
 from skyinfra.providers.quotas import vcpu_quota
 from skyinfra.terraform.cloud_errors import Refusal, refusals
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 
 def next_steps(stack: SynthesizedStack, error: CloudRefused) -> list[str]:

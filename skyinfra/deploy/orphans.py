@@ -12,8 +12,9 @@ from typing import Any
 
 from skyinfra.errors import ProjectError, TerraformError
 from skyinfra.providers import provider_of
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import Resource, read_state_file
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _STATE = re.compile(r"terraform\.(?P<stack>[A-Za-z0-9][\w-]{0,63})\.tfstate")
 
@@ -95,9 +96,15 @@ def _orphan(stack: SynthesizedStack, where: str, workspace: str | None, read: An
 
 
 def stack_to_destroy(project: Project, name: str | None) -> SynthesizedStack:
-    """The stack of that name, declared or orphaned, or the only one that is declared. Raises `StackNotFound`."""
-    declared = project.stacks()
+    """Returns the stack of that name, declared, of a ``with`` block or orphaned, or the only one of the first.
+
+    Where none is declared, the only one of a block. Raises `StackNotFound`.
+    """
+    declared = project.stacks() or tuple(block.stack for block in project.blocks() if not project.app)
     if name is not None and name not in {stack.name for stack in declared}:
+        for block in project.blocks():
+            if block.stack.name == name:
+                return block.stack
         for orphan in find_orphans(project, declared):
             if orphan.stack.name == name:
                 return restore(orphan)

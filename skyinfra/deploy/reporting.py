@@ -23,7 +23,8 @@ class Reporter:
 
     title: what is done to what, such as ``deploy quickstart``. total: number of changes, where known. in_place:
     addresses of resources that change in place, also where Terraform makes them anew. on_event: gets each event, too,
-    as it is shown, with the seconds since its start.
+    as it is shown, with the seconds since its start. line: shows them; what
+    failed and what Terraform says besides has lines of its own.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Reporter:
         in_place: Collection[str] = (),
         console: Console | None = None,
         on_event: Callable[[Event], object] | None = None,
+        line: Line | None = None,
     ) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or (line.console if line is not None else Console(stderr=True))
+        self.line = line
         self.title = title
         self.total = total
         self.in_place = in_place
@@ -44,7 +47,7 @@ class Reporter:
         self._bar: Progress | None = None
 
     def __enter__(self) -> Reporter:
-        if self.console.is_terminal:
+        if self.console.is_terminal and self.line is None:
             self._bar = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
@@ -73,18 +76,21 @@ class Reporter:
         if self.on_event is not None:
             began = self._started.get(event.address, time.monotonic())
             self.on_event(dataclasses.replace(event, seconds=time.monotonic() - began))
+        if self.line is not None:
+            self.line.take(event)
         if event.kind == "start":
             self._started[event.address] = time.monotonic()
             if self._bar is not None:
                 self._bar.update(self._task, description=f"{self.title}: {short(event.address)}")
         elif event.kind == "done":
             seconds = time.monotonic() - self._started.pop(event.address, time.monotonic())
-            self._line(f"{short(event.address)} {_DONE.get(event.action, event.action)} ({seconds:.1f} s)")
+            if self.line is None:
+                self._line(f"{short(event.address)} {_DONE.get(event.action, event.action)} ({seconds:.1f} s)")
             if self._bar is not None:
                 self._bar.advance(self._task)
         elif event.kind == "failed":
             self._line(f"{short(event.address)} failed")
-        elif event.kind == "output" and event.text.startswith(_WAITING):
+        elif event.kind == "output" and event.text.startswith(_WAITING) and self.line is None:
             self._line(event.text.removeprefix("skyinfra: ").strip())
         elif event.kind == "text" and event.text.strip():
             self._line(event.text)
@@ -92,6 +98,61 @@ class Reporter:
     def _line(self, text: str) -> None:
         console = self._bar.console if self._bar is not None else self.console
         console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+class Line:
+    """One line on stderr that changes while a ``with`` block of a pool begins or ends; plain lines elsewhere.
+
+    name: of its stack. A line stays of where it began, and of how it ended.
+    """
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self._name = name
+        self.console = console or Console(stderr=True)
+        self._began = time.monotonic()
+        self._about = ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Line:
+        if self.console.is_terminal:
+            columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, text: str) -> None:
+        """Says what is done; where nobody watches, with a line."""
+        self._about = text
+        self.say("")
+        if self._bar is None:
+            self._print(f"{text} ...")
+
+    def say(self, text: str) -> None:
+        """Changes the line."""
+        if self._bar is not None:
+            about = ": ".join(filter(None, (self._about, text)))
+            self._bar.update(self._task, description=f"{self._name}: {about}")
+
+    def take(self, event: Event) -> None:
+        """Shows the step of Terraform that begins, or what a node waits for."""
+        if event.kind == "start":
+            self.say(short(event.address))
+        elif event.kind == "output" and event.text.startswith(_WAITING):
+            self.say(event.text.removeprefix("skyinfra: ").strip())
+
+    def end(self, text: str) -> None:
+        """Says how it ended, in a line that stays."""
+        self._print(f"{text} ({time.monotonic() - self._began:.1f} s)")
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self._name}: {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def short(address: str) -> str:

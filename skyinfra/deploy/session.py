@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shlex
-import shutil
 import signal
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from skyinfra.compiler import compile_pools
-from skyinfra.deploy.apply import NODES, carry_out, hint_for
+from skyinfra.deploy.apply import carry_out, hint_for
+from skyinfra.deploy.cost import cost_of
 from skyinfra.deploy.kept import keep_before
-from skyinfra.errors import (
-    FleetError,
-    ProjectError,
-    SkyinfraError,
-    TerraformError,
-)
+from skyinfra.deploy.reporting import Line
+from skyinfra.deploy.standing import described, since, spent
+from skyinfra.errors import FleetError, ProjectError, SkyinfraError, TerraformError, counted
+from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
+from skyinfra.terraform.blocks import Opened, folder_of
+from skyinfra.terraform.interrupts import hush_node
 from skyinfra.terraform.program import Plan, find_program
-from skyinfra.terraform.project import Project, SynthesizedStack, node_environment
-from skyinfra.terraform.state import refuse_shared
+from skyinfra.terraform.project import Project, node_environment
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
     from skyinfra.pool import ComputePool
 
+
+# For how long machines of a cloud may boot, in seconds.
+PATIENCE_S = 900.0
 
 # The sessions of the pools whose blocks are open, by the identity of the pool, which each session holds.
 _open: dict[int, Session] = {}
@@ -56,15 +58,16 @@ def leave(pool: ComputePool) -> None:
 class Session:
     """A pool that is deployed by `open` and destroyed by `close`, as a stack of its own.
 
-    Its state stands in ``.skyinfra/.sessions/STACK`` below the current folder until it is destroyed, so that a program
-    that was killed leaves something to destroy: the next session of that name takes the fleet over.
+    Its state lies in the folder of its block, see `skyinfra.terraform.blocks`, until it is destroyed: a program that
+    was killed leaves something that the command line lists and ends. The next program of that name takes it over.
     """
 
     def __init__(self, pool: ComputePool) -> None:
         self.pool = pool
         self.stack = pool.stack or "session"
         self.base = Path.cwd()
-        self.folder = self.base / NODES / ".sessions" / self.stack
+        self.folder = folder_of(self.base, self.stack)
+        self._opened = Opened.now()
         self._synthesized: SynthesizedStack | None = None
         self._client: Pool | None = None
         self._lock: IO[str] | None = None
@@ -72,16 +75,15 @@ class Session:
 
     def open(self) -> Pool:
         """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources."""
-        from skyinfra.client import connect
-
         compile_pools([self.pool], self.stack)
         find_program()
         self._acquire()
         self._catch_termination()
         try:
-            self._synthesized = self._synthesize()
-            carry_out(self._synthesized)
-            self._client = connect(self._synthesized.fleet(self.pool.name))
+            with Line(self.stack) as line:
+                line.say("compiling its declaration")
+                self._synthesized = self._synthesize()
+                self._client = self._deploy(self._synthesized, line)
         except BaseException as error:
             if isinstance(error, TerraformError):
                 # Its own hint is for a project: there is nothing here to go on with.
@@ -90,6 +92,21 @@ class Session:
             self.close()
             raise
         return self._client
+
+    def _deploy(self, stack: SynthesizedStack, line: Line) -> Pool:
+        from skyinfra.client import connect
+        from skyinfra.client.lookup import wait_until_ready
+
+        line.begin(f"deploying {described(stack.pools)}")
+        carry_out(stack, line=line)
+        manifest = stack.fleet(self.pool.name)
+        # A local node is ready when Terraform is.
+        if manifest.provider != "local":
+            wait_until_ready(manifest, patience=PATIENCE_S, on_change=line.say)
+        client = connect(manifest)
+        slots = counted(len(manifest.slots) * manifest.node_count, "slot")
+        line.end(f"ready, {counted(manifest.node_count, 'node')} with {slots}")
+        return client
 
     def close(self) -> None:
         """Destroys the fleet and removes the session's folder. Raises `TerraformFailed`, with what to run next."""
@@ -102,21 +119,21 @@ class Session:
     def _remove(self) -> None:
         """Destroys the fleet, then removes the folder with its state."""
         if self._synthesized is not None:
+            before = partial(_keep_jobs, self._synthesized, project=self.base)
             try:
-                carry_out(
-                    self._synthesized, destroy=True, before=partial(_keep_jobs, self._synthesized, project=self.base)
-                )
+                with Line(self.stack) as line:
+                    line.say("destroying")
+                    carry_out(self._synthesized, destroy=True, before=before, line=line)
+                    cost = spent(cost_of(self._synthesized.pools).usd_per_hour, self._opened)
+                    line.end(f"destroyed; it cost {cost}" if cost else "destroyed")
             except SkyinfraError as error:
-                command = shlex.join([*find_program(), f"-chdir={self._synthesized.folder}", "destroy"])
-                error.hint = f"The fleet still exists. Destroy it with: {command}"
+                error.hint = f"The fleet still exists. Destroy it with: skyinfra destroy {self.stack}"
                 raise
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for folder in (self.folder.parent, self.folder.parent.parent):
-            with contextlib.suppress(OSError):  # other fleets and sessions stand there
-                folder.rmdir()
+        blocks.remove(self.folder)
 
     def _synthesize(self) -> SynthesizedStack:
         os.environ.update(node_environment())
+        hush_node()
         from skyinfra.stack import FleetStack, load_library
 
         library = load_library()
@@ -128,30 +145,34 @@ class Session:
         return Project(folder=self.base, app="", output=output).stack(self.stack)
 
     def _acquire(self) -> None:
-        try:
-            # The state, which holds the fleet secret, is written there.
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Somebody else may have made them where the current folder is one for all, such as /tmp.
-            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
-                refuse_shared(folder)
-            self._lock = (self.folder / "lock").open("w")
-        except OSError as error:
-            raise ProjectError(
-                f"cannot be written: {error.strerror}",
-                field=str(self.folder),
-                hint="Run the program in a folder that is yours, on a disk that has space.",
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            self._lock = None
+        """Takes the folder of the block, and the fleet of a killed program in it, whose costs began with that one."""
+        self._refuse_declared()
+        self._lock = blocks.hold(self.folder)
+        earlier = blocks.opened(self.folder)
+        if self._lock is None:
+            by = f": {earlier.program}, process {earlier.pid}" if earlier else ""
             raise FleetError(
-                "another program in this folder has a pool open under that name",
+                f"another program in this folder has a pool open under that name{by}",
                 field="stack",
                 given=self.stack,
                 hint='Give this one a name of its own: sky.ComputePool(..., stack="...")',
-            ) from None
+            )
+        if earlier is not None and (self.folder / "terraform.tfstate").exists():
+            sys.stderr.write(f"{self.stack}: takes over the fleet that {earlier.program} left, {since(earlier)}\n")
+            self._opened = replace(self._opened, began=earlier.began)
+        blocks.record(self._lock, self._opened)
+
+    def _refuse_declared(self) -> None:
+        """Raises `FleetError` where the project in this folder declares a stack of that name."""
+        with contextlib.suppress(ProjectError):
+            if self.stack in {each.name for each in Project.read(self.base).stacks()}:
+                raise FleetError(
+                    "the project in this folder declares a stack of that name",
+                    field="stack",
+                    given=self.stack,
+                    hint=f'Connect to its fleet: sky.connect("{self.stack}"). Or give this pool a name of its own: '
+                    'sky.ComputePool(..., stack="...")',
+                )
 
     def _release(self) -> None:
         if self._lock is not None:

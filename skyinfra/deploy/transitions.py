@@ -13,7 +13,7 @@ from skyinfra.mig import Layout
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _PATIENCE_S = 3.0
 

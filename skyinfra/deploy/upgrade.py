@@ -25,7 +25,7 @@ from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.providers import kinds, read
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Questions

@@ -8,15 +8,24 @@ from typing import Any, ParamSpec, TypeVar
 
 from skyinfra.errors.base import did_you_mean
 from skyinfra.errors.declarations import InvalidField
+from skyinfra.errors.peers import meant
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def nearest(name: str, known: Collection[str], *, of: str) -> str:
+    """Returns what the unknown *name* of *of* means, to begin a hint: it is another tool's word, or misspelled."""
+    if said := meant(name, of, known):
+        return f"{said}\n"
+    near = did_you_mean(name, known)
+    return f"{near} " if near else ""
+
+
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidField:
     """Returns the error for an option that *of* has not, with the nearest of the *known* ones."""
     known = sorted(known)
-    hint = f"{did_you_mean(name, known)} {of} has: {', '.join(known)}.".strip()
+    hint = f"{nearest(name, known, of=of)}{of} has: {', '.join(known)}."
     return InvalidField(f"no option of {of}", field=name, hint=hint)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyinfra.preflight.report import Line, Report, Result
 from skyinfra.providers import kinds, read
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 __all__ = ["Line", "Report", "Result", "preflight"]
 

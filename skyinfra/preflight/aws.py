@@ -17,8 +17,8 @@ from skyinfra.preflight.pool_inputs import PoolInputs, read
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
-from skyinfra.terraform.project import SynthesizedStack
 from skyinfra.terraform.stores import load_boto3
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 Check = Callable[[Context], list[Finding]]
 

@@ -9,8 +9,8 @@ from skyinfra.errors import NotSupported
 from skyinfra.preflight.aws import ACTIONS
 from skyinfra.preflight.pool_inputs import is_group
 from skyinfra.providers.aws_fields import partition, permissions
-from skyinfra.terraform.project import SynthesizedStack
 from skyinfra.terraform.stores import jobs_prefix
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 
 def policy(stack: SynthesizedStack) -> dict[str, Any]:

@@ -104,6 +104,7 @@ class Provider(Declaration):
     """The provider of the nodes of a pool. ``kind`` names the provider and its folder below modules/."""
 
     kind: ClassVar[str]
+    words: ClassVar[str] = "provider"
 
     @property
     def data(self) -> Data:

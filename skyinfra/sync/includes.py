@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,19 @@ EXCLUDED = (
     ".svn/",
     ".venv/",
     "node_modules/",
+    "__pypackages__/",
+    ".cache/",
+    ".direnv/",
+    ".eggs/",
+    ".hypothesis/",
+    ".idea/",
     ".mypy_cache/",
+    ".nox/",
     ".pytest_cache/",
+    ".pytype/",
     ".ruff_cache/",
+    ".tox/",
+    ".vscode/",
     ".ipynb_checkpoints/",
     ".DS_Store",
     ".terraform/",
@@ -45,6 +56,10 @@ EXCLUDED = (
     "*.tfstate.*",
     ".env",
 )
+# Folders that are left out where they hold this: environments, of whatever name.
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+# Folders of these names are, too, where they are no package of the user's own.
+_LIKE_ENVIRONMENTS = ("venv", "env", "ENV")
 MOST_FILES = 20_000
 MOST_BYTES = 4 * 2**30
 _SHOWN = 5
@@ -53,6 +68,9 @@ _READ = 2**20
 _FRESH_NS = 2 * 10**9
 # Of a file that may hold a secret: state is text.
 _LOOKED_THROUGH = 64 * 2**20
+
+# The links that were said to be left out.
+_said: set[tuple[str, Path]] = set()
 
 _hashes: dict[tuple[str, int, int, int], str] = {}
 
@@ -124,7 +142,8 @@ class Includes:
                 raise InvalidInclude("is the file of a secret and is not sent", field="includes", given=top)
             yield top, start
             return
-        yield from _walk(start, start.resolve(), top, _patterns((*EXCLUDED, *self.excludes)), (start.resolve(),))
+        within = tuple(path.resolve() for path in self.paths)
+        yield from _walk(start, within, top, _patterns((*EXCLUDED, *self.excludes)), (start.resolve(),))
 
     def _entry(self, path: str, file: Path) -> Entry:
         try:
@@ -157,24 +176,40 @@ class Includes:
 
 
 def _walk(
-    folder: Path, start: Path, top: str, patterns: Sequence[Pattern], above: tuple[Path, ...]
+    folder: Path, within: tuple[Path, ...], top: str, patterns: Sequence[Pattern], above: tuple[Path, ...]
 ) -> Iterator[tuple[str, Path]]:
-    """The files below *folder*, by their path in the tree. *start*: what no link may lead out of."""
+    """Yields the files below *folder*, by their path in the tree.
+
+    Links that lead out of *within*, or into a folder that they are in, are left out, with a line on stderr.
+    """
     for item in sorted(folder.iterdir()):
         path = item.name if top == "." else f"{top}/{item.name}"
         real = item.resolve()
-        if _excluded(path, item.is_dir(), patterns) or secrets.is_read_from(real):
+        if _left_out(item, path, patterns) or secrets.is_read_from(real):
             continue
-        if item.is_symlink() and not real.is_relative_to(start):
-            raise InvalidInclude(
-                "is a link that leads out of what is included", field=path, given=str(real), hint="Include its target."
-            )
-        if item.is_dir():
+        if item.is_symlink() and not any(map(real.is_relative_to, within)):
+            _say(path, real, f"a link that leads out of what goes along, to {real}; include that as well to have it")
+        elif item.is_dir():
             if real in above:
-                raise InvalidInclude("is a link to a folder that it is in", field=path)
-            yield from _walk(item, start, path, patterns, (*above, real))
+                _say(path, real, "a link to a folder that it is in")
+            else:
+                yield from _walk(item, within, path, patterns, (*above, real))
         elif item.is_file():
             yield path, item
+
+
+def _say(path: str, real: Path, what: str) -> None:
+    """Says, once, that *path* is left out."""
+    if (path, real) not in _said:
+        _said.add((path, real))
+        sys.stderr.write(f"{path} is left out: {what}\n")
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether *folder* is an environment of Python: it looks like one, or has its name and holds no module."""
+    if any((folder / each).exists() for each in _ENVIRONMENTS):
+        return True
+    return folder.name in _LIKE_ENVIRONMENTS and next(folder.glob("*.py"), None) is None
 
 
 def _check_size(sizes: dict[str, int], most_files: int, most_bytes: int) -> None:
@@ -217,3 +252,9 @@ def _roots(tops: dict[str, Path], files: dict[str, Entry]) -> tuple[str, ...]:
 
 def _holds(root: str, path: str) -> bool:
     return root in (".", path) or path.startswith(f"{root}/")
+
+
+def _left_out(item: Path, path: str, patterns: Sequence[Pattern]) -> bool:
+    is_folder = item.is_dir()
+    said = _excluded(path, is_folder, patterns)
+    return is_folder and _is_environment(item) if said is None else said

@@ -21,7 +21,7 @@ from skyinfra.program import main as program
 from skyinfra.protocol.calls import Header, SecretUse
 from skyinfra.protocol.pickles import Pickler
 from skyinfra.protocol.secrets import met
-from skyinfra.tasks import modules, script
+from skyinfra.tasks import large, modules, script
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.needs import InObject, Needs
 from skyinfra.tasks.outcomes import exception as exception
@@ -131,15 +131,16 @@ def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload
             given=task.name,
             hint="Return list(...), or make an item a task: pool.map gives results as they come.",
         )
+    pack = functools.partial(_pack, needs=needs)
     try:
-        packed = _pack((task.function, task.args, dict(task.kwargs)), needs, whole=whole)
+        call: tuple[object, ...] = task.function, task.args, dict(task.kwargs)
+        packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
         known = -1
         while known < len(needs.values):  # values may be functions that use others
             known = len(needs.values)
             if known:
-                args = (needs.values, task.function, *task.args)
-                packed = _pack((program.with_values, args, dict(task.kwargs)), needs, whole=whole)
-        return packed
+                call = program.with_values, (needs.values, task.function, *task.args), dict(task.kwargs)
+                packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
     except TaskNotPicklable:  # of what the object of a method is made from
         raise
     except Exception as error:
@@ -148,6 +149,9 @@ def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload
             f"{what} cannot be pickled: {why}",
             hint="Create it inside the function, or pass what it is made from.",
         ) from error
+    if not whole:
+        large.notice(task.name, packed, _parts(task), pack)
+    return packed
 
 
 class _Pickler(Pickler):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 # Below the folder of the synthesized stacks, which version control leaves out: the jobs of each fleet, as listed last.
 _JOBS = "skyinfra-jobs.json"
@@ -43,7 +44,7 @@ def profiles(fleet: str) -> list[str]:
 def jobs(fleet: str) -> list[str]:
     """Returns the names of the jobs of *fleet* as they were listed last."""
     with suppress(SkyinfraError, OSError, ValueError, AttributeError):
-        found = json.loads((Project.find().output / _JOBS).read_text(encoding="utf-8")).get(fleet, ())
+        found = json.loads((Project.find(quiet=True).output / _JOBS).read_text(encoding="utf-8")).get(fleet, ())
         return [name for name in found if isinstance(name, str)]
     return []
 
@@ -51,7 +52,7 @@ def jobs(fleet: str) -> list[str]:
 def remember_jobs(fleet: str, names: Iterable[str], *, more: bool = False) -> None:
     """Keeps the names of the jobs of *fleet* for `jobs`; *more*: beside those that are kept. Does nothing elsewhere."""
     with suppress(SkyinfraError, OSError, ValueError):
-        file = Project.find().output / _JOBS
+        file = Project.find(quiet=True).output / _JOBS
         kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         kept[fleet] = sorted({*names, *(kept.get(fleet, ()) if more else ())})
         file.write_text(json.dumps(kept), encoding="utf-8")
@@ -78,7 +79,8 @@ def layouts(accelerator: str) -> list[str]:
 
 def _stacks() -> tuple[SynthesizedStack, ...]:
     with suppress(SkyinfraError, OSError):
-        return Project.find().stacks()
+        project = Project.find(quiet=True)
+        return (*project.stacks(), *(block.stack for block in project.blocks()))
     return ()
 
 
@@ -87,6 +89,6 @@ def _manifest(fleet: str) -> Manifest | None:
         if fleet.endswith(".json"):
             return Manifest.load(Path(fleet))
         name, _, pool = fleet.partition("/")
-        stack = Project.find().stack(name, stacks=_stacks())
+        stack = Project.find(quiet=True).stack(name, stacks=_stacks())
         return stack.known_fleets().get(pool or stack.only_pool)
     return None

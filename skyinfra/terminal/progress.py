@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from skyinfra.terminal import tables
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool
@@ -72,6 +73,12 @@ def synthesized(project: Project) -> tuple[SynthesizedStack, ...]:
     """Synthesizes *project* and says so. Raises what `Project.synth` raises."""
     with working(f"synth: {project.app}"):
         return project.synth()
+
+
+def every_stack(project: Project) -> tuple[SynthesizedStack, ...]:
+    """Returns the stacks of *project*, synthesized anew, and those of ``with`` blocks. Raises as `Project.synth`."""
+    declared = synthesized(project) if project.app else ()
+    return (*declared, *(block.stack for block in project.blocks()))
 
 
 def _connecting(fleet: str) -> AbstractContextManager[None]:

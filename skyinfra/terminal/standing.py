@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from skyinfra.deploy.cost import cost_of, standing_cost
+from skyinfra.deploy.standing import program_of, spent
 from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.blocks import Block
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 # For a head to say which jobs it has.
 _PATIENCE_S = 2.0
@@ -20,31 +24,41 @@ Steps = list[tuple[str, str]]
 
 def show_standing() -> None:
     """Prints where the project of this folder stands, and the next commands. Raises `ProjectNotFound` for a bad one."""
-    if not Path("cdktf.json").exists():
-        lines = [f"There is no project in {Path.cwd()}."]
+    project = Project.sought()
+    if project is None:
+        lines = [f"There is no project in {Path.cwd()}, nor in a folder above it."]
         steps = [
             ("skyinfra init my-project", "make one, with simulated nodes"),
             ("skyinfra init my-tour --example tour", "or one that shows what a fleet can do"),
         ]
     else:
-        lines, steps = _standing(Project.find())
+        lines, steps = _standing(project)
     _print(lines, [*steps, ("skyinfra --help", "every command")])
 
 
 def _standing(project: Project) -> tuple[list[str], Steps]:
-    stacks = project.stacks()
-    if not stacks:
-        return [f"{project.folder.name}: nothing is synthesized yet."], [
-            ("skyinfra plan", "compile what is declared, and show what a deploy makes and costs"),
-            ("skyinfra deploy", "make it"),
-        ]
     lines: list[str] = []
     steps: dict[str, str] = {}
-    for stack in stacks:
+    stacks = project.stacks()
+    if project.app and not stacks:
+        lines.append(f"{project.folder.name}: nothing is synthesized yet.")
+        steps["skyinfra plan"] = "compile what is declared, and show what a deploy makes and costs"
+        steps["skyinfra deploy"] = "make it"
+    blocks = project.blocks()
+    for stack in (*stacks, *(block.stack for block in blocks)):
         found, following = _stack(stack)
         lines += found
+        lines += [f"  {program_of(block)}{_so_far(block)}" for block in blocks if block.stack is stack]
         steps |= dict(following)
     return lines, list(steps.items())
+
+
+def _so_far(block: Block) -> str:
+    with suppress(ProjectError):
+        cost = standing_cost(block.stack.resources()).usd_per_hour
+        if cost and block.opened is not None:
+            return f" It has cost {spent(cost, block.opened)}."
+    return ""
 
 
 def _stack(stack: SynthesizedStack) -> tuple[list[str], Steps]:

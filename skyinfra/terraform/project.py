@@ -15,190 +15,67 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skyinfra.errors import (
     AppFailed,
-    FleetNotDeployed,
-    InvalidManifest,
     MissingDependency,
-    PoolNotFound,
     ProjectError,
     ProjectNotFound,
     StackNotFound,
-    TerraformFailed,
     TerraformNotFound,
     did_you_mean,
 )
-from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
-from skyinfra.terraform.expressions import unfolded
-from skyinfra.terraform.program import PROGRAM_VARIABLE, Terraform, find_program
-from skyinfra.terraform.state import (
-    Resource,
-    keep_private,
-    read_outputs_file,
-    read_state,
-    read_state_file,
-    refuse_shared,
-)
+from skyinfra.terraform.blocks import Block, blocks, is_own
+from skyinfra.terraform.program import PROGRAM_VARIABLE, find_program
+from skyinfra.terraform.state import refuse_shared
+from skyinfra.terraform.synthesized import SynthesizedStack, read_document, read_stack
 
-
-@dataclass(frozen=True)
-class SynthesizedStack:
-    """A synthesized stack.
-
-    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
-    providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
-    of Terraform's backend.
-    """
-
-    name: str
-    folder: Path
-    pools: tuple[dict[str, Any], ...]
-    modules: dict[str, dict[str, Any]]
-    providers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    backend: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def configuration(self, pool: str) -> dict[str, Any]:
-        """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
-        for name, reference in self.modules.get(pool, {}).get("providers", {}).items():
-            for configuration in self.providers.get(name, []):
-                if reference == f"{name}.{configuration.get('alias')}":
-                    return configuration
-        return {}
-
-    def terraform(self) -> Terraform:
-        """Terraform in the stack's folder. Raises `TerraformNotFound`."""
-        return Terraform(self.folder)
-
-    def prepared(self, *, anew: bool = False) -> Terraform:
-        """Terraform in the stack's folder, set up where it is not yet, or *anew*.
-
-        The versions of the providers are those of the file ``terraform.STACK.lock.hcl`` in the project's folder, which
-        is for version control; it is made where there is none. Raises `TerraformFailed`, `TerraformNotFound`.
-        """
-        terraform = self.terraform()
-        if anew or not (self.folder / ".terraform").exists():
-            kept, used = self.folder.parents[2] / f"terraform.{self.name}.lock.hcl", self.folder / ".terraform.lock.hcl"
-            if kept.exists():
-                shutil.copyfile(kept, used)
-            try:
-                terraform.prepare()
-            except TerraformFailed as error:
-                if kept.exists() and "-upgrade" in error.message:
-                    error.hint = f"{kept} pins other versions. Remove it for the newest ones that are allowed."
-                raise
-            # Terraform makes none where all providers are its own.
-            if used.exists() and not kept.exists():
-                with suppress(OSError):
-                    shutil.copyfile(used, kept)
-        return terraform
-
-    @property
-    def workspace(self) -> str:
-        """The workspace that Terraform is told to use."""
-        chosen = self.folder / ".terraform" / "environment"
-        return os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
-
-    @property
-    def state_file(self) -> Path | None:
-        """The file of the state, in the workspace that Terraform is told to use; None for other backends."""
-        if "local" not in self.backend:
-            return None
-        settings: dict[str, str] = self.backend["local"]
-        if self.workspace == "default":
-            return self.folder / settings.get("path", "terraform.tfstate")
-        return self.folder / settings.get("workspace_dir", "terraform.tfstate.d") / self.workspace / "terraform.tfstate"
-
-    def keep_private(self) -> None:
-        """Lets nobody else read the state's file and its backup. Raises `ProjectError`, also for folders of others."""
-        refuse_shared(self.folder)
-        if (file := self.state_file) is not None:
-            refuse_shared(file.parent)
-            keep_private(file)
-            keep_private(file.with_name(f"{file.name}.backup"))
-
-    def resources(self) -> tuple[Resource, ...]:
-        """Returns the resources in the state. Raises `TerraformFailed`, `TerraformNotFound`, `ProjectError`."""
-        if self.state_file is not None:
-            return read_state_file(self.state_file)
-        return read_state(self.prepared().state(), source=f"the state of {self.name}")
-
-    def fleets(self) -> dict[str, Manifest]:
-        """The manifests of the deployed pools by name, in the order they are declared; empty where none is deployed.
-
-        Raises `TerraformFailed`, `TerraformNotFound`, `InvalidManifest`.
-        """
-        found = {
-            name.removeprefix(OUTPUT_PREFIX): Manifest.read(value, source=f"{self.name}.{name}")
-            for name, value in self.prepared().outputs().items()
-            if name.startswith(OUTPUT_PREFIX)
-        }
-        order = [pool["name"] for pool in self.pools]
-        return {name: found[name] for name in sorted(found, key=lambda n: order.index(n) if n in order else len(order))}
-
-    def known_fleets(self) -> dict[str, Manifest]:
-        """The manifests in the file of the state, by pool, without asking Terraform; empty where there is none."""
-        found = {}
-        for name, value in read_outputs_file(self.state_file).items() if self.state_file is not None else ():
-            if name.startswith(OUTPUT_PREFIX):
-                with suppress(InvalidManifest):
-                    found[name.removeprefix(OUTPUT_PREFIX)] = Manifest.read(value, source=f"{self.name}.{name}")
-        return found
-
-    @property
-    def only_pool(self) -> str:
-        """The name of the pool, where there is one only. Raises `PoolNotFound`."""
-        declared = [each["name"] for each in self.pools]
-        if not declared:
-            raise PoolNotFound(
-                f"the stack {self.name!r} has no pools", hint="Declare one: sky.FleetStack(..., pools=[...])."
-            )
-        if len(declared) > 1:
-            names = ", ".join(f"{self.name}/{each}" for each in declared)
-            raise PoolNotFound(f"the stack {self.name!r} has {len(declared)} pools", hint=f"Name one of: {names}.")
-        return str(declared[0])
-
-    def fleet(self, pool: str) -> Manifest:
-        """Returns the manifest of a deployed pool. Raises `PoolNotFound`, `FleetNotDeployed`, and as `fleets` does."""
-        declared = [p["name"] for p in self.pools]
-        fleets = self.fleets()
-        if pool in fleets:
-            return fleets[pool]
-        if declared and pool not in declared:
-            raise PoolNotFound(
-                f"the stack {self.name!r} has no such pool",
-                field="pool",
-                given=pool,
-                hint=f"{did_you_mean(pool, declared)} Its pools: {', '.join(declared)}.".strip(),
-            )
-        raise FleetNotDeployed(
-            f"{self.name}/{pool} is not deployed", hint=f"Deploy it with: skyinfra deploy {self.name}"
-        )
+# The folders that were said to be taken, each once.
+_said: set[Path] = set()
 
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with a cdktf.json. app: the command that synthesizes. output: where it writes."""
+    """A folder with a cdktf.json. app: the command that synthesizes. output: where it writes.
+
+    Where there is no cdktf.json, it is a folder with fleets of ``with`` blocks, and *app* is empty. around: the folders
+    whose blocks are found with it, the nearest first.
+    """
 
     folder: Path
     app: str
     output: Path
+    around: tuple[Path, ...] = ()
 
     @classmethod
-    def find(cls, start: Path | None = None) -> Project:
-        """The project of the folder *start* (default: here). Raises `ProjectNotFound`."""
-        folder = (start or Path.cwd()).absolute()
+    def find(cls, start: Path | None = None, *, quiet: bool = False) -> Project:
+        """Returns the project of the folder *start* (default: here), or of the nearest folder above that has one.
+
+        The way up ends with the home folder. Folders above that other accounts may write to, or own, are passed over.
+        quiet: does not say, on stderr, which folder above was taken. Raises `ProjectNotFound`, `ProjectError`.
+        """
+        here = (start or Path.cwd()).absolute()
+        found, refused = _sought(here, quiet=quiet)
+        if found is None:
+            hint = "Go to the project's folder, or make one with: skyinfra init"
+            if refused is not None:
+                hint = f"{refused} has one, and is not taken: another account owns it or may write to it.\n{hint}"
+            raise ProjectNotFound(f"there is no cdktf.json in {here}, nor in a folder above it", hint=hint)
+        return found
+
+    @classmethod
+    def sought(cls) -> Project | None:
+        """Returns what `find` does, or None where there is no project."""
+        return _sought(Path.cwd())[0]
+
+    @classmethod
+    def read(cls, folder: Path, around: tuple[Path, ...] = ()) -> Project:
+        """Returns the project of the cdktf.json in *folder*. Raises `ProjectNotFound`, `ProjectError`."""
         file = folder / "cdktf.json"
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ProjectNotFound(
-                f"there is no cdktf.json in {folder}",
-                hint="Go to the project's folder, or make one with: skyinfra init",
-            ) from None
         except (OSError, ValueError) as error:
             raise ProjectNotFound(f"cannot be read: {error}", field=str(file)) from None
         app = settings.get("app") if isinstance(settings, dict) else None
@@ -217,13 +94,26 @@ class Project:
                 hint="Leave it out for cdktf.out.",
             )
         refuse_shared(folder)
-        return cls(folder=folder, app=app, output=folder / output)
+        return cls(folder, app, folder / output, around)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Returns the ``with`` blocks whose fleets exist, as far as is known; also of programs that were killed."""
+        return tuple(block for folder in self.around for block in blocks(folder))
+
+    def base_of(self, stack: SynthesizedStack) -> Path:
+        """Returns the folder that what belongs to *stack* lies in: of the project, or of the program with its block."""
+        return next((block.base for block in self.blocks() if block.stack.folder == stack.folder), self.folder)
 
     def synth(self) -> tuple[SynthesizedStack, ...]:
         """Runs the app and returns its stacks, never those of an earlier run.
 
-        Raises `AppFailed` with what went wrong in it, or `MissingDependency`.
+        Raises `AppFailed` with what went wrong in it, `MissingDependency`, or `ProjectNotFound` without a cdktf.json.
         """
+        if not self.app:
+            raise ProjectNotFound(
+                f"there is no cdktf.json in {self.folder}, only {_named(self.blocks())}",
+                hint="skyinfra status shows it, and skyinfra destroy ends it; skyinfra init makes a project.",
+            )
         environment = {
             **os.environ,
             **node_environment(),
@@ -254,6 +144,15 @@ class Project:
                 )
         return self.stacks()
 
+    def _known(self, name: str | None) -> tuple[SynthesizedStack, ...]:
+        declared = self.stacks()
+        found = tuple(block.stack for block in self.blocks())
+        if name is None:
+            return declared or (found if not self.app else self.synth())
+        if self.app and not declared and name not in {each.name for each in found}:
+            declared = self.synth()
+        return (*declared, *found)
+
     @property
     def _manifest(self) -> Path:
         return self.output / "manifest.json"
@@ -283,9 +182,9 @@ class Project:
         """The stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
         if not self.output.exists() or (self.output.is_dir() and not self._manifest.exists()):
             return ()
-        manifest = _read_synthesized(self._manifest)
+        manifest = read_document(self._manifest)
         return tuple(
-            _read_stack(
+            read_stack(
                 entry["name"], self.output / entry["workingDirectory"], self.output / entry["synthesizedStackPath"]
             )
             for entry in manifest["stacks"].values()
@@ -297,12 +196,15 @@ class Project:
         for file in sorted((self.output / "stacks").glob("*/cdk.tf.json")):
             if file.parent.name not in declared:
                 with suppress(ProjectError):
-                    found.append(_read_stack(file.parent.name, file.parent, file))
+                    found.append(read_stack(file.parent.name, file.parent, file))
         return tuple(found)
 
     def stack(self, name: str | None = None, *, stacks: Iterable[SynthesizedStack] | None = None) -> SynthesizedStack:
-        """The stack of that name, or the only one. Synthesizes where that was not done yet. Raises `StackNotFound`."""
-        known = tuple(stacks) if stacks is not None else self.stacks() or self.synth()
+        """Returns the stack of that name, or the only one: declared, or of a ``with`` block.
+
+        Synthesizes where that was not done yet. stacks: those alone. Raises `StackNotFound`.
+        """
+        known = tuple(stacks) if stacks is not None else self._known(name)
         names = [stack.name for stack in known]
         if name is None and len(known) == 1:
             return known[0]
@@ -326,28 +228,49 @@ class Project:
         )
 
 
-def _read_synthesized(file: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ProjectError(
-            f"cannot be read: {reason}", field=str(file), hint="Remove it, and make it anew with: skyinfra synth"
-        ) from None
-    return document
+def _sought(here: Path, *, quiet: bool = False) -> tuple[Project | None, Path | None]:
+    """Returns the nearest project from *here* upwards, and the first folder above whose project is not trusted."""
+    found, refused = _nearest(here)
+    if found is not None and found.folder != here and not quiet and found.folder not in _said:
+        _said.add(found.folder)
+        sys.stderr.write(f"The project is that of {found.folder}.\n")
+    return found, refused
 
 
-def _read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
-    document = _read_synthesized(file)
-    pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
-    return SynthesizedStack(
-        name=name,
-        folder=folder,
-        pools=pools,
-        modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
-        providers=document.get("provider", {}),
-        backend=document.get("terraform", {}).get("backend", {}),
-    )
+def _nearest(here: Path) -> tuple[Project | None, Path | None]:
+    around: list[Path] = []
+    refused = None
+    for folder in _upwards(here):
+        file = folder / "cdktf.json"
+        if blocks(folder):
+            around.append(folder)
+        if not _there(file):
+            continue
+        if folder == here or (is_own(folder) and is_own(file)):
+            return Project.read(folder, tuple(around)), refused
+        refused = refused or folder
+    if around:
+        return Project(around[0], "", around[0] / "cdktf.out", tuple(around[:1])), refused
+    return None, refused
+
+
+def _there(file: Path) -> bool:
+    with suppress(OSError):
+        return file.is_file()
+    return False
+
+
+def _upwards(here: Path) -> Iterator[Path]:
+    home = Path.home()
+    for folder in (here, *here.parents):
+        yield folder
+        if folder == home:
+            return
+
+
+def _named(found: tuple[Block, ...]) -> str:
+    names = ", ".join(block.stack.name for block in found)
+    return f"the fleet of a `with` block ({names})" if names else "what fleets left"
 
 
 def terraform_of_cdktf() -> dict[str, str]:

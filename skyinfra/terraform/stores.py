@@ -19,8 +19,8 @@ from skyinfra.errors import (
     MissingDependency,
     ProjectError,
 )
-from skyinfra.terraform.project import SynthesizedStack
 from skyinfra.terraform.state import refuse_shared
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 _PURPOSE = "jobs are kept in the bucket of the state"
 _CONNECT_S = 5.0

@@ -27,11 +27,14 @@ from skyinfra.protocol import jobs, services
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
+from skyinfra.worker.bars import Bars
 from skyinfra.worker.streaming import Lines
 from skyinfra.worker.surroundings import BESIDE, FETCH, PLACE, new_folder
 
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
+# Between two lines of a progress bar that goes on.
+_BAR_S = 5.0
 _FLUSH_LINES = 500
 # Between two checks of a script without output.
 _ENDED_S = 0.5
@@ -217,16 +220,19 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | N
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream, file in (("stdout", process.stdout), ("stderr", process.stderr)):
-            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines(), masker.stream()))
+            selector.register(
+                cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines(), masker.stream(), Bars(every_s=_BAR_S))
+            )
         while selector.get_map():
             ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
             if not ready and not pending and process.poll() is not None:
                 break  # it ended, and a process that it left holds its streams open
             for item, _ in ready:
                 data = os.read(item.fd, 65536)
-                stream, lines, mask = item.data
+                stream, lines, mask, bars = item.data
                 shown = mask.feed(data, final=not data)
-                pending += [[stream, line] for line in lines.feed(shown, final=not data)]
+                found = bars.kept(lines.feed(shown, final=not data), final=not data)
+                pending += [[stream, line] for line in found]
                 if not data:
                     selector.unregister(item.fileobj)
             now = time.monotonic()

@@ -20,6 +20,7 @@ from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import instance
 from skyinfra.worker import attempts, output
+from skyinfra.worker.bars import Bars
 from skyinfra.worker.secrets import Masker
 
 # Sends a message to the client: its kind and its content.
@@ -70,11 +71,12 @@ class _Tail:
             attempts.note_shown(self._offset)
 
     def restart(self, offset: int = 0) -> None:
-        self._offset, self._lines = offset, Lines()
+        self._offset, self._lines, self._bars = offset, Lines(), Bars(progress)
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
+        lines = self._bars.kept(lines, final=final)
         if lines:
             self._send(lines)
             # A line that is not whole is sent again by the next start of the task.

@@ -10,7 +10,7 @@ import pytest
 from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.errors import DiskTooSmall
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 HEAD, WORKER = "module.train.aws_instance.head", 'module.train.aws_instance.worker["train-1"]'
 JOBS = "module.train.aws_ebs_volume.head"

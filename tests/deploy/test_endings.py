@@ -15,7 +15,7 @@ from running_node import SECRET, RunningNode, until
 from skyinfra.deploy.endings import endings
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
 from skyinfra.terraform.program import Plan
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 HEAD, WORKER = "module.mig.aws_instance.head", 'module.mig.aws_instance.worker["n2"]'
 GROUP = "module.mig.aws_autoscaling_group.workers[0]"

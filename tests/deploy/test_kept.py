@@ -21,8 +21,9 @@ import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.deploy import kept
 from skyinfra.protocol.jobs import JobInfo
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
 from skyinfra.terraform.stores import Store, jobs_prefix, local_store, store_of
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 sys.path.append(str(ROOT / "tests" / "integration" / "aws"))
 from cloud import Cloud, start

@@ -15,7 +15,8 @@ import skyinfra as sky
 from skyinfra.compiler import compile_pools
 from skyinfra.stack import _sections, module_inputs
 from skyinfra.terraform.expressions import folded, literal
-from skyinfra.terraform.project import Project, SynthesizedStack
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 
 def document_of(name: str, pools: Sequence[sky.ComputePool]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fleet import environment, processes, until
+from fleet import environment, processes, skyinfra, until
 
 HEAD = """
 import os, sys, time
@@ -51,6 +52,48 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     out, err = start(tmp_path, body).communicate(timeout=180)
     assert out.count("MIG-") == 2, err
     assert out.endswith("2\n")
+    # Where nobody watches: where it begins, where it is ready, and its end.
+    said = [line for line in err.splitlines() if line.startswith("session: ")]
+    assert len(err.splitlines()) == 3 and "deploying 1 node of local, H100:1/3g.40gb (simulated)" in said[0]
+    assert "ready, 1 node with 2 slots" in said[1] and "destroyed" in said[2]
+    nothing_left(tmp_path)
+
+
+def test_a_killed_program_leaves_a_fleet_that_the_command_line_finds_and_ends(tmp_path: Path) -> None:
+    process = start(tmp_path, "with POOL as pool:\n    open('inside', 'w').close()\n    time.sleep(120)")
+    until(lambda: (tmp_path / "inside").exists())
+    assert "which still runs" in skyinfra(tmp_path).stdout
+    process.kill()
+    process.communicate(timeout=60)
+    assert "program.py, process" in (out := skyinfra(tmp_path).stdout) and "ended without destroying it" in out
+    (tmp_path / "below").mkdir()
+    found = skyinfra(tmp_path / "below", "status", "--json")
+    (stack,) = json.loads(found.stdout)["stacks"]
+    assert stack["block"]["pid"] == process.pid and not stack["block"]["running"]
+    assert len(stack["pools"][0]["nodes"][0]["slots"]) == 2
+    assert f"The project is that of {tmp_path}.\n" in found.stderr
+    for words in (["top", "session/pool"], ["jobs", "session"], ["logs", "session"], ["doctor", "session"]):
+        assert skyinfra(tmp_path, *words).stdout
+    assert skyinfra(tmp_path, "exec", "session", "--", "echo", "hi").stdout == "hi\n"
+    (tmp_path / "script.py").write_text("print('ran')")
+    assert skyinfra(tmp_path, "run", "session", "script.py").stdout == "ran\n"
+    # The next program of that name has it, as it stands, and ends it.
+    body = "with POOL as pool:\n    print(*(visible() @ pool))"
+    out, err = start(tmp_path, body).communicate(timeout=180)
+    assert out.count("MIG-") == 2 and "session: takes over the fleet that program.py left, since 20" in err
+    until(lambda: not processes(tmp_path))
+    assert not (tmp_path / ".skyinfra").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_destroys_the_fleet_of_a_killed_program(tmp_path: Path) -> None:
+    process = start(tmp_path, "with POOL as pool:\n    open('inside', 'w').close()\n    time.sleep(120)")
+    until(lambda: (tmp_path / "inside").exists())
+    (tmp_path / "inside").unlink()
+    process.kill()
+    process.communicate(timeout=60)
+    done = skyinfra(tmp_path, "destroy", "--auto-approve")
+    assert "session: destroyed" in done.stdout and "ended without destroying it" in done.stderr
     nothing_left(tmp_path)
 
 
@@ -113,8 +156,9 @@ def test_a_block_that_is_interrupted(tmp_path: Path, number: signal.Signals, whe
     else:
         until(lambda: (tmp_path / ".skyinfra" / "session" / "pool" / "pool-0").exists())
     process.send_signal(number)
-    process.communicate(timeout=180)
+    _, err = process.communicate(timeout=180)
     assert process.returncode != 0
+    assert "jsii" not in err and err.count("  File") <= 4, err
     nothing_left(tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 from skyinfra.errors import NotSupported
 from skyinfra.preflight.aws import ACTIONS
 from skyinfra.preflight.permissions import policy
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 POOL: dict[str, Any] = {"machine_types": ["g6.xlarge"], "node_count": 1, "spot": False, "image": "ami-1"}
 KEY = "arn:aws:kms:us-east-1:123456789012:key/6d2b1ad7"

@@ -14,7 +14,7 @@ from rest_server import Rest, Status, serving, slow
 
 from skyinfra import providers
 from skyinfra.preflight import Line, Report, clouds, preflight
-from skyinfra.terraform.project import SynthesizedStack
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 KEY = "k3y-of-t3sts"
 

@@ -375,7 +375,7 @@ def test_state_secrets_and_what_tools_leave_are_not_included(project, fleet):
     package = project / "src" / "shiny"
     for name in ("x.pyc", "terraform.tfstate", "terraform.tfstate.backup", ".env"):
         (package / name).write_text("left out")
-    for folder in ("__pycache__", ".git", ".venv", "node_modules", ".terraform", "cdktf.out"):
+    for folder in ("__pycache__", ".git", ".venv", "node_modules", ".terraform", "cdktf.out", ".tox", ".cache"):
         (package / folder).mkdir()
         (package / folder / "file.py").write_text("left out")
     assert scanned(project, "src") == [f"src/shiny/{name}" for name in ("__init__.py", "beside.txt", "deeper.py")]
@@ -407,19 +407,45 @@ def test_a_pattern_for_folders_is_none_for_files(project):
     assert "data/vocab.txt" in scanned(project, ".", excludes=("vocab.txt/",))
 
 
-def test_links_lead_nowhere_else(project, tmp_path):
+def test_environments_are_left_out_and_packages_of_their_name_are_not(project):
+    for name, mark in (
+        ("my-env", "pyvenv.cfg"),
+        ("env", "lib/x.py"),
+        ("venv", "bin/python"),
+        ("conda", "conda-meta/h"),
+    ):
+        file = project / "data" / name / mark
+        file.parent.mkdir(parents=True)
+        file.write_text("left out")
+    (project / "data" / "my-env" / "own.py").write_text("left out")
+    assert scanned(project, "data") == ["data/vocab.txt"]
+    # As in a .gitignore, somebody may want one all the same; the environment of a game is a package.
+    (project / "src" / "env").mkdir()
+    (project / "src" / "env" / "cartpole.py").touch()
+    assert "src/env/cartpole.py" in scanned(project, "src")
+    assert "data/my-env/own.py" in scanned(project, "data", excludes=("!my-env/",))
+
+
+def test_links_lead_nowhere_else(project, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(includes, "_said", set())
     (project / "data" / "link.txt").symlink_to("vocab.txt")
     (project / "data" / "deeper").mkdir()
     (project / "data" / "deeper" / "x").write_text("x")
     (project / "data" / "folder").symlink_to("deeper")
     assert scanned(project, "data") == ["data/deeper/x", "data/folder/x", "data/link.txt", "data/vocab.txt"]
     (project / "data" / "deeper" / "up").symlink_to("..")
-    with pytest.raises(sky.InvalidInclude, match="data/deeper/up: is a link to a folder that it is in"):
-        scanned(project, "data")
-    (project / "data" / "deeper" / "up").unlink()
     (project / "data" / "out").symlink_to(tmp_path)
-    with pytest.raises(sky.InvalidInclude, match="data/out: is a link that leads out"):
-        scanned(project, "data")
+    (project / "data" / "gone").symlink_to(tmp_path / "nowhere")
+    (project / "data" / "code").symlink_to(project / "src")
+    for _ in range(2):
+        found = scanned(project, "data")
+        assert found == ["data/deeper/x", "data/folder/x", "data/link.txt", "data/vocab.txt"]
+    said = capsys.readouterr().err
+    assert said.count("data/deeper/up is left out: a link to a folder that it is in\n") == 1
+    assert said.count(f"data/out is left out: a link that leads out of what goes along, to {tmp_path};") == 1
+    assert "data/gone is left out" in said and "data/code is left out" in said
+    # What goes along itself may be led to.
+    assert "data/code/shiny/deeper.py" in scanned(project, "data", "src")
 
 
 def test_what_cannot_be_included_is_said(project, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 from client_fixtures import Fleet, eventually
 from on_terminal import on_terminal, plain
+from rich.console import Console
 
 from skyinfra.client import Pool, run_script
 from skyinfra.client.script import tell_that_it_waits
+from skyinfra.deploy.reporting import Line
 from skyinfra.terminal import progress
+from skyinfra.terraform.text import Event
 
 
 def test_short_work_is_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +38,32 @@ def test_long_work_is_said_while_it_lasts(capsys: pytest.CaptureFixture[str]) ->
     assert said == "plan ...\n"
     found = capsys.readouterr()
     assert found.err.startswith("plan: ") and found.err.endswith(" s\n") and found.out == ""
+
+
+def test_the_line_of_a_block_changes_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with Line("session", console) as line:
+        line.begin("deploying 1 node of aws p5.48xlarge, H100:8, $55.04/h")
+        line.take(Event("start", address='module.pool.terraform_data.node["pool-0"]'))
+        line.end("ready, 1 node with 8 slots")
+    shown = plain(out.getvalue())
+    assert "$55.04/h: pool node pool-0" in shown
+    # One line stays.
+    assert shown.splitlines()[-1].strip() == "" or "session: ready, 1 node with 8 slots (0.0 s)" in shown
+    assert shown.count("session: ready") == 1
+
+
+def test_the_line_of_a_block_is_plain_lines_elsewhere() -> None:
+    out = io.StringIO()
+    with Line("session", Console(file=out)) as line:
+        line.say("compiling its declaration")
+        line.begin("deploying 1 node of local, H100:1 (simulated)")
+        line.take(Event("start", address="module.pool.terraform_data.head"))
+        line.end("ready, 1 node with 1 slot")
+    first, last = out.getvalue().splitlines()
+    assert first == "session: deploying 1 node of local, H100:1 (simulated) ..."
+    assert last.startswith("session: ready, 1 node with 1 slot (")
 
 
 def test_an_error_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:

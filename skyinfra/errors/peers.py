@@ -1,0 +1,113 @@
+"""Words of other tools for options, and what they are here.
+
+Of the YAML of SkyPilot and dstack, the decorators of Modal and Ray, the resources of Terraform and Kubernetes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+# By what takes the options: what to write here, and their words for it. The first that holds counts.
+_WORDS: dict[str, tuple[tuple[str, str], ...]] = {
+    "ComputePool": (
+        ('accelerator="H100:8"', "gpu gpus gpu_type gpu_name accelerators accelerator_type tpu device resources"),
+        ('accelerator="H100:8"', "gpu_count num_gpus gpus_per_node accelerator_count count"),
+        ('accelerator="H100/3g.40gb"', "mig mig_profile mig_profiles partition partitions profile fraction"),
+        ("vcpus=8", "cpu cpus num_cpus cores vcpu"),
+        ("memory_gb=64", "memory mem ram memory_mb memory_gib"),
+        ("disk_gb=200", "disk disk_size storage volume_size"),
+        ("nodes=2", "num_nodes node_count replicas workers num_workers min_nodes max_nodes instances size"),
+        ('provider=sky.AWS(region="us-east-1")', "region regions cloud clouds infra backend backends location"),
+        ('provider=sky.AWS(zones=["us-east-1a"])', "zone zones availability_zone availability_zones"),
+        (
+            'provider=sky.AWS(instance_types=["p5.48xlarge"])',
+            "instance_type instance_types machine_type machine_types vm_size shape sku",
+        ),
+        ("spot=True", "use_spot spot_policy preemptible interruptible capacity_type"),
+        ("max_hourly_cost=20.0", "max_price max_cost budget max_hourly_price bid price"),
+        (
+            'image=sky.Image(pip=["torch"])',
+            "pip pip_install packages dependencies requirements apt apt_install python python_version preload",
+        ),
+        ('image=sky.Image(env={"NAME": "value"})', "env envs environment env_vars"),
+        ('image=sky.Image(run=["..."])', "setup run commands"),
+        ('provider=sky.AWS(ami="ami-...")', "image_id ami docker docker_image container"),
+        ('labels={"team": "ml"}', "tags"),
+        ("worker=sky.Worker(concurrency=2)", "concurrency max_concurrency slots"),
+        ("@sky.compute(timeout=60)", "timeout timeout_seconds"),
+        ("@sky.compute(retries=2)", "retries max_retries retry"),
+        ('@sky.compute(secrets=["HF_TOKEN"])', "secret secrets"),
+        ('sky.connect(..., workdir=".")', "workdir working_dir file_mounts mounts volumes"),
+        ("`skyinfra port-forward STACK/POOL NODE PORT`", "ports port"),
+        ('stack="train", for a pool that is used as a `with` block', "cluster cluster_name fleet"),
+    ),
+    "Image": (
+        ('pip=["torch"]', "packages pip_install pip_packages dependencies requirements python_packages libraries uv"),
+        ('apt=["git"]', "apt_install apt_packages system_packages debian_packages"),
+        ('env={"NAME": "value"}', "envs environment env_vars environment_variables variables"),
+        ('run=["..."]', "setup run_commands commands script setup_commands"),
+        ('python="3.12"', "python_version"),
+        ('index="https://..."', "index_url pip_index"),
+        ('extra_indexes=["https://..."]', "extra_index_url extra_index_urls"),
+        ('wheelhouse="https://..."', "find_links"),
+        ('sky.GCP(image="..."), sky.AWS(ami="...")', "docker docker_image image image_id base container ami registry"),
+    ),
+    "provider": (
+        ('region="..."', "location datacenter regions"),
+        ('zones=["..."]', "zone availability_zone availability_zones az"),
+        ('zone="..."', "zones availability_zone availability_zones az"),
+        ('instance_types=["..."]', "instance_type machine_type machine_types vm_size size shape sku"),
+        ('ami="ami-..."', "image image_id"),
+        ('image="..."', "ami image_id docker docker_image"),
+        ('profile="..."', "aws_profile profile_name"),
+        ('project="..."', "project_id"),
+        ('project_id="..."', "project"),
+        ('ssh_public_key="ssh-ed25519 ..."', "ssh_key key key_name key_pair public_key"),
+        ('allow_cidrs=["203.0.113.7/32"]', "cidr cidrs allowed_cidrs ingress firewall"),
+        ('subnet_ids=["..."]', "subnet subnets subnet_id"),
+        ('vpc_id="..."', "vpc"),
+        ('sky.ComputePool(accelerator="H100:8")', "accelerator accelerators gpu gpus gpu_type mig"),
+        ("sky.ComputePool(spot=True)", "spot use_spot preemptible interruptible"),
+        ("sky.ComputePool(nodes=2)", "nodes num_nodes node_count count"),
+        ("sky.ComputePool(disk_gb=200)", "disk disk_gb disk_size"),
+        ("sky.ComputePool(memory_gb=64)", "memory memory_gb ram"),
+        ("sky.ComputePool(vcpus=8)", "cpu cpus vcpus num_cpus"),
+        ('sky.ComputePool(labels={"team": "ml"})', "labels tags"),
+        ("a variable of the environment: no declaration holds it", "token api_key access_key secret_key credentials"),
+    ),
+    "@sky.compute": (
+        (
+            'a slot of the pool, which has the GPUs; gpu_memory_gb=40, profile="3g.40gb" or slots=2 choose which',
+            "gpu gpus num_gpus accelerator accelerators accelerator_type resources",
+        ),
+        ("gpu_memory_gb=40", "gpu_memory vram memory_gb"),
+        ('profile="3g.40gb"', "mig mig_profile partition"),
+        ("timeout=60", "timeout_s timeout_seconds time_limit max_runtime"),
+        ("retries=2", "max_retries retry num_retries"),
+        ('env={"NAME": "value"}', "envs environment env_vars runtime_env"),
+        ('secrets=["HF_TOKEN"]', "secret"),
+        ("sky.ComputePool(vcpus=8)", "cpu cpus num_cpus"),
+        ("sky.ComputePool(memory_gb=64)", "memory mem ram"),
+        ('sky.ComputePool(image=sky.Image(pip=["torch"]))', "image pip packages dependencies"),
+        ("pool.launch(f, nodes=2)", "nodes num_nodes world_size num_workers"),
+        ("sky.ComputePool(nodes=2)", "concurrency max_concurrency concurrency_limit max_containers"),
+        ('sky.ComputePool(labels={"team": "ml"})', "labels tags"),
+    ),
+}
+# What takes options of tasks, besides the decorator.
+_OF_TASKS = ("@sky.cls", "Task.options")
+
+
+def meant(name: str, of: str, known: Collection[str] = ()) -> str:
+    """Returns what to write for the option *name* of another tool, in a sentence; empty where that is not known.
+
+    of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator. known: the options that this has.
+    """
+    for written, theirs in _WORDS.get("@sky.compute" if of in _OF_TASKS else of, ()):
+        option = written.partition("=")[0]
+        if name not in theirs.split() or (option.isidentifier() and option not in known):
+            continue
+        if not option.isidentifier():
+            return f"{name}= is, here: {written}"
+        return f"{name}= is {'part of ' if '=sky.' in written else ''}{option}= here: {written}"
+    return ""

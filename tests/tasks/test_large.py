@@ -1,0 +1,94 @@
+"""Large calls: what several have in common is a part of its own, and is said, once, by its name."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skyinfra.tasks import Task, large, pickling
+from skyinfra.tasks.needs import Needs
+
+TABLE = os.urandom(12 * 2**20)
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(large, "_calls", {})
+    yield
+    large._known.clear()
+
+
+def parts(function: Any, *args: object) -> list[Any]:
+    return list(pickling._pack_call(Task(function, args), Needs(None)).parts)
+
+
+def called(function: Any, *args: object) -> Any:
+    import pickle
+
+    packed = pickling._pack_call(Task(function, args), Needs(None))
+    run, given, named = pickle.loads(packed.joined(), buffers=[memoryview(bytes(each)) for each in packed.buffers])
+    return run(*given, **named)
+
+
+def of_table() -> Any:
+    table = TABLE
+
+    def size(n: int) -> int:
+        return len(table) + n
+
+    return size
+
+
+def of_words() -> Any:
+    words = {str(number): [f"{number:080}"] for number in range(120_000)}
+
+    def count(n: int) -> int:
+        return len(words) + n
+
+    return count
+
+
+@pytest.mark.parametrize(("make", "uses", "result"), [(of_table, "table", len(TABLE)), (of_words, "words", 120_000)])
+def test_what_a_function_uses_is_one_part_of_all_its_calls(make: Any, uses: str, result: int) -> None:
+    function = make()
+    first = parts(function, 1)
+    with pytest.warns(UserWarning, match=rf"^'{uses}', which .* uses, 1\d\.\d MiB, is in more than one call of .*once"):
+        second = parts(function, 2)
+    assert first[1] == second[1] and first[1].size > 10 * 2**20 and max(first[0].size, second[0].size) < 4096
+    assert called(function, 5) == result + 5  # without another word
+
+
+def test_an_argument_is_named() -> None:
+    def size(table: bytes, n: int) -> int:
+        return len(table) + n
+
+    parts(size, TABLE, 1)
+    with pytest.warns(UserWarning, match=r"^argument 'table' of .*size, 12\.0 MiB"):
+        parts(size, TABLE, 2)
+    assert called(size, TABLE, 3) == len(TABLE) + 3
+
+
+def test_nothing_is_said_of_other_calls() -> None:
+    function = of_table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):  # as to every slot
+            parts(function, 1)
+        for number in range(3):
+            parts(len, os.urandom(11 * 2**20))
+            parts(len, b"x" * 2**20 + bytes([number]))
+
+
+def test_what_changes_is_sent_as_it_is_then() -> None:
+    words = {str(number): [f"{number:080}"] for number in range(120_000)}
+
+    def value() -> object:
+        return words["7"]
+
+    assert len(called(value)) == 1
+    words["7"].append("8")
+    assert called(value)[1:] == ["8"]
