@@ -27,7 +27,8 @@ _SMALL_CALL = 8192
 def suits(shipment: Shipment) -> bool:
     """Whether a task may travel with others."""
     settings = shipment.settings
-    alone = settings.timeout is not None or settings.retries or settings.slots > 1 or not shipment.brought
+    special = settings.timeout is not None or settings.retries or settings.slots > 1 or settings.fresh
+    alone = special or not shipment.brought
     return not (alone or shipment.uses) and len(shipment.call) <= _SMALL_CALL
 
 

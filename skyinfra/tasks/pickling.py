@@ -95,6 +95,7 @@ class Shipment:
             secrets=self.uses,
             env={**(env or {}), **(task.settings.env or {})} or None,
             workdir=workdir,
+            fresh=task.settings.fresh,
         )
 
     def attempt(self, number: int) -> tuple[str, bytes]:

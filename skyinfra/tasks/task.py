@@ -52,7 +52,8 @@ class Options:
     count: the task starts again in any case. profile: only on slots with this MIG profile or AMD partition mode.
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
     secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name. env:
-    variables that its process has while it runs, above those of the pool and of the image; no secrets.
+    variables that its process has while it runs, above those of the pool and of the image; no secrets. fresh: whether
+    it runs in a new process, which has run no task before and runs none after it.
 
     Raises `InvalidField`.
     """
@@ -64,6 +65,7 @@ class Options:
     gpu_memory_gb: float | None = None
     secrets: Sequence[str | Secret] = ()
     env: Mapping[str, str] | None = None
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", named(self.secrets))
@@ -89,6 +91,7 @@ _KINDS: dict[str, tuple[type[Any], str, bool]] = {
     "profile": (str, "the name of a profile, such as '3g.40gb'", True),
     "slots": (numbers.Integral, "a number from 1", False),
     "gpu_memory_gb": (numbers.Real, "GB, more than 0", True),
+    "fresh": (bool, "True or False", False),
 }
 _DEFAULT = Options()
 
@@ -112,6 +115,7 @@ class Given(TypedDict, total=False):
     gpu_memory_gb: float | None
     secrets: Sequence[str | Secret]
     env: Mapping[str, str] | None
+    fresh: bool
 
 
 @dataclass(frozen=True)

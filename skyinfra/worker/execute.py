@@ -34,8 +34,10 @@ from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
 from skyinfra.worker import (
     attempts,
     cancellation,
+    fence,
     inputs,
     interruption,
+    main_thread,
     output,
     secrets,
     shortage,
@@ -82,6 +84,7 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     from distributed import get_worker
 
     task = Header.loads(header)
+    main_thread.admit(fresh=task.fresh)
     worker = get_worker()
 
     def tell(kind: str, key: str, content: object) -> None:
@@ -93,6 +96,8 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     if task.chunk:
         return _Chunk(task, call, tell, str(worker.name)).run()
     outcome = _execute(task, call, tell, say if task.echo else None)
+    if task.fresh:
+        main_thread.replace_after_task()
     if task.whole:
         return Ending.of(outcome).dumps()
     if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
@@ -136,10 +141,14 @@ def _perform(task: Header, call: bytes, masker: Masker | None = None) -> Outcome
     raises."""
     start = time.perf_counter()
     inputs.use_tree(task.tree)
-    with surroundings.surrounded(task.env, task.workdir):
-        function, args, kwargs = load(task, call)
-        result = function(*args, **kwargs)
-        return _keep_result(task, result, start, masker)
+    file = output.file_of(task.key, os.environ[instance.NODE_DIRECTORY])
+    log = output.Log(file, masker.text if masker else None)
+    with surroundings.surrounded(task.env, task.workdir), output.logging_to(log):
+        # What modules set as they are imported stays, as they do.
+        with cancellation.reachable():
+            function, args, kwargs = load(task, call)
+        with fence.around(), cancellation.reachable():
+            return _keep_result(task, fence.call(function, args, kwargs), start, masker)
 
 
 def _failed(error: BaseException, masker: Masker | None = None) -> Outcome:
@@ -190,7 +199,7 @@ class _Chunk:
     def _execute(self, file: str | None) -> None:
         timer = cancellation.later(_LONGEST_S, self._give_back)
         try:
-            while (row := self._next()) is not None:
+            while not main_thread.is_replaced() and (row := self._next()) is not None:
                 self._now = Header.loads(row[0])
                 try:
                     with interruption.task_scope():
