@@ -57,8 +57,8 @@ def descendants(pid: int) -> list[Process]:
     """Returns the processes that come from *pid*, parents first; those too that have ended, until they are waited
     for."""
     children: dict[int, list[Process]] = {}
-    for each in _pids():
-        if (process := _read(each, zombies=True)) is not None:
+    for number in _pids():
+        if (process := _read(number, zombies=True)) is not None:
             children.setdefault(process.parent, []).append(process)
     found = children.get(pid, [])
     for each in found:  # it grows

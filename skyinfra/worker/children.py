@@ -1,4 +1,4 @@
-"""The processes that tasks start: those that a task leaves are ended with it, also where they have a session of their own.
+"""The processes that tasks start: those that a task leaves are ended with it, also those in a session of their own.
 
 This process adopts the descendants whose parent has ended. Those that an object of `skyinfra.cls` has started while it
 was made belong to it, and stay for as long as it.

@@ -148,7 +148,9 @@ def _perform(task: Header, call: bytes, masker: Masker | None = None) -> Outcome
         with cancellation.reachable():
             function, args, kwargs = load(task, call)
         with fence.around(), cancellation.reachable():
-            return _keep_result(task, fence.call(function, args, kwargs), start, masker)
+            with fence.forks():
+                result = function(*args, **kwargs)
+            return _keep_result(task, result, start, masker)
 
 
 def _failed(error: BaseException, masker: Masker | None = None) -> Outcome:

@@ -17,11 +17,9 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from skyinfra.worker import children, main_thread, output
-
-T = TypeVar("T")
 
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 _SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
@@ -180,24 +178,24 @@ def _put_back(before: list[Any]) -> list[str]:
     return lost
 
 
-def call(function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
-    """Returns the result of a call. A process that it has forked, and that returns from it, ends as a program ends."""
+@contextlib.contextmanager
+def forks() -> Iterator[None]:
+    """Ends a process that the body has forked, and that returns from it, as a program ends."""
     process = os.getpid()
     try:
-        return function(*args, **kwargs)
+        yield
     finally:
         if os.getpid() != process:
             _end_fork(sys.exc_info()[1])
 
 
 def _end_fork(error: BaseException | None) -> None:
-    code: object = 0 if error is None else 1
+    code = 0 if error is None else 1
     if isinstance(error, SystemExit):
-        code = error.code or 0
-        if not isinstance(code, int):
-            print(code, file=sys.stderr)
-            code = 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
         traceback.print_exception(error)
     output.flush()
-    os._exit(code & 0xFF)
+    os._exit(code)

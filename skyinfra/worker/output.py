@@ -88,7 +88,7 @@ def follow_threads() -> None:
         thread.skyinfra_log = _present if of_main else _own_log()  # type: ignore[attr-defined]
         start(thread)
 
-    threading.Thread.start = started  # type: ignore[method-assign]
+    threading.Thread.start = started  # type: ignore[assignment,method-assign]
 
 
 def _own_log() -> Log | None:
@@ -184,7 +184,7 @@ def _open(number: int, settings: _Settings) -> io.TextIOWrapper:
     encoding, errors, _, at_once = settings
     if number:
         return _stream(number, ("", "<stdout>", "<stderr>")[number], encoding, errors, at_once)
-    return open(number, encoding=encoding, errors=errors, closefd=False)  # noqa: PTH123, SIM115 - it stays open
+    return open(number, encoding=encoding, errors=errors, closefd=False)
 
 
 def _hand_over(old: Any, new: Any) -> None:

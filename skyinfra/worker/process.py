@@ -124,7 +124,10 @@ class SlotWorker(Worker):  # type: ignore[misc]
                 await parked.leave(self)
 
     def replace(self) -> None:
-        """Makes the Nanny start a new process in place of this one, after the task that runs. None is lost or blamed."""
+        """Makes the Nanny start a new process in place of this one, after the task that runs.
+
+        No task is lost, or blamed for the end of the process.
+        """
         if self._replacing is None:
             self.drain(True)
             self._replacing = asyncio.create_task(self._replace())
