@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import signal
 import threading
@@ -27,6 +28,8 @@ PROGRAM_GRACE_S = 5.0
 _SPEAK_S = 0.1
 # After the time of a task, and its grace.
 _WATCHDOG_S = PROGRAM_GRACE_S + 1.0
+# What the module `signal` calls: it makes enumerations of the answers, which takes twenty times as long.
+SIGNALS: Any = importlib.import_module("_signal")
 
 
 @dataclass
@@ -84,9 +87,9 @@ def reachable() -> Iterator[None]:
     if _reachable or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = SIGNALS.getsignal(signal.SIGINT)
     # That of Python itself: with another one, asyncio.run does not end its coroutines in order.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    SIGNALS.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _open()
         yield
@@ -111,7 +114,7 @@ def _shut(handler: Any) -> None:
         try:
             with _lock:
                 _reachable = False
-            signal.signal(signal.SIGINT, handler)
+            SIGNALS.signal(signal.SIGINT, handler)
             return
         except BaseException:  # noqa: BLE001, S112 - an interrupt, or what a handler of the task's own raises for it
             continue

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skyinfra.worker import children, main_thread, output
+from skyinfra.worker.cancellation import SIGNALS
 
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
-_SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+_NUMBERS = tuple(sorted(int(each) for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Python 3.14 warns of the public name.
 _set_loop_policy: Callable[[None], None] = getattr(
@@ -48,13 +49,13 @@ def _set_limits(before: tuple[tuple[int, int], ...]) -> None:
 
 
 def _handlers() -> tuple[Any, ...]:
-    return tuple(map(signal.getsignal, _SIGNALS))
+    return tuple(map(SIGNALS.getsignal, _NUMBERS))
 
 
 def _set_handlers(before: tuple[Any, ...]) -> None:
-    for number, handler in zip(_SIGNALS, before, strict=True):
-        if signal.getsignal(number) != handler:
-            signal.signal(number, handler)
+    for number, handler in zip(_NUMBERS, before, strict=True):
+        if SIGNALS.getsignal(number) != handler:
+            SIGNALS.signal(number, handler)
 
 
 def _variables() -> tuple[Any, dict[Any, Any]]:
