@@ -7,7 +7,7 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -64,6 +64,20 @@ def descendants(pid: int) -> list[Process]:
     for each in found:  # it grows
         found += children.get(each.pid, [])
     return found
+
+
+def marked(variables: Mapping[str, str]) -> list[Process]:
+    """Returns the running processes that were started with these environment variables, as far as they can be read.
+
+    This one and its parent are none of them.
+    """
+    marks = {os.fsencode(f"{name}={value}") for name, value in variables.items()}
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if marks <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}:
+                found.append(_read(pid))
+    return [each for each in found if each is not None and each.pid not in (os.getpid(), os.getppid())]
 
 
 def command(pid: int) -> str:

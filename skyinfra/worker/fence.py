@@ -58,14 +58,18 @@ def _set_handlers(before: tuple[Any, ...]) -> None:
             SIGNALS.signal(number, handler)
 
 
+# A task may put another object in its place.
+_environ: Any = os.environ
+
+
 def _variables() -> tuple[Any, dict[Any, Any]]:
     # Its copy as it lies there takes a microsecond; through its methods, thirty.
-    return os.environ, os.environ._data.copy()  # type: ignore[attr-defined]
+    return os.environ, _environ._data.copy()
 
 
 def _set_variables(before: tuple[Any, dict[Any, Any]]) -> None:
     os.environ, wanted = before
-    now = _variables()[1]
+    now = _environ._data.copy()
     for name in now.keys() - wanted.keys():
         os.environ.pop(os.fsdecode(name), None)
     for name, value in wanted.items():
@@ -159,7 +163,7 @@ def _quiet(handlers: tuple[Any, ...]) -> None:
             signal.set_wakeup_fd(-1)
             _set_handlers(handlers)
             return
-        except (OSError, TypeError, ValueError):  # a handler that is not Python's; it is found again below
+        except (TypeError, ValueError):  # a handler that is not Python's; it is found again below
             return
         except BaseException:  # noqa: BLE001, S112 - of a handler of the task
             continue
@@ -174,7 +178,7 @@ def _put_back(before: list[Any]) -> list[str]:
         try:
             if ask() != was:
                 put(was)
-        except (OSError, TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - a task may leave anything there
             lost.append(name)
     return lost
 
