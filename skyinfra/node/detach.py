@@ -18,8 +18,9 @@ from skyinfra.node.folder import NodeDirectory, Status, writing
 from skyinfra.node.node import Node, directory_of, file_sha256
 from skyinfra.node.processes import poll
 
-# Is set for a runner that is started here, and inherited by all that it and its tasks start: its folder.
-VARIABLE = "SKYINFRA_RUNNER"
+# Is set for a runner that is started here, and inherited by all that it and its tasks start: its folder. modules/local
+# knows it too.
+VARIABLE = "SKYINFRA_RUNNER_OF"
 _POLL_S = 0.05
 _KILL_PATIENCE_S = 10.0
 
@@ -88,6 +89,16 @@ def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
             process.wait()
         _end_rest(process.pid, directory)
         raise
+
+
+def end_left() -> None:
+    """Ends what tasks of this runner have left in sessions of their own, where it was started by `boot`."""
+    if folder := os.environ.get(VARIABLE):
+        # The helpers of the runner end by themselves.
+        spared = {each.id for each in processes.descendants(os.getpid())}
+        for process in processes.marked({VARIABLE: folder}):
+            if process.id not in spared:
+                process.kill()
 
 
 def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> subprocess.Popen[bytes]:
