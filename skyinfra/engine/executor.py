@@ -30,6 +30,8 @@ _PAUSE_S = 0.1
 _OVERTIME_S = 10.0
 # Errors that every attempt meets.
 _LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
+# A program that ends so has done what it wanted.
+_DONE = ("SystemExit", "SystemExit: 0")
 
 
 class Fleet(Protocol):
@@ -180,7 +182,8 @@ class Executor:
 
 def may_pass(outcome: Outcome | Ending) -> bool:
     """Whether the call failed with an error that another attempt may not meet."""
-    return outcome.problem is not None and outcome.problem.partition(":")[0] not in _LASTING
+    problem = outcome.problem
+    return problem is not None and problem not in _DONE and problem.partition(":")[0] not in _LASTING
 
 
 def overdue(name: str, timeout: float | None, seconds: float) -> TaskTimeout | None:
