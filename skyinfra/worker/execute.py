@@ -27,6 +27,7 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine import main_thread
 from skyinfra.errors import TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance
@@ -37,7 +38,6 @@ from skyinfra.worker import (
     fence,
     inputs,
     interruption,
-    main_thread,
     output,
     secrets,
     shortage,

@@ -19,7 +19,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skyinfra.worker import children, main_thread, output
+from skyinfra.engine import main_thread
+from skyinfra.node import children
+from skyinfra.worker import output
 from skyinfra.worker.cancellation import SIGNALS
 
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))

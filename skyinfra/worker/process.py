@@ -7,6 +7,7 @@ before anything is imported there. The runner itself never imports a library tha
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -20,12 +21,12 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private, parked, settings
+from skyinfra.engine import dask_private, main_thread, parked, settings
 from skyinfra.errors import NotSupported
-from skyinfra.node import shares
+from skyinfra.node import children, shares
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
-from skyinfra.worker import cancellation, children, main_thread, output, stateful
+from skyinfra.worker import cancellation, output, stateful
 
 # A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
 _DEATH_TIMEOUT_S = 60
@@ -175,9 +176,12 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
 
 
 def _clean_up() -> None:
-    """Drops the objects of tasks, and ends the processes that still run, when this one ends."""
+    """Drops the objects of tasks, ends the processes that still run, and does what was registered with atexit."""
     stateful.release_all()
     children.end_all()
+    # Python does not do it in a process that was forked as this one.
+    atexit._run_exitfuncs()
+    output.flush()
 
 
 def environment(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.worker import children
+from skyinfra.node import children
 
 F = TypeVar("F", bound=Callable[..., object])
 

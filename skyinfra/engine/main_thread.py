@@ -5,7 +5,6 @@ So signals reach the task, as in a program, and those that end it wake it wherev
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import traceback
@@ -13,8 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any
-
-from skyinfra.worker import output
 
 # A task that runs when its worker is closed may go on for that long, as in Dask's own threads.
 _PATIENCE_S = 30.0
@@ -96,8 +93,8 @@ def is_replaced() -> bool:
 def lead(dask: Callable[[], object], at_end: Callable[[], object]) -> None:
     """Runs *dask* in a thread, and the calls of `EXECUTOR` in this one, the main thread, until *dask* ends.
 
-    Ends the process then, after *at_end* and what was registered with atexit. It waits neither for threads that tasks
-    have left, nor for a task that goes on.
+    Ends the process then, after *at_end*. It waits neither for threads that tasks have left, nor for a task that goes
+    on.
     """
     codes = []
 
@@ -115,9 +112,6 @@ def lead(dask: Callable[[], object], at_end: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, name="dask", daemon=True)
     thread.start()
     EXECUTOR.serve()
-    at_end()
     thread.join()
-    # Neither of the two ways in which a process is started here does that in all versions of Python.
-    atexit._run_exitfuncs()
-    output.flush()
+    at_end()
     os._exit(codes[0])
