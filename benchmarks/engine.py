@@ -56,6 +56,7 @@ def run(*, quick: bool = False) -> Iterator[Result]:
             yield from _throughput(pool, plain, ours, tasks=5000, runs=1 if quick else 3)
             yield from _large(pool, plain, ours, runs=3 if quick else 5)
             yield from _second(pool)
+            yield _fence(pool, ours)
         yield from _starts(root, ours, runs=2 if quick else 3)
         yield from _preloaded(root, runs=1 if quick else 3)
         if not quick:
@@ -187,6 +188,39 @@ def _array(number: int) -> object:
     array = numpy.zeros(LARGE // 8)
     array[:] = number
     return array
+
+
+def _fence(pool: Pool, ours: Ours) -> Result:
+    """What surrounds an empty task in its process, by itself, against its round trip."""
+
+    def measured(runs: int = 2000) -> float:
+        from skyinfra.worker import cancellation, fence, output, surroundings
+
+        def once() -> None:
+            log = output.Log("none")
+            with surroundings.surrounded(None, None), output.logging_to(log):
+                with cancellation.reachable():
+                    pass
+                with fence.around(), cancellation.reachable(), fence.forks():
+                    pass
+
+        # The task that measures is within a fence itself.
+        def timed() -> float:
+            start = time.perf_counter()
+            once()
+            return time.perf_counter() - start
+
+        return statistics.median(timed() for _ in range(runs))
+
+    seconds = Task(measured) >> pool
+    return Result(
+        what="the fence around an empty task",
+        baseline="its round trip",
+        seconds=seconds,
+        ratio=seconds / ours.round_trip,
+        aim="< 0.2 ms",
+        figure=f"{seconds * 1e6:.0f} µs",
+    )
 
 
 def _second(pool: Pool) -> Iterator[Result]:

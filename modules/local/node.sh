@@ -111,6 +111,15 @@ end() {
   kill -KILL "-$1" 2>/dev/null || true
 }
 
+# Ends what tasks of the folder $1 have left in sessions of their own, where the runner could not do it.
+end_left() {
+  for process in /proc/[0-9]*; do
+    if tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -qxF "SKYINFRA_RUNNER_OF=$1"; then
+      kill -KILL "${process#/proc/}" 2>/dev/null || true
+    fi
+  done
+}
+
 # Needs neither Python nor the runner, so that a fleet can be destroyed after its environment is gone.
 down() {
   [ -d "$FOLDER" ] || exit 0
@@ -118,6 +127,7 @@ down() {
   # The watchdog first, which would start the runner again.
   end "$(cat "$folder/keeper.pid" 2>/dev/null || true)" "$folder"
   end "$(cat "$folder/runner.pid" 2>/dev/null || true)" "$folder"
+  end_left "$folder"
   state=$(dirname "$folder")/head
   if [ -d "$state" ] && [ "$folder" != "$state" ] && [ -e "$folder/scheduler" ]; then
     take_over "$folder" "$state"

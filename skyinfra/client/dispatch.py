@@ -155,7 +155,7 @@ class Dispatcher:
 
         That is the context of the thread that started it: in a notebook, the cell that submitted the tasks.
         """
-        self._watcher.begins(keys)
+        context = self._watcher.begins(keys)
         wait = 0.0
         try:
             yield
@@ -165,9 +165,9 @@ class Dispatcher:
         finally:
             for key in keys:
                 if wait:
-                    asyncio.get_running_loop().call_later(wait, self._watcher.ended, key)
+                    asyncio.get_running_loop().call_later(wait, self._watcher.ended, key, context)
                 else:
-                    self._watcher.ended(key)
+                    self._watcher.ended(key, context)
 
     async def _one_attempt(self, shipment: Shipment, numbers: Iterator[int], waiting: Waiting) -> Outcome:
         """Sends the task, again where the head restarts, or loses the task's inputs or result."""

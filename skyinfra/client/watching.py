@@ -54,9 +54,11 @@ class Watcher:
         self._rows: dict[str, _Bars] = {}
         self._said: dict[str, float] = {}
 
-    def begins(self, keys: Iterable[str]) -> None:
-        """The tasks *keys* are sent. What they say is shown in the present context until `ended`."""
-        self._contexts.update(dict.fromkeys(keys, contextvars.copy_context()))
+    def begins(self, keys: Iterable[str]) -> contextvars.Context:
+        """The tasks *keys* are sent. What they say is shown in the present context, which it returns, until `ended`."""
+        context = contextvars.copy_context()
+        self._contexts.update(dict.fromkeys(keys, context))
+        return context
 
     def told(self, kind: str, key: str, content: tuple[str, str, Any]) -> None:
         """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.worker.streaming`."""
@@ -67,9 +69,11 @@ class Watcher:
         elif kind == "progress" and self._progress:
             context.run(self._step, key, f"{slot} {name}", *what)
 
-    def ended(self, key: str) -> None:
-        """The task *key* is over."""
+    def ended(self, key: str, context: contextvars.Context | None = None) -> None:
+        """The task *key* is over; with *context*, that of `begins`, unless it was sent again meanwhile."""
         with self._lock:
+            if context is not None and self._contexts.get(key) is not context:
+                return
             self._contexts.pop(key, None)
             self._said.pop(key, None)
             bars = self._rows.pop(key, None)

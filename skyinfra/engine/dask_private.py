@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import importlib
 import socket
 import ssl
@@ -19,6 +20,7 @@ from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
 import distributed
+import distributed.nanny
 import msgpack
 from distributed.comm import registry
 from distributed.comm.core import CommClosedError, FatalCommClosedError
@@ -204,6 +206,29 @@ def is_cancelled(worker: Worker, key: object) -> bool:
     """Whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state == "cancelled"
+
+
+async def unregister(worker: Worker) -> None:
+    """Makes the scheduler forget *worker*, which blames no task for it: it places those anew that have not started."""
+    stimulus = f"replace-{time.time()}"
+    await worker.scheduler.unregister(address=worker.address, stimulus_id=stimulus, expected=True, close=False)
+
+
+# The main thread of a worker ----------------------------------------------------------------------------------------
+
+
+class _Led(distributed.nanny.WorkerProcess):  # type: ignore[misc]
+    """The process of a worker, in the main thread of which its class does the first step."""
+
+    @classmethod
+    def _run(cls, **arguments: Any) -> None:
+        arguments["worker_factory"].func.lead(functools.partial(super()._run, **arguments))
+
+
+def lead_workers() -> None:
+    """Makes the Nannies of this process call ``lead(run)`` of the class of their worker in the main thread of its
+    process. *run* is Dask's side: it ends with the worker, and runs in any thread."""
+    distributed.nanny.WorkerProcess = _Led
 
 
 # The dashboard ------------------------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ T = TypeVar("T")
 
 # Who waits for a change through the network is answered after that long at the latest.
 LONGEST_WAIT_S = 60.0
-# A thread that waits can be interrupted that often.
-_POLL_S = 0.1
 
 
 async def within(awaitable: Awaitable[T], seconds: float | None) -> T:
@@ -46,10 +44,8 @@ class Changes:
 
 
 def interruptible(future: concurrent.futures.Future[T]) -> T:
-    """Returns the result of *future*. A task whose thread waits here can be stopped, which cancels *future*."""
+    """Returns the result of *future*. An interrupt of the thread that waits here cancels *future*."""
     try:
-        while not concurrent.futures.wait([future], timeout=_POLL_S).done:
-            pass
         return future.result()
     finally:
         future.cancel()

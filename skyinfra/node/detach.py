@@ -18,6 +18,9 @@ from skyinfra.node.folder import NodeDirectory, Status, writing
 from skyinfra.node.node import Node, directory_of, file_sha256
 from skyinfra.node.processes import poll
 
+# Is set for a runner that is started here, and inherited by all that it and its tasks start: its folder. modules/local
+# knows it too.
+VARIABLE = "SKYINFRA_RUNNER_OF"
 _POLL_S = 0.05
 _KILL_PATIENCE_S = 10.0
 
@@ -58,7 +61,7 @@ def stop(directory: NodeDirectory, *, timeout_s: float) -> bool:
         if not poll(lambda: directory.holder() != pid, _KILL_PATIENCE_S):
             raise NodeFailed(f"the runner (process {pid}) cannot be killed", field=str(directory.path))
     if leads_session:
-        _end_session(pid)
+        _end_rest(pid, directory)
     status = directory.status()
     if status is not None and status.state not in ("stopped", "failed"):
         directory.write(directory.status_file, replace(status, state="stopped", pid=None, slots=()).dumps())
@@ -84,8 +87,18 @@ def _start(node: Node, directory: NodeDirectory, wait_s: float) -> Status:
         if process.poll() is None:
             processes.end([process.pid], grace_s=_KILL_PATIENCE_S)
             process.wait()
-        _end_session(process.pid)
+        _end_rest(process.pid, directory)
         raise
+
+
+def end_left() -> None:
+    """Ends what tasks of this runner have left in sessions of their own, where it was started by `boot`."""
+    if folder := os.environ.get(VARIABLE):
+        # The helpers of the runner end by themselves.
+        spared = {each.id for each in processes.descendants(os.getpid())}
+        for process in processes.marked({VARIABLE: folder}):
+            if process.id not in spared:
+                process.kill()
 
 
 def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -98,8 +111,11 @@ def spawn(directory: NodeDirectory, name: str, path: Path, *options: str) -> sub
     command = [sys.executable, *safe, "-m", "skyinfra.runner", name, "--config", str(path.absolute()), *options]
     with writing(directory.log_file):
         log = directory.log_file.open("ab")
+    env = {**os.environ, VARIABLE: str(directory.path)}
     with log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env
+        )
 
 
 def _wait(
@@ -149,11 +165,16 @@ def _failed(node: Node, directory: NodeDirectory, status: Status | None, what: s
     return NodeFailed(message, hint=f"The end of {directory.log_file}:\n{tail}" if tail else None)
 
 
-def _end_session(session: int) -> None:
-    """Ends the remaining processes of the session of a detached runner that has ended."""
+def _end_rest(session: int, directory: NodeDirectory) -> None:
+    """Ends the remaining processes of a detached runner that has ended: those of its *session*, and what its tasks have
+    started in others."""
+
+    def left() -> list[processes.Process]:
+        return [*processes.of_session(session), *processes.marked({VARIABLE: str(directory.path)})]
+
     # Dask's helper processes end by themselves when the runner is gone.
-    if poll(lambda: not processes.of_session(session), 1.0):
+    if poll(lambda: not left(), 1.0):
         return
-    for process in processes.of_session(session):
+    for process in left():
         process.kill()
-    poll(lambda: not processes.of_session(session), _KILL_PATIENCE_S)
+    poll(lambda: not left(), _KILL_PATIENCE_S)

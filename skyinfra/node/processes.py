@@ -7,7 +7,7 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,11 +18,18 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """A running process, no zombie. ``started``: in clock ticks since boot, unique with ``pid``."""
+    """A process. ``started``: in clock ticks since boot, unique with ``pid``. ``ended``: it is a zombie."""
 
     pid: int
     session: int
     started: int
+    parent: int = 0
+    ended: bool = False
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Identifies it among all processes since boot."""
+        return self.pid, self.started
 
     @property
     def alive(self) -> bool:
@@ -44,6 +51,43 @@ class Process:
 def running() -> list[Process]:
     """Returns every running process."""
     return [process for pid in _pids() if (process := _read(pid)) is not None]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Returns the processes that come from *pid*, parents first; those too that have ended, until they are waited
+    for."""
+    children: dict[int, list[Process]] = {}
+    for number in _pids():
+        if (process := _read(number, zombies=True)) is not None:
+            children.setdefault(process.parent, []).append(process)
+    found = children.get(pid, [])
+    for each in found:  # it grows
+        found += children.get(each.pid, [])
+    return found
+
+
+def marked(variables: Mapping[str, str]) -> list[Process]:
+    """Returns the running processes that were started with these environment variables, as far as they can be read.
+
+    This one and its parent are none of them.
+    """
+    marks = {os.fsencode(f"{name}={value}") for name, value in variables.items()}
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if marks <= {*Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}:
+                found.append(_read(pid))
+    return [each for each in found if each is not None and each.pid not in (os.getpid(), os.getppid())]
+
+
+def command(pid: int) -> str:
+    """Returns the command of a process, or its name where it has none to show."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        return (
+            " ".join(words).strip() or Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        )
+    return str(pid)
 
 
 def of_session(session: int) -> list[Process]:
@@ -145,13 +189,15 @@ def end(pids: Iterable[int], *, grace_s: float) -> None:
         poll(lambda: not any(process.alive for process in found), grace_s)
 
 
-def _read(pid: int) -> Process | None:
+def _read(pid: int, *, zombies: bool = False) -> Process | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - for each of hundreds
+            data = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name, in parentheses, may hold anything; what follows the last one is plain: see proc_pid_stat(5).
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in "ZX":
+    fields = data.rpartition(b")")[2].split()
+    ended = fields[0] in b"ZX"
+    if ended and not zombies:
         return None
-    return Process(pid=pid, session=int(fields[3]), started=int(fields[19]))
+    return Process(pid=pid, session=int(fields[3]), started=int(fields[19]), parent=int(fields[1]), ended=ended)

@@ -51,7 +51,8 @@ class Header:
     tree: the name of what its client has synced, or None. parts: of a large call, whose byte string is empty then.
     whole: it is a job, whose result is a part of the outcome, however large it is. chunk: it stands for several short
     tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for. env: variables of the process
-    while it runs. workdir: the path in the tree of the folder that its working directory is a copy of.
+    while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
+    in a process that has run no task before, and runs none after it.
     """
 
     key: str
@@ -66,10 +67,11 @@ class Header:
     secrets: tuple[SecretUse, ...] = ()
     env: dict[str, str] | None = None
     workdir: str | None = None
+    fresh: bool = False
 
     def dumps(self) -> bytes:
-        """One line of JSON. Earlier nodes know nothing of secrets, variables and working directories."""
-        late = {name for name in ("secrets", "env", "workdir") if not getattr(self, name)}
+        """One line of JSON. Earlier nodes know nothing of secrets, variables, working directories and processes."""
+        late = {name for name in ("secrets", "env", "workdir", "fresh") if not getattr(self, name)}
         return json.dumps({name: value for name, value in asdict(self).items() if name not in late}).encode()
 
     @classmethod

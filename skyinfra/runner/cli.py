@@ -131,7 +131,10 @@ def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
             from skyinfra.runner.serve import Service
 
             os.chdir(directory.path)
-            asyncio.run(Service(file, directory, partitions=partitions).run())
+            try:
+                asyncio.run(Service(file, directory, partitions=partitions).run())
+            finally:
+                detach.end_left()
     except SkyinfraError as error:
         if supervised:
             from skyinfra.runner import reports

@@ -17,8 +17,9 @@ from distributed.core import Status, rpc
 
 from skyinfra.engine.waiting import within
 from skyinfra.head import start
+from skyinfra.node import processes
 from skyinfra.protocol import services
-from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.instance import NODE_DIRECTORY, VARIABLE, InstanceInfo
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -89,9 +90,12 @@ class SlotSupervisor:
     def kill(self) -> None:
         """Kills the worker process and what its tasks started. Its Nanny starts another one, unless it is drained."""
         if self._pid is not None:
+            below = processes.descendants(self._pid)
             # The worker leads a process group, see SlotWorker.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
+            for each in below:
+                each.kill()
 
     async def drain(self) -> Unfinished | None:
         """Takes the worker out of service; returns what it has to finish, or None.
@@ -195,7 +199,7 @@ class SlotSupervisor:
     async def _until_it_ends(self, nanny: Nanny) -> None:
         seen = time.monotonic()
         while self._keeps(nanny) and not self._stopping.is_set():
-            self._sweep(nanny.pid)
+            self._sweep(nanny)
             if _has_worker(nanny):
                 seen = time.monotonic()
             elif time.monotonic() - seen > _GIVE_UP_S:
@@ -216,11 +220,20 @@ class SlotSupervisor:
         draining = nanny.status == Status.closing_gracefully and self.draining_since is not None
         return draining or bool(nanny.status == Status.running)
 
-    def _sweep(self, pid: int | None) -> None:
-        """Kills what the tasks of an ended worker left; *pid* is that of the current worker."""
-        if pid != self._pid:
-            self.kill()
-            self._pid = pid
+    def _sweep(self, nanny: Nanny) -> None:
+        """Kills what the tasks of an ended worker left, also in sessions of their own."""
+        pid = nanny.pid
+        if pid == self._pid:
+            return
+        self.kill()
+        if self._pid is not None:
+            left = processes.marked({name: nanny.env[name] for name in (VARIABLE, NODE_DIRECTORY)})
+            # The next worker may have begun a task.
+            begun = {each.id for each in processes.descendants(pid)} if pid is not None else set()
+            for each in left:
+                if each.id not in begun:
+                    each.kill()
+        self._pid = pid
 
     async def _end(self, nanny: Nanny, starting: asyncio.Future[Nanny]) -> None:
         if self._line is not None:
@@ -234,12 +247,12 @@ class SlotSupervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(nanny.process.pid, signal.SIGKILL)
             await asyncio.wait({starting}, timeout=_POLL_S)
-        self._sweep(nanny.pid)
+        self._sweep(nanny)
         try:
             await nanny.close(timeout=_CLOSE_S, reason="skyinfra-runner stops the slot")
         except TimeoutError:
             logger.warning("slot %s: the worker process cannot be killed", self.slot.slot)
-        self._sweep(None)
+        self._sweep(nanny)
 
 
 def _has_worker(nanny: Nanny) -> bool:

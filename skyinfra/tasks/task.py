@@ -69,7 +69,8 @@ class Options:
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
     secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name. env:
     variables that its process has while it runs, above those of the pool and of the image; no secrets. slot: only on
-    the slot of that name, ``NODE/INDEX``.
+    the slot of that name, ``NODE/INDEX``. fresh: whether it runs in a new process, which has run no task before and runs
+    none after it.
 
     Raises `InvalidField`.
     """
@@ -82,6 +83,7 @@ class Options:
     secrets: Sequence[str | Secret] = _option((), "sender", tuple, "names of secrets")
     env: Mapping[str, str] | None = _option(None, "sender", Mapping, "variables, such as {'NAME': 'value'}")
     slot: str | None = _option(None, "place", str, "the name of a slot, such as 'n1/0'")
+    fresh: bool = _option(False, "node", bool, "True or False")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", named(self.secrets))
@@ -129,6 +131,7 @@ class Given(TypedDict, total=False):
     secrets: Sequence[str | Secret]
     env: Mapping[str, str] | None
     slot: str | None
+    fresh: bool
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
-"""Ends running tasks: cancelled ones, and those that are over their time."""
+"""Ends running tasks: cancelled ones, and those that are over their time.
+
+A task is executed in the main thread, and is ended as Ctrl-C ends a program: SIGINT wakes it wherever it waits. It gets
+that signal only while the code of its user runs: never while a node prepares it or cleans up after it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import threading
@@ -12,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from skyinfra.worker import attempts
 
@@ -23,41 +28,96 @@ PROGRAM_GRACE_S = 5.0
 _SPEAK_S = 0.1
 # After the time of a task, and its grace.
 _WATCHDOG_S = PROGRAM_GRACE_S + 1.0
+# What the module `signal` calls: it makes enumerations of the answers, which takes twenty times as long.
+SIGNALS: Any = importlib.import_module("_signal")
 
 
 @dataclass
 class _Running:
-    """A task of this process: the thread that executes it, and the process group of the program it runs, if any.
+    """A task of this process. group: of the processes of the program that it runs, if any.
 
-    asked: whether it was asked to stop.
+    asked: whether it was asked to stop. told: whether it got its KeyboardInterrupt.
     """
 
-    thread: int
     group: int | None = None
     asked: bool = False
+    told: bool = False
 
 
 _lock = threading.Lock()
 _running: dict[str, _Running] = {}
+# The task of the main thread, and whether code of its user runs there.
+_present: _Running | None = None
+_reachable = False
 # Stopped before they started: Dask may still start them.
 _stopped: deque[str] = deque(maxlen=1000)
+
+
+def ignore_interrupts() -> None:
+    """Makes SIGINT do nothing but to a task. Is called in the main thread, before the first one."""
+    signal.signal(signal.SIGINT, _ignore)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """A handler, and not SIG_IGN, which the programs that tasks start would inherit."""
 
 
 @contextlib.contextmanager
 def stoppable(key: str) -> Iterator[None]:
     """Makes `stop` able to end the task *key* of this thread. Raises KeyboardInterrupt where it was stopped before."""
-    thread = threading.get_ident()
+    global _present
     with _lock:
         if key in _stopped:
             raise KeyboardInterrupt
-        _running[key] = _Running(thread)
+        _running[key] = _present = _Running()
     try:
         yield
     finally:
         with _lock:
             _running.pop(key, None)
-            # An interrupt that was asked for but not delivered yet must not hit the next task of this thread.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+            _present = None
+
+
+@contextlib.contextmanager
+def reachable() -> Iterator[None]:
+    """While the code of a user runs, in the body: KeyboardInterrupt is raised there once where its task is stopped.
+
+    Does nothing in another thread than the main one, and within another such body.
+    """
+    if _reachable or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = SIGNALS.getsignal(signal.SIGINT)
+    # That of Python itself: with another one, asyncio.run does not end its coroutines in order.
+    SIGNALS.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _open()
+        yield
+    finally:
+        _shut(before)
+
+
+def _open() -> None:
+    global _reachable
+    with _lock:
+        if _present is not None and _present.asked and not _present.told and _present.group is None:
+            _present.told = True
+            raise KeyboardInterrupt
+        _reachable = True
+
+
+def _shut(handler: Any) -> None:
+    """Takes no interrupts any more. What was sent before arrives here at the latest: nothing that comes after this, and
+    no other task, is interrupted for it."""
+    global _reachable
+    while True:
+        try:
+            with _lock:
+                _reachable = False
+            SIGNALS.signal(signal.SIGINT, handler)
+            return
+        except BaseException:  # noqa: BLE001, S112 - an interrupt, or what a handler of the task's own raises for it
+            continue
 
 
 @contextlib.contextmanager
@@ -89,7 +149,7 @@ def limited(
 
 
 def stop(key: str) -> None:
-    """Stops the task *key* of this process: KeyboardInterrupt in its thread, or SIGTERM to the program it runs.
+    """Stops the task *key* of this process: KeyboardInterrupt in its code, or SIGTERM to the program it runs.
 
     After `GRACE_S` or `PROGRAM_GRACE_S` this process, which its Nanny starts again, or the program is killed.
     """
@@ -140,23 +200,29 @@ def _ask(key: str, last_words: Callable[[], object]) -> None:
         task.asked = True
         if task.group is not None:
             signal_group(task.group, signal.SIGTERM)
-        else:
-            interrupt = ctypes.py_object(KeyboardInterrupt)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread), interrupt)
+        elif _in_code(task) and not task.told:
+            task.told = True
+            # To this thread: only so are calls that wait in it woken.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         grace = GRACE_S if task.group is None else PROGRAM_GRACE_S
     later(grace, lambda: _kill(key, last_words))
+
+
+def _in_code(task: _Running | None) -> bool:
+    """Whether code of the user of *task* runs. What this node does for the task is not ended: it ends by itself."""
+    return _reachable and task is not None and task is _present
 
 
 def _kill(key: str, last_words: Callable[[], object]) -> None:
     with _lock:
         task = _running.get(key)
-        if task is None:
-            return
-        if task.group is not None:
+        if task is not None and task.group is not None:
             signal_group(task.group, signal.SIGKILL)
+            return
+        if not _in_code(task):
             return
     last_words()
     time.sleep(_SPEAK_S)
     with _lock:
-        if key in _running:
+        if _in_code(_running.get(key)):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -27,6 +27,7 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
+from skyinfra.engine import main_thread
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
@@ -35,6 +36,7 @@ from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
 from skyinfra.worker import (
     attempts,
     cancellation,
+    fence,
     inputs,
     interruption,
     output,
@@ -83,6 +85,7 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     from distributed import get_worker
 
     task = Header.loads(header)
+    main_thread.admit(fresh=task.fresh)
     worker = get_worker()
 
     def tell(kind: str, key: str, content: object) -> None:
@@ -94,6 +97,8 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     if task.chunk:
         return _Chunk(task, call, tell, str(worker.name)).run()
     outcome = _execute(task, call, tell, say if task.echo else None)
+    if task.fresh:
+        main_thread.replace_after_task()
     if task.whole:
         return Ending.of(outcome).dumps()
     if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
@@ -148,15 +153,27 @@ def _perform(
     """
     start = time.perf_counter()
     inputs.use_tree(task.tree)
-    with surroundings.surrounded(task.env, task.workdir):
+    file = output.file_of(task.key, os.environ[instance.NODE_DIRECTORY])
+    log = output.Log(file, masker.text if masker else None)
+    with surroundings.surrounded(task.env, task.workdir), output.logging_to(log):
         try:
-            function, args, kwargs = load(task, call)
-            result = function(*args, **kwargs)
-            return _keep_result(task, result, start, masker)
+            # What modules set as they are imported stays, as they do.
+            with cancellation.reachable():
+                function, args, kwargs = load(task, call)
+            with fence.around(), cancellation.reachable():
+                try:
+                    with fence.forks():
+                        result = function(*args, **kwargs)
+                    return _keep_result(task, result, start, masker)
+                except BaseException as error:
+                    if is_late() and isinstance(error, KeyboardInterrupt):
+                        raise
+                    return _failed(task, error, masker)
         except BaseException as error:
             if is_late() and isinstance(error, KeyboardInterrupt):
                 raise
-            return _failed(task, error, masker)
+            with cancellation.reachable():
+                return _failed(task, error, masker)
 
 
 def _failed(task: Header, error: BaseException, masker: Masker | None = None) -> Outcome:
@@ -218,7 +235,7 @@ class _Chunk:
     def _execute(self, file: str | None) -> None:
         timer = cancellation.later(_LONGEST_S, self._give_back)
         try:
-            while (row := self._next()) is not None:
+            while not main_thread.is_replaced() and (row := self._next()) is not None:
                 self._now = Header.loads(row[0])
                 try:
                     with interruption.task_scope():

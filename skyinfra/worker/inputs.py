@@ -26,6 +26,7 @@ from skyinfra.protocol import services
 from skyinfra.protocol.calls import Part, SecretUse
 from skyinfra.protocol.instance import NODE_DIRECTORY
 from skyinfra.protocol.rpc import Peer
+from skyinfra.worker import cancellation
 
 T = TypeVar("T")
 
@@ -138,7 +139,9 @@ def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], digests: Iterabl
     while True:
         try:
             # In the worker's event loop; an interrupt of the task ends it.
-            return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), worker.loop.asyncio_loop))
+            with cancellation.reachable():
+                loop = worker.loop.asyncio_loop
+                return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), loop))
         except OSError:
             if time.monotonic() > deadline:
                 raise BlobsMissing([*digests]) from None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,82 @@ _PRUNE_EVERY = 50
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _count = 0
+_STREAMS = (("stdout", 1), ("stderr", 2))
 
 
-class _Stream(io.FileIO):
+class Log:
+    """The output of a task as its threads have it that go on after its end. *mask*: what hides its secrets, if any."""
+
+    def __init__(self, file: str, mask: Callable[[str], str] | None = None) -> None:
+        self._file = file
+        self._mask = mask
+
+    def write(self, text: str) -> int:
+        """Adds *text*; the task is over, and nobody waits for it any more."""
+        shown = self._mask(text) if self._mask is not None else text
+        with contextlib.suppress(OSError):
+            handle = os.open(self._file, _FLAGS, 0o644)
+            try:
+                os.write(handle, shown.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(handle)
+        return len(text)
+
+
+class _LogBuffer(io.RawIOBase):
+    """The bytes of a `Log`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def write(self, data: Any, /) -> int:
+        self._log.write(bytes(data).decode("utf-8", "surrogateescape"))
+        return memoryview(data).nbytes
+
+
+# The log of the task whose code runs in the main thread.
+_present: Log | None = None
+
+
+@contextlib.contextmanager
+def logging_to(log: Log) -> Iterator[None]:
+    """While the code of a task runs, in the body: the threads that it starts, and those that these start, are its own.
+
+    What they print after it goes to *log*, and not into the output of the task that runs then.
+    """
+    global _present
+    _present = log
+    try:
+        yield
+    finally:
+        _present = None
+
+
+def follow_threads() -> None:
+    """Makes each new thread of this process know the task that it belongs to."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def started(thread: threading.Thread) -> None:
+        of_main = threading.current_thread() is threading.main_thread()
+        thread.skyinfra_log = _present if of_main else _own_log()  # type: ignore[attr-defined]
+        start(thread)
+
+    threading.Thread.start = started  # type: ignore[assignment,method-assign]
+
+
+def _own_log() -> Log | None:
+    log: Log | None = getattr(threading.current_thread(), "skyinfra_log", None)
+    return log
+
+
+def _left() -> Log | None:
+    """The log of this thread, where its task is over; None for all other threads."""
+    log = _own_log()
+    return log if log is not _present else None
+
+
+class _Raw(io.FileIO):
     """A standard stream that drops what a full disk does not take."""
 
     def write(self, data: Any, /) -> int:
@@ -39,28 +114,104 @@ class _Stream(io.FileIO):
             return memoryview(data).nbytes
 
 
-def survive_full_disks() -> None:
+class _Stream(io.TextIOWrapper):
+    """A standard stream, in which threads of ended tasks do not write."""
+
+    def write(self, text: str, /) -> int:
+        log = _left()
+        return super().write(text) if log is None else log.write(text)
+
+    @property
+    def buffer(self) -> Any:
+        log = _left()
+        return super().buffer if log is None else _LogBuffer(log)
+
+
+def own_streams() -> None:
     """Makes the standard streams of this process drop what a full disk does not take: no `print` raises for it."""
     flush()
-    for name, number in (("stdout", 1), ("stderr", 2)):
+    for name, number in _STREAMS:
         old = getattr(sys, name)
         if isinstance(old, io.TextIOWrapper):
-            raw = _Stream(number, "w", closefd=False)
-            raw.name = old.name
-            at_once = old.write_through
-            buffer: Any = raw if at_once else io.BufferedWriter(raw)
-            # By the line at least: what native code writes comes after what was printed before.
-            new = io.TextIOWrapper(buffer, old.encoding, old.errors, line_buffering=True, write_through=at_once)
+            new = _stream(number, old.name, old.encoding, old.errors, old.write_through)
+            # Programs that have replaced a stream put this one in its place.
+            setattr(sys, f"__{name}__", new)
             setattr(sys, name, new)
+
+
+def _stream(number: int, name: str, encoding: str, errors: str | None, at_once: bool) -> _Stream:
+    raw = _Raw(number, "w", closefd=False)
+    raw.name = name
+    buffer: Any = raw if at_once else io.BufferedWriter(raw)
+    # By the line at least: what native code writes comes after what was printed before.
+    return _Stream(buffer, encoding, errors, line_buffering=True, write_through=at_once)
+
+
+# What `reconfigure` can change.
+_Settings = tuple[str, str | None, bool, bool]
+
+
+def streams() -> tuple[tuple[Any, _Settings | None], ...]:
+    """Returns the standard streams, each with its settings; None for those of a closed one."""
+    return tuple((stream, _settings(stream)) for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def _settings(stream: Any) -> _Settings | None:
+    try:
+        if not stream.closed:
+            return stream.encoding, stream.errors, stream.line_buffering, stream.write_through
+    except (AttributeError, ValueError):  # it is none, or was detached
+        pass
+    return None
+
+
+def put_back(before: tuple[tuple[Any, _Settings | None], ...]) -> None:
+    """Makes the standard streams those of *before*; in place of one that was closed, there is a new one like it."""
+    for (number, name), (stream, settings) in zip(enumerate(("stdin", "stdout", "stderr")), before, strict=True):
+        now = _settings(stream)
+        if settings is not None and now is None:
+            new = _open(number, settings)
+            _hand_over(stream, new)
+            setattr(sys, f"__{name}__", new)
+            stream = new
+        elif settings is not None and now != settings:
+            encoding, errors, by_line, at_once = settings
+            stream.reconfigure(encoding=encoding, errors=errors, line_buffering=by_line, write_through=at_once)
+        setattr(sys, name, stream)
+
+
+def _open(number: int, settings: _Settings) -> io.TextIOWrapper:
+    encoding, errors, _, at_once = settings
+    if number:
+        return _stream(number, ("", "<stdout>", "<stderr>")[number], encoding, errors, at_once)
+    return open(number, encoding=encoding, errors=errors, closefd=False)
+
+
+def _hand_over(old: Any, new: Any) -> None:
+    """Makes the handlers of logging that wrote to *old* write to *new*."""
+    for handler in _handlers():
+        if handler.stream is old:
+            handler.stream = new
+
+
+def _handlers() -> Iterator[logging.StreamHandler[Any]]:
+    for name in (None, *logging.root.manager.loggerDict):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler):
+                yield handler
 
 
 def keep_logging() -> None:
     """Keeps the log of this worker process out of the output of tasks. Is called before the first task."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
-    for name in (None, *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
-                handler.setStream(stream)
+    for handler in _handlers():
+        if handler.stream is sys.stderr:
+            handler.setStream(stream)
+
+
+def file_of(key: str, folder: Path | str) -> str:
+    """The file with the output of the task *key*, in the *folder* of the node."""
+    return f"{folder}/{FOLDER}/{key}.log"
 
 
 @contextlib.contextmanager
@@ -71,7 +222,7 @@ def captured(key: str, folder: Path) -> Iterator[str | None]:
     """
     global _count
     # Paths are strings, and system calls few: this is a part of every task's round trip.
-    file = f"{folder}/{FOLDER}/{key}.log"
+    file = file_of(key, folder)
     try:
         if _count % _PRUNE_EVERY == 0:
             _prune(folder / FOLDER)

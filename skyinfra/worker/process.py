@@ -7,11 +7,13 @@ before anything is imported there. The runner itself never imports a library tha
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private, parked, settings
+from skyinfra.engine import dask_private, main_thread, parked, settings
 from skyinfra.errors import NotSupported
-from skyinfra.node import shares
+from skyinfra.node import children, shares
 from skyinfra.protocol import services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import attempts, cancellation, output, secrets, stateful
@@ -35,6 +37,8 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # For which output that a task with secrets left, and that was not masked, is kept in memory.
 _LEFT_S = 60.0
+# Between two looks whether a worker that is to be replaced has finished.
+_DRAINED_S = 0.02
 # 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
 # Is set on nodes with a grace: batch systems send SIGTERM to all processes at once, and the runner alone decides here.
@@ -57,14 +61,12 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
         settings.quiet()
         dask_private.install_connections()
         output.keep_logging()
-        output.survive_full_disks()
+        output.own_streams()
         os.setpgrp()
-        if OUTLIVES_SIGTERM in os.environ:
-            # A handler, which the programs that tasks start do not inherit.
-            signal.signal(signal.SIGTERM, lambda *_: None)
         # Before anything of a task runs. Where the group is gone, the runner divides anew.
         if group is not None:
             with contextlib.suppress(OSError):
@@ -74,8 +76,23 @@ class SlotWorker(Worker):  # type: ignore[misc]
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
         if packages.is_dir():
             sys.path.insert(0, str(packages))
-        super().__init__(*arguments, plugins=[_AbandonedTasks(), _Objects()], **keywords)
+        executors = {"default": main_thread.EXECUTOR}
+        super().__init__(*arguments, plugins=[_AbandonedTasks()], executor=executors, **keywords)
         self.handlers.update([services.drain.by(self.drain)])
+
+    @staticmethod
+    def lead(run: Callable[[], object]) -> None:
+        """Sets this process up and executes tasks, while *run*, Dask's side, runs in another thread; ends the process.
+
+        Is called in the main thread, the only one that may set handlers of signals.
+        """
+        if OUTLIVES_SIGTERM in os.environ:
+            # A handler, which the programs that tasks start do not inherit.
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        cancellation.ignore_interrupts()
+        output.follow_threads()
+        children.adopt()
+        main_thread.lead(run, _clean_up)
 
     async def get_startup_information(self) -> dict[str, Any]:
         """Returns what Dask sends with the registration, and the slot."""
@@ -110,6 +127,24 @@ class SlotWorker(Worker):  # type: ignore[misc]
             if not await services.reach(self.scheduler, address=self.address):
                 await parked.leave(self)
 
+    def replace(self) -> None:
+        """Makes the Nanny start a new process in place of this one, after the task that runs.
+
+        No task is lost, or blamed for the end of the process.
+        """
+        if self._replacing is None:
+            self.drain(True)
+            self._replacing = asyncio.create_task(self._replace())
+
+    async def _replace(self) -> None:
+        # The runner may take a worker that it has drained back into service: it is drained again.
+        while any(self.drain(True).values()):
+            await asyncio.sleep(_DRAINED_S)
+        self.periodic_callbacks["heartbeat"].stop()
+        with contextlib.suppress(OSError):
+            await dask_private.unregister(self)
+        await self.close(nanny=False, reason="skyinfra-replace")
+
     def drain(self, on: bool) -> dict[str, Any]:
         """Takes the worker out of service, or back into it; returns what it has to finish.
 
@@ -143,11 +178,13 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
             cancellation.stop(str(key))
 
 
-class _Objects(WorkerPlugin):  # type: ignore[misc]
-    """Drops the stateful objects of tasks when the process ends."""
-
-    async def teardown(self, worker: Worker) -> None:
-        await asyncio.to_thread(stateful.release_all)
+def _clean_up() -> None:
+    """Drops the objects of tasks, ends the processes that still run, and does what was registered with atexit."""
+    stateful.release_all()
+    children.end_all()
+    # Python does not do it in a process that was forked as this one.
+    atexit._run_exitfuncs()
+    output.flush()
 
 
 def environment(
@@ -202,6 +239,7 @@ def nanny(
 
     *group*: see `SlotWorker`.
     """
+    dask_private.lead_workers()
     made = Nanny(
         scheduler,
         name=slot.slot,

@@ -34,7 +34,7 @@ def main() -> int:
     global _masker
     number = int(sys.argv[1])
     os.set_inheritable(number, False)
-    output.survive_full_disks()
+    output.own_streams()
     pipe = Connection(number)
     # Now: the work may change its variables.
     _masker = secrets.of_process()

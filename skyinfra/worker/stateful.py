@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from skyinfra.node import children
+
 F = TypeVar("F", bound=Callable[..., object])
 
 # Attributes that mark methods.
@@ -68,8 +70,9 @@ def _object(recipe: Recipe) -> object:
             for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
                 release(digest)
             kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
-            made = kind(*args, **kwargs)
-            _run(made, ENTER)
+            with children.keeping(recipe.digest):
+                made = kind(*args, **kwargs)
+                _run(made, ENTER)
             _objects[recipe.digest] = recipe, made
         return _objects[recipe.digest][1]
 
@@ -80,7 +83,10 @@ def release(digest: str) -> bool:
         found = _objects.pop(digest, None)
     if found is None:
         return False
-    _run(found[1], EXIT)
+    try:
+        _run(found[1], EXIT)
+    finally:
+        children.release(digest)
     return True
 
 

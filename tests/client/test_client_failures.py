@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import json
 import operator
@@ -53,9 +54,11 @@ def spin(path: str) -> None:
 
 @sky.compute
 def hang(path: str) -> None:
-    """Blocks in native code, where nothing interrupts it."""
+    """Blocks in native code, where no signal wakes it."""
     Path(path).write_text(str(os.getpid()))
-    time.sleep(600)
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
 
 
 def identity(x: int) -> int:

@@ -129,8 +129,9 @@ def test_a_cancelled_call_is_ended_by_the_runner_where_its_worker_does_not_liste
 
 
 def test_errors_that_every_attempt_meets_are_not_tried_again() -> None:
-    failed = [Outcome(failure=failures.of(error, below="")) for error in (ValueError("a: b"), TaskTooLarge("c"))]
-    assert [may_pass(outcome) for outcome in [DONE, *failed]] == [False, True, False]
+    errors = (ValueError("a: b"), TaskTooLarge("c"), SystemExit(3), SystemExit(0), SystemExit())
+    failed = [Outcome(failure=failures.of(error, below="")) for error in errors]
+    assert [may_pass(outcome) for outcome in [DONE, *failed]] == [False, True, False, True, False, False]
 
 
 def test_a_task_is_overdue_well_after_its_time() -> None:

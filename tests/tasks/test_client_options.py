@@ -28,7 +28,9 @@ def spin(path: str) -> str:
 
 @sky.compute(timeout=0.3)
 def hang() -> None:
-    time.sleep(600)  # native code, which nothing interrupts; other threads run
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)  # native code, which no signal wakes; other threads run
 
 
 @sky.compute(timeout=0.3)
