@@ -42,6 +42,8 @@ class Bars:
         self._open: dict[tuple[str, str], tuple[float, float | None, str, str]] = {}
         self._ended: dict[tuple[str, str], float] = {}
         self._moving = False
+        # The bar that was drawn last, if nothing was printed since.
+        self._last: tuple[str, str] | None = None
         # Empty lines that may belong to a bar that begins.
         self._blank = 0
 
@@ -64,11 +66,14 @@ class Bars:
         elif not line and not self._moving:
             self._blank += 1
         elif text.strip():
-            self._moving = False
+            self._moving, self._last = False, None
             yield from [""] * self._blank
             self._blank = 0
             yield line
-        elif not self._moving and text == line:
+        elif self._last is not None:  # it clears its line
+            if text:
+                self._open.pop(self._last, None)
+        elif text == line:
             yield line
 
     def _step(self, bar: re.Match[str], text: str) -> Iterator[str]:
@@ -77,7 +82,7 @@ class Bars:
         key, done = (name, total or ""), _number(bar["done"])
         finished = total is not None and (bar["done"] == total or bar["percent"] == "100")
         self._moving = not finished
-        was_open = key in self._open
+        was_open, self._last = key in self._open, key
         self._open[key] = done, None if total is None else _number(total), f"{name} {rest}".strip(), text
         self._show(key)
         now = time.monotonic()

@@ -37,10 +37,18 @@ def test_bars_within_bars_are_one_bar() -> None:
     for _ in tqdm.tqdm(range(5), "epoch", file=out, mininterval=0):
         for _ in tqdm.tqdm(range(20), "batch", file=out, mininterval=0, leave=False, position=1):
             pass
-    lines = [line for line in shown.lines(out.getvalue()) if line.strip()]
+    lines = shown.lines(out.getvalue())
     assert len(lines) == 2 and [line[:11] for line in lines] == ["batch: 100%", "epoch: 100%"]
     assert {total for _, total, _ in shown.steps} == {5}
     assert any("(batch 7 of 20)" in note for _, _, note in shown.steps)
+
+
+def test_a_bar_that_clears_its_line_leaves_none() -> None:
+    out, shown = io.StringIO(), Shown()
+    bar = tqdm.tqdm(total=9, file=out, mininterval=0, leave=False)
+    bar.update(3)
+    bar.close()
+    assert shown.lines(out.getvalue() + "done\n") == ["done"]
 
 
 def test_a_bar_that_does_not_end_is_shown_as_it_is() -> None:
