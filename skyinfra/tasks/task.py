@@ -69,8 +69,8 @@ class Options:
     slots: how many slots of one node it takes. gpu_memory_gb: only on slots with at least that memory of their GPU.
     secrets: names of secrets, or each as a `skyinfra.Secret`, which the task has as variables of that name. env:
     variables that its process has while it runs, above those of the pool and of the image; no secrets. slot: only on
-    the slot of that name, ``NODE/INDEX``. fresh: whether it runs in a new process, which has run no task before and runs
-    none after it.
+    the slot of that name, ``NODE/INDEX``. fresh: whether it runs in a new process, which has run no task before and
+    runs none after it.
 
     Raises `InvalidField`.
     """

@@ -23,11 +23,11 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import deaths
 from skyinfra.errors import ScriptFailed, SkyinfraError
 from skyinfra.program import views
+from skyinfra.program.bars import Bars
 from skyinfra.protocol import jobs, services
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
-from skyinfra.worker.bars import Bars
 from skyinfra.worker.streaming import Lines
 from skyinfra.worker.surroundings import BESIDE, FETCH, PLACE, new_folder
 

@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
+from skyinfra.program.bars import Bars
 from skyinfra.protocol import instance
 from skyinfra.worker import attempts, output
-from skyinfra.worker.bars import Bars
 from skyinfra.worker.secrets import Masker
 
 # Sends a message to the client: its kind and its content.
@@ -76,9 +76,10 @@ class _Tail:
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
-        lines = self._bars.kept(lines, final=final)
+        shown = self._bars.kept(lines, final=final)
+        if shown:
+            self._send(shown)
         if lines:
-            self._send(lines)
             # A line that is not whole is sent again by the next start of the task.
             attempts.note_shown(self._offset - self._lines.held)
 

@@ -6,7 +6,7 @@ import io
 
 import tqdm
 
-from skyinfra.worker.bars import Bars
+from skyinfra.program.bars import Bars
 from skyinfra.worker.streaming import Lines
 
 
