@@ -264,7 +264,7 @@ def _missing(name: str, slot: ManifestSlot | None) -> dict[str, Any]:
 
 def _print_stack(status: dict[str, Any]) -> None:
     out = tables.console()
-    if status["block"] is not None:
+    if status.get("block") is not None:
         out.print(f"{status['stack']}: {escape(status['block']['text'])}", soft_wrap=True)
         if not status["block"]["running"]:
             out.print(f"Destroy it with: skyinfra destroy {status['stack']}", soft_wrap=True)

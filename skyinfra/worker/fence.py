@@ -185,15 +185,18 @@ def _put_back(before: list[Any]) -> list[str]:
     return lost
 
 
-@contextlib.contextmanager
-def forks() -> Iterator[None]:
-    """Ends a process that the body has forked, and that returns from it, as a program ends."""
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
-            _end_fork(sys.exc_info()[1])
+class forks:  # noqa: N801 - used as a function
+    """Ends a process that the body has forked, and that returns from it, as a program ends.
+
+    A class, as `contextlib.contextmanager` assigns to the exception that leaves it, which some refuse.
+    """
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if os.getpid() != self._process:
+            _end_fork(error)
 
 
 def _end_fork(error: BaseException | None) -> None:

@@ -85,14 +85,14 @@ def follow_threads() -> None:
     @functools.wraps(start)
     def started(thread: threading.Thread) -> None:
         of_main = threading.current_thread() is threading.main_thread()
-        thread.skyinfra_log = _present if of_main else _own_log()  # type: ignore[attr-defined]
+        thread.log_of_task = _present if of_main else _own_log()  # type: ignore[attr-defined]
         start(thread)
 
     threading.Thread.start = started  # type: ignore[assignment,method-assign]
 
 
 def _own_log() -> Log | None:
-    log: Log | None = getattr(threading.current_thread(), "skyinfra_log", None)
+    log: Log | None = getattr(threading.current_thread(), "log_of_task", None)
     return log
 
 

@@ -50,7 +50,9 @@ def run(place: Rank, work: Work) -> RankEnd:
             return RankEnd()
         address, shared = state["members"][0]
         variables = {**gang.environment(place, address, shared), **place.visible, **place.env}
-        return _Process(head, place, work).run({**_defaults(place, head.address), **os.environ, **variables})
+        return _Process(head, place, work).run(
+            {**_defaults(place, head.address), **os.environ, **_with_own_modules(variables)}
+        )
 
 
 class _Head:
@@ -251,6 +253,14 @@ def _defaults(place: Rank, address: str) -> dict[str, str]:
     # gloo asks for the address of the node's own name, which a node may not be able to resolve.
     name = _interface(address) if place.framework == "torch" else None
     return {**gang.DEFAULTS[place.framework], **({} if name is None else {"GLOO_SOCKET_IFNAME": name})}
+
+
+def _with_own_modules(variables: dict[str, str]) -> dict[str, str]:
+    """*variables*, whose import path comes after that of the client's modules."""
+    own = os.environ.get("PYTHONPATH")
+    if own and "PYTHONPATH" in variables:
+        return {**variables, "PYTHONPATH": os.pathsep.join([own, variables["PYTHONPATH"]])}
+    return variables
 
 
 def _interface(address: str) -> str | None:

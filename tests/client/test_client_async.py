@@ -266,4 +266,4 @@ def test_it_launches_as_the_plain_client_does():
 
 def test_it_has_every_method_that_tasks_and_jobs_need():
     missing = {name for name in vars(sky.Job) if not name.startswith("_")} - set(dir(sky.AsyncJob))
-    assert missing == {"waiting", "result_of", "exception_of"}
+    assert missing == {"brought", "waiting", "result_of", "exception_of"}

@@ -119,6 +119,7 @@ OPTIONS: dict[str, tuple[object, str, object]] = {
     "env": ({"FLAG": "1"}, "", ("flag", "1")),
     "secrets": (["TOKEN"], "", ("token", "a value")),
     "slots": (2, "", sky.NotSupported),
+    "fresh": (True, "", None),
 }
 
 

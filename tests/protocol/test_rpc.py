@@ -160,6 +160,7 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "dashboard_",
         "job_cancel",
         "records",
+        "wait_inside",
     )
     # Those two take over the connection that they come on.
     taking = {"skyinfra_park", "skyinfra_forward"}

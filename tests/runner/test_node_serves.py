@@ -108,7 +108,6 @@ def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node
     with node.client() as client:
         before = node.pids(client)
         child = on_slot(client, "n1/1", leave_a_child)
-        assert runs(child)
         os.kill(before["n1/1"], signal.SIGKILL)
         until(lambda: not runs(child), "what the task had started is gone")
         visible, _, info, _ = on_slot(client, "n1/1", look)
