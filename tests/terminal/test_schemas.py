@@ -79,7 +79,7 @@ def test_a_report_and_the_events_of_a_deploy_fit(capsys: pytest.CaptureFixture[s
 
 def test_every_command_with_json_has_a_schema_and_stands_in_the_document() -> None:
     named = {
-        " ".join(re.sub(r" STACK/POOL| --runner DIR", "", part).split()[1:]).removesuffix(" --json")
+        " ".join(re.sub(r" STACK/POOL| --runner DIR| PATH| REMOTE| JOB", "", part).split()[1:]).removesuffix(" --json")
         for command, _ in schemas.DOCUMENTS.values()
         for part in command.split(", ")
     }
