@@ -138,12 +138,17 @@ class RunningNode:
         return {slot: on_slot(client, slot, os.getpid) for slot in self.workers(client)}
 
 
-def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a task that runs on *slot*. The node has no test modules: the function travels by value."""
+def by_value(function: Callable[..., Any], *arguments: Any) -> bytes:
+    """A pickled call. The node has no test modules: the function travels by value."""
     module = sys.modules[function.__module__]
     if getattr(module, "__file__", None) and Path(module.__file__).is_relative_to(Path(__file__).parents[1]):
         cloudpickle.register_pickle_by_value(module)
-    call = cloudpickle.dumps((function, arguments, {}))
+    return cloudpickle.dumps((function, arguments, {}))
+
+
+def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a task that runs on *slot*."""
+    call = by_value(function, *arguments)
     outcome = send(client, call, {f"slot:{slot}": 1}).result(timeout=PATIENCE_S)
     return pickling.result(outcome, function.__name__)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pickle
 import resource
 import shutil
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 import inside
 import pytest
 from distributed.comm import connect
-from running_node import OTHER_SECRET, SECRET, RunningNode, h100, on_slot, send, until
+from running_node import OTHER_SECRET, SECRET, RunningNode, by_value, h100, on_slot, send, until
 
 from skyinfra.engine.credentials import Credentials
 from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -38,8 +37,19 @@ def look() -> tuple[str | None, str, InstanceInfo, str]:
     return os.environ.get("CUDA_VISIBLE_DEVICES"), seen, instance_info(), os.environ["OMP_NUM_THREADS"]
 
 
-def leave_a_child() -> int:
-    return subprocess.Popen(["sleep", "600"]).pid
+def wait_beside_children(path: str) -> None:
+    """Starts two processes, one in a session of its own, and waits, at its first start."""
+    if not Path(path).exists():
+        pids = [subprocess.Popen(["sleep", "600"], start_new_session=apart).pid for apart in (False, True)]
+        Path(path).write_text(" ".join(map(str, pids)))
+        time.sleep(600)
+
+
+def started_children(path: Path) -> list[int]:
+    until(lambda: path.exists() and len(path.read_text().split()) == 2, "the task runs")
+    children = [int(pid) for pid in path.read_text().split()]
+    assert all(map(runs, children))
+    return children
 
 
 def runs(pid: int) -> bool:
@@ -102,14 +112,17 @@ def test_boot_again_changes_nothing_and_a_change_touches_only_itself(make_node: 
     assert sorted(after) == ["n1/0", "n1/1", "n1/2", "n1/3"]
 
 
-def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node: MakeNode) -> None:
+def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node: MakeNode, tmp_path: Path) -> None:
+    path = tmp_path / "children"
     node = make_node(accelerator=TWO)
     node.boot()
     with node.client() as client:
         before = node.pids(client)
-        child = on_slot(client, "n1/1", leave_a_child)
+        running = send(client, by_value(wait_beside_children, str(path)), {"slot:n1/1": 1})
+        children = started_children(path)
         os.kill(before["n1/1"], signal.SIGKILL)
-        until(lambda: not runs(child), "what the task had started is gone")
+        until(lambda: not any(map(runs, children)), "what the task had started is gone")
+        running.result(timeout=60)
         visible, _, info, _ = on_slot(client, "n1/1", look)
         after = node.pids(client)
     assert (info.slot, visible) == ("n1/1", info.uuid)
@@ -148,18 +161,17 @@ def test_the_secret_is_nowhere_but_in_its_file(make_node: MakeNode) -> None:
             assert SECRET not in file.read_text(), file.name
 
 
-def test_stop_leaves_nothing_even_while_a_task_runs(make_node: MakeNode) -> None:
+def test_stop_leaves_nothing_even_while_a_task_runs(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node(cpu_slots=2)
     status = node.boot()
     assert status.pid is not None
     with node.client() as client:
-        child = on_slot(client, "n1/0", leave_a_child)
-        running = send(client, pickle.dumps((time.sleep, (600,), {})), {"slot": 1})
-        until(lambda: client.processing() and any(client.processing().values()), "a task runs")
+        running = send(client, by_value(wait_beside_children, str(tmp_path / "children")), {"slot": 1})
+        children = started_children(tmp_path / "children")
         os.kill(status.pid, signal.SIGTERM)
         until(lambda: not processes.of_session(status.pid or 0), "no process of the node is left", seconds=15)
         running.release()
-    assert not runs(child)
+    assert not any(map(runs, children))
     assert node.directory.holder() is None
     assert (node.status().state, node.status().pid) == ("stopped", None)
     assert node.run("stop").stdout == "no runner serves this node\n"
