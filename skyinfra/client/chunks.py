@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import pickle
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -63,6 +64,8 @@ class Chunk:
 
     async def _execute(self) -> None:
         """Sets the futures. Raises CancelledError only."""
+        # That of who submitted the tasks; outcomes come in another one.
+        self._context = contextvars.copy_context()
         try:
             async with asyncio.TaskGroup() as self._alone:
                 try:
@@ -108,7 +111,7 @@ class Chunk:
 
     def _send_alone(self, key: str) -> None:
         self._waiting.remove(key)
-        self._alone.create_task(self._execute_alone(key))
+        self._alone.create_task(self._execute_alone(key), context=self._context.copy())
 
     async def _execute_alone(self, key: str) -> None:
         try:

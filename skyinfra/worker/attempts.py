@@ -29,6 +29,8 @@ ATTEMPTS = 3
 
 _FOLDER = "attempts"
 _DEATHS = "deaths"
+# Files of notes that are kept: a task that goes on at another node leaves its own here.
+_MOST_NOTED = 200
 # The runner notes a death within milliseconds; the task may start again elsewhere on the node before that.
 _NOTED_S = 1.0
 _POLL_S = 0.02
@@ -233,6 +235,15 @@ def _note(directory: Path, key: str, death: Death) -> None:
     folder.mkdir(exist_ok=True)
     with (folder / key).open("a", encoding="utf-8") as file:
         file.write(json.dumps(death.to_json()) + "\n")
+    for old in sorted(folder.iterdir(), key=_changed, reverse=True)[_MOST_NOTED:]:
+        old.unlink(missing_ok=True)
+
+
+def _changed(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:  # its task has ended meanwhile
+        return 0
 
 
 def _earlier(directory: Path, key: str, number: int) -> list[Death]:

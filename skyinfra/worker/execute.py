@@ -161,11 +161,13 @@ def _perform(
             with cancellation.reachable():
                 function, args, kwargs = load(task, call)
             with fence.around(), cancellation.reachable():
+                calling = fence.Call()
                 try:
-                    with fence.forks():
+                    with calling:
                         result = function(*args, **kwargs)
                     return _keep_result(task, result, start, masker)
                 except BaseException as error:
+                    calling.quiet()
                     if is_late() and isinstance(error, KeyboardInterrupt):
                         raise
                     return _failed(task, error, masker)

@@ -185,18 +185,29 @@ def _put_back(before: list[Any]) -> list[str]:
     return lost
 
 
-class forks:  # noqa: N801 - used as a function
-    """Ends a process that the body has forked, and that returns from it, as a program ends.
+class Call:
+    """The call of a task, as the body. Its timers and handlers of signals end with it: they would hit what comes after,
+    the keeping of its result or the description of what it raised. A process that it has forked, and that returns from
+    it, ends as a program ends.
 
     A class, as `contextlib.contextmanager` assigns to the exception that leaves it, which some refuse.
     """
 
-    def __enter__(self) -> None:
+    def __init__(self) -> None:
         self._process = os.getpid()
+        self._handlers = _handlers()
+
+    def __enter__(self) -> None:
+        """The call begins."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if os.getpid() != self._process:
             _end_fork(error)
+        self.quiet()
+
+    def quiet(self) -> None:
+        """Ends timers and handlers; once more where one of them has raised meanwhile."""
+        _quiet(self._handlers)
 
 
 def _end_fork(error: BaseException | None) -> None:

@@ -103,7 +103,8 @@ def test_the_last_lines_of_a_task_with_secrets_arrive_masked(fleet, tmp_path, mo
 
 
 def test_what_a_node_notes_of_deaths_goes_with_the_task(pool, fleet, tmp_path):
-    assert die_twice(str(tmp_path / "starts")) >> pool.select(node="n0") == 3
-    error_of(pool, die(1))
-    noted = [each.name for node in ("n0", "n1") for each in (fleet.root / node / "deaths").glob("*")]
-    assert not [name for name in noted if name.startswith(("die-", "die_twice-"))]
+    node = pool.select(node="n0")
+    futures = [node.submit(die_twice(str(tmp_path / "starts"))), node.submit(die(1))]
+    assert futures[0].result() == 3 and isinstance(futures[1].exception(), sky.TaskAttemptsExceeded)
+    noted = {each.name for name in ("n0", "n1") for each in (fleet.root / name / "deaths").glob("*")}
+    assert not noted & {future.key for future in futures}

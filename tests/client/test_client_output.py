@@ -118,6 +118,12 @@ def _greet(number: int) -> int:
     return number
 
 
+def _greet_late(number: int) -> int:
+    if number == 60:
+        time.sleep(0.3)
+    return _greet(number)
+
+
 def _large() -> bytes:
     sky.progress(1, 2)
     print("large")
@@ -133,11 +139,13 @@ def test_it_is_handed_over_in_the_context_of_who_submitted_the_task(fleet):
             futures = [pool.submit(_greet, 0), *pool.spread(sky.compute(_greet)(1))]
             assert [future.result() for future in futures] == [0, 1, 1, 1, 1]
             assert list(pool.map(_greet, range(100))) == list(range(100))
+            # What waits behind a long one is sent again, and said in the same place.
+            assert list(pool.map(_greet_late, range(100))) == list(range(100))
             assert pool.launch(_greet, 2, nodes=1, per_node=2, framework="none") == [2, 2]
 
         for who in ("one", "two"):
             contextvars.Context().run(use, who)
-    assert seen == ["one"] * 107 + ["two"] * 107
+    assert seen == ["one"] * 207 + ["two"] * 207
 
 
 def test_nothing_is_kept_of_tasks_that_are_over(fleet, wait_until, monkeypatch):

@@ -82,3 +82,10 @@ def test_causes_are_said_once_where_they_are_the_same() -> None:
     assert causes([Death(3), Death(-11)]) == "exit code 3, then killed by signal 11 (SIGSEGV)"
     assert causes([]) == ""
     assert ended(-99) == "killed by signal 99"
+
+
+def test_notes_of_tasks_that_went_on_elsewhere_do_not_pile_up(node: Path) -> None:
+    for number in range(attempts._MOST_NOTED + 20):
+        attempts._note(node, f"task-{number}", Death(1, False, 0))
+    left = {each.name for each in (node / "deaths").iterdir()}
+    assert len(left) == attempts._MOST_NOTED and f"task-{attempts._MOST_NOTED + 19}" in left

@@ -139,7 +139,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_a_task_changes_is_put_back(pool: Any, one: Any, change: Callable[[], None]) -> None:
     before = on(pool, one, state)
-    with contextlib.suppress(TimeoutError, sky.TaskNotPicklable):  # its own handler raises while its result is kept
+    with contextlib.suppress(TimeoutError):  # of its own handler
         on(pool, one, change)
     after = on(pool, one, state)
     assert after == before
