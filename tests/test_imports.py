@@ -29,12 +29,14 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"blobs", "engine", "node", "program", "protocol"},
     "tasks": {"blobs", "program", "protocol", "worker"},
     "head": {"blobs", "engine", "mig", "node", "program", "protocol", "worker"},
-    "gpu": {"mig", "node", "protocol"},
+    "desired": {"mig", "node", "protocol"},
+    "gpu": {"desired", "mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
-    "doctor": {"gpu", "mig", "node", "protocol"},
+    "doctor": {"desired", "gpu", "mig", "node", "protocol"},
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
         "blobs",
+        "desired",
         "doctor",
         "drain",
         "engine",
@@ -101,6 +103,7 @@ ALLOWED: dict[str, set[str]] = {
 # What travels to a node may use these and the standard library.
 TRAVELS = {
     "blobs",
+    "desired",
     "doctor",
     "drain",
     "engine",

@@ -83,6 +83,8 @@ class Accelerator:
     mig_model: str | None
     custom: bool
     _chips: int = field(repr=False)
+    # What mig was read to, one for each GPU that has a layout of its own.
+    _layouts: tuple[Layout, ...] = field(repr=False, compare=False)
     _details: tuple[tuple[str, Scalar], ...] = field(repr=False)
 
     def __init__(
@@ -221,9 +223,10 @@ class Accelerator:
         gpus = (self.count or 1) if count is None else count
         if self.partition is not None:
             return (partitions.part(self.name).layout(self.partition),) * gpus
-        if self.mig is None or self.mig_model is None:
-            return ()
-        return _mig.resolve(self.mig, _mig.geometry(self.mig_model), gpus)
+        if isinstance(self.mig, PerGpu):
+            self.mig.check_gpus(gpus)
+            return self._layouts
+        return self._layouts * gpus
 
     def with_(self, **changes: Unpack[Changes]) -> Accelerator:
         """Returns a copy with the given fields changed.
@@ -266,7 +269,7 @@ class Accelerator:
     def _set_count_and_mig(self, count: int | None, declared: Declared | PerGpu | None) -> None:
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise InvalidAccelerator("the count is a whole number from 1", field="count", given=count)
-        self._set(count=count, mig=None)
+        self._set(count=count, mig=None, _layouts=())
         if declared is None:
             return
         try:
@@ -295,15 +298,15 @@ class Accelerator:
         """The layout in its canonical form. It is the same on every GPU unless given per GPU, so one is tried."""
         geometry = self.mig_geometry()
         if not isinstance(declared, PerGpu):
-            self._try(declared, geometry, 1)
+            self._set(_layouts=self._read(declared, geometry, 1))
             return _mig.text(declared, geometry)
-        self._try(declared, geometry, self.count or len(declared.layouts))
+        self._set(_layouts=self._read(declared, geometry, self.count or len(declared.layouts)))
         named = declared.named(geometry)
         return named.layouts[0] if len(named.layouts) == 1 else named
 
-    def _try(self, declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> None:
+    def _read(self, declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple[Layout, ...]:
         try:
-            _mig.resolve(declared, geometry, gpus)
+            return _mig.resolve(declared, geometry, gpus)
         except UnknownProfile as error:
             for row in () if self.custom else catalog.variants(self.name):
                 other = _mig.geometry(row.mig_model).profiles if row.mig_model else ()

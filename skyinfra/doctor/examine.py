@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from skyinfra import desired
 from skyinfra.doctor import nvidia, packages, system, vendors
 from skyinfra.errors import InvalidNodeConfig, SkyinfraError
-from skyinfra.gpu import desired
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.findings import Finding

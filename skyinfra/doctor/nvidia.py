@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pynvml
 
+from skyinfra import mig
 from skyinfra.doctor import known, packages
 from skyinfra.doctor.kernel_log import xids
 from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
-from skyinfra.gpu import inventory, live, machine
-from skyinfra.gpu.actual import RecordedHardware
+from skyinfra.gpu import exports, inventory, machine
 from skyinfra.gpu.hardware import Hardware, session
 from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.gpu.record import RecordedHardware
 from skyinfra.mig.manager import BOOT_HINT, OPERATED_HINT, boots, operated
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
@@ -88,7 +89,7 @@ def _as_declared(node: NodeConfig, directory: NodeDirectory, found: str, wanted:
     if os.geteuid() != 0 and RecordedHardware.applies(node, directory):
         hardware = RecordedHardware(node, directory)
     layouts = node.accelerator.layouts if node.accelerator else ()
-    spelled = ", ".join("+".join(p.name for p in each) or "whole" for each in layouts) or "whole GPUs, MIG off"
+    spelled = ", ".join(mig.layout_text(each) or "whole" for each in layouts) or "whole GPUs, MIG off"
     todo = "`skyinfra-runner partition --config FILE` makes it, as root; `--dry-run` shows the steps."
     yield layout("MIG layout", hardware, spelled, todo, counted=True)
 
@@ -100,7 +101,7 @@ def _others(nvml: Nvml) -> Iterator[Finding]:
         yield Finding(what, "wrong", operated(processes.describe(manager)), wanted, OPERATED_HINT)
     if (selected := here.selected_at_boot()) is not None:
         try:
-            same = live.keeps(nvml, selected)
+            same = exports.keeps(nvml, selected)
         except SkyinfraError:
             same = False
         yield judged(what, same, boots(selected), wanted, BOOT_HINT)

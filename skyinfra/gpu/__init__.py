@@ -1,1 +1,5 @@
-"""GPUs of a node: NVML, the inventory, the desired and the actual layout, and the partitioner between them."""
+"""GPUs of a node: what they have, and the way to what is desired, which `skyinfra.desired` says.
+
+What they have: `nvml`, `inventory`, `actual` (by the driver), `record` (by root's record), `exports`, `snapshot`. The
+way: `targets` (the places), `hardware`, `partitioner`, `transition`, `holders`, `machine`.
+"""

@@ -1,133 +1,133 @@
-"""The GPUs of a node whose runner is not root: root partitions them and records their actual layout.
+"""The actual layouts of the GPUs in this machine, as NVML says: their partitions, profiles and places.
 
-Only root may create partitions, and NVML lists them to root only. So ``skyinfra-runner partition --config`` writes
-``partitions.json`` beside the node configuration, and the runner reads it. When the desired layout changes, the runner
-drains what goes and then writes ``partition.request``: a systemd path unit starts root's part again, which finds the
-desired layout by itself and checks it, see `skyinfra.gpu.desired`.
+The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG is off, those of its model are used.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
-from skyinfra.gpu import placed
-from skyinfra.gpu.hardware import Hardware
-from skyinfra.mig import Layout
-from skyinfra.mig.steps import Partition, Step, steps_between
-from skyinfra.node.folder import NodeDirectory, stamp
-from skyinfra.protocol import _schema
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra import mig
+from skyinfra.errors import LayoutError, MigNotSupported
+from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, noting
+from skyinfra.gpu.transition import asking
+from skyinfra.mig.steps import Partition
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 
-VERSION = 1
-# Root may have to stop services, reset GPUs, and wait for processes; its unit has as long.
-PATIENCE_S = 480.0
-_NOT_ASKED = object()
+UNREADABLE = "NVML does not say what is there"
 
 
-@dataclass(frozen=True)
-class ActualLayout(_schema.Document, error=InvalidNodeConfig, source="partitions.json", version=VERSION):
-    """The content of ``partitions.json``. layouts: the desired layout of each GPU. partitions: those that exist.
+def standing(nvml: Nvml) -> tuple[Partition, ...]:
+    """The partitions that exist on every GPU; those that cannot be used have no UUID. Raises `PartitionFailed`."""
+    with asking(UNREADABLE):
+        return tuple(
+            partition
+            for gpu in nvml.gpus()
+            for each in instances_of(gpu)
+            for partition in each.partitions(gpu.index, each.profile.name)
+        )
 
-    error: class name and message of why root failed; partitions are those that exist all the same.
+
+def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
+    """Raises `DriverTooOld` where the driver does not offer the layouts of *accelerator*, before anything changes.
+
+    Also `PartitionFailed` where NVML refuses to say which driver it is.
     """
-
-    version: int
-    layouts: tuple[Layout, ...]
-    partitions: tuple[Partition, ...] = ()
-    error: tuple[str, ...] | None = None
-
-
-def write(
-    directory: NodeDirectory,
-    config: NodeConfig,
-    done: Sequence[Partition] | SkyinfraError,
-    *,
-    standing: Sequence[Partition] | None = None,
-) -> None:
-    """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`.
-
-    *standing*: with an error, the partitions that exist; None where that is not known: then those of before.
-    """
-    if config.accelerator is None or config.accelerator.vendor != "nvidia":
+    if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return
-    layouts = config.accelerator.per_gpu
-    if isinstance(done, SkyinfraError):
-        before = read(directory) if standing is None else None
-        partitions = tuple(before.partitions if before else standing or ())
-        actual = ActualLayout(VERSION, layouts, partitions, (type(done).__name__, str(done)))
-    else:
-        actual = ActualLayout(VERSION, layouts, tuple(done))
-    directory.write(directory.record_file, json.dumps(actual.to_json()) + "\n")
+    geometry = mig.geometry(accelerator.mig_model)
+    with asking(UNREADABLE):
+        driver = nvml.driver_version()
+    for index, layout in enumerate(accelerator.layouts):
+        # The device is asked about profiles that are not known.
+        known = [profile.name for profile in geometry.profiles]
+        try:
+            mig.check_driver([p for p in layout if mig.same_profile(p.profile, known)], geometry, driver)
+        except LayoutError as error:
+            error.at(f"accelerator.layouts[{index}]")
+            raise
 
 
-def read(directory: NodeDirectory) -> ActualLayout | None:
-    """The last record; None where there is none, or it cannot be read."""
-    try:
-        return ActualLayout.load(directory.record_file)
-    except InvalidNodeConfig:
-        return None
-
-
-class RecordedHardware(Hardware):
-    """The NVIDIA GPUs of a node, whose layout root records and changes."""
-
-    # The record when root was asked: the answer is another one.
-    _asked_after: object = _NOT_ASKED
-
-    @classmethod
-    def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
-        """Whether root keeps a record on this node."""
-        accelerator = config.accelerator
-        there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
-        return there and directory.record_file.exists()
-
-    def plan(self) -> list[Step]:
-        """The steps that root would execute; empty where the actual layout is the desired one."""
-        steps: list[Step] = []
-        chosen = placed.read(self._gpus, self._directory) if self._gpus is not None else {}
-        standing = self.standing()
-        for gpu, desired in self._desired.items():
-            actual = [partition for partition in standing if partition.gpu == gpu]
-            mode = bool(desired) if bool(actual) != bool(desired) else None
-            wanted = desired
-            if self._gpus is not None and placed.legal(desired, self._gpus):
-                wanted = placed.target(desired, chosen.get(gpu), placed.places(actual, gpu, desired), None)
-            steps += steps_between(gpu, actual, wanted, mode=mode)
-        return steps
-
-    def standing(self) -> tuple[Partition, ...]:
-        """The partitions that root has recorded."""
-        record = read(self._directory)
-        return record.partitions if record else ()
-
-    def ask(self) -> None:
-        """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""
-        record = self._of_desired()
-        if record is None or record.error is not None:
-            self._asked_after = stamp(self._directory.record_file)
-            self.remind()
-
-    def remind(self) -> None:
-        """Asks again: systemd does not notice a request while root's part runs, for another layout perhaps."""
-        self._directory.write(self._directory.request_file, "")
-
-    def made_by_root(self) -> tuple[Partition, ...] | None:
-        """The partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
-        record = self._of_desired()
-        if record is None or stamp(self._directory.record_file) == self._asked_after:
+def layout_of(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
+    """The actual layout of *gpu*; None is MIG off."""
+    with noting(gpu.index):
+        mode = gpu.mig_mode()
+        if mode is None or not mode[0]:
             return None
-        if record.error is not None:
-            raise PartitionFailed(
-                ": ".join(record.error),
-                field="accelerator.layouts",
-                hint="`journalctl -u skyinfra-partition` has all of it.",
-            )
-        return record.partitions
+        instances = gpu.instances()
+    for each in instances:
+        if not each.compute:
+            warnings.append(f"GPU {gpu.index}: {each} has no compute instance: nothing can use it")
+    return tuple(mig.Placement(each.profile.name, each.start, each.size, compute=each.shares) for each in instances)
 
-    def _of_desired(self) -> ActualLayout | None:
-        """The record, where it is of the desired layout."""
-        record = read(self._directory)
-        return record if record is not None and record.layouts == tuple(self._desired.values()) else None
+
+def is_partitioned(gpu: Gpu) -> bool:
+    mode = gpu.mig_mode()
+    return mode is not None and mode[0]
+
+
+def instances_of(gpu: Gpu) -> list[GpuInstance]:
+    mode = gpu.mig_mode()
+    return gpu.instances() if mode is not None and mode[0] else []
+
+
+def geometry_of(gpu: Gpu) -> mig.Geometry:
+    """The profiles and placements of *gpu*: those that the driver lists where MIG is on, else those of its model.
+
+    Raises `MigNotSupported` for a GPU without MIG, or of an unknown model while its MIG is off.
+    """
+    mode = gpu.mig_mode()
+    if mode is None:
+        raise MigNotSupported("this GPU has no MIG", field=f"GPU {gpu.index}", given=gpu.name)
+    known = model_of(gpu)
+    if mode[0]:
+        return _listed(gpu, known)
+    if known is None:
+        raise MigNotSupported(
+            "the profiles of this model are not known, and the driver tells them once MIG is on",
+            field=f"GPU {gpu.index}",
+            given=f"{gpu.name}, PCI device {gpu.pci_device_id}",
+            hint=f"Turn it on with `nvidia-smi -i {gpu.index} -mig 1`, then run this again.",
+        )
+    return known
+
+
+def model_of(gpu: Gpu) -> mig.Geometry | None:
+    """The known model with this PCI device id; of several with one id, that of the nearest memory."""
+    pci_id = gpu.pci_device_id.lower()
+    found = [g for g in map(mig.geometry, mig.models()) if pci_id in map(str.lower, g.pci_device_ids)]
+    memory = gpu.memory_bytes()
+    if memory is None:
+        return found[0] if len(found) == 1 else None
+    return min(found, key=lambda g: abs((g.memory_gib or 0) - memory / 2**30), default=None)
+
+
+def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
+    """The geometry that the driver lists."""
+    profiles = tuple(_profile(info, places) for info in gpu.profiles() if (places := gpu.places(info)))
+    return mig.Geometry(
+        model=known.model if known else gpu.name,
+        products=(gpu.name,),
+        pci_device_ids=(gpu.pci_device_id,),
+        architecture=known.architecture if known else "",
+        memory_gib=known.memory_gib if known else None,
+        memory_slices=known.memory_slices if known else None,
+        compute_slices=max((p.compute_slices for p in profiles), default=0),
+        placement_units=max((start + (p.size or 0) for p in profiles for start in p.starts or ()), default=0),
+        resetless=known.resetless if known else False,
+        profiles=profiles,
+    )
+
+
+def _profile(info: ProfileInfo, places: Sequence[tuple[int, int]]) -> mig.Profile:
+    return mig.Profile(
+        name=info.name,
+        compute_slices=info.compute_slices,
+        memory_slices=None,
+        size=places[0][1],
+        memory_gb=int(info.name.partition(".")[2].partition("gb")[0]),
+        # Some drivers understate how many of a profile there may be; the places do not.
+        max_count=len(places),
+        profile_id=info.profile_id,
+        starts=tuple(start for start, _ in places),
+    )

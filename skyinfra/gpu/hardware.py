@@ -13,7 +13,7 @@ import pynvml
 
 from skyinfra import mig
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
-from skyinfra.gpu import inventory, live, partitioner, placed
+from skyinfra.gpu import actual, inventory, partitioner, targets
 from skyinfra.gpu.amd import partitioner as amd
 from skyinfra.gpu.inventory import Device
 from skyinfra.gpu.machine import SimulatedMachine, SystemMachine
@@ -85,7 +85,7 @@ class Hardware:
         if self._gpus is None or self._given:
             return []
         with self.nvml() as nvml:
-            live.check_driver(nvml, self._gpus)
+            actual.check_driver(nvml, self._gpus)
             return partitioner.plan(nvml, self._targets(nvml))
 
     def standing(self) -> tuple[Partition, ...]:
@@ -93,7 +93,7 @@ class Hardware:
         if self._gpus is None or self._given:
             return ()
         with self.nvml() as nvml:
-            return live.standing(nvml)
+            return actual.standing(nvml)
 
     def usable(self) -> tuple[Partition, ...] | None:
         """The `standing` partitions that can be used, with their declared names; None where the driver does not say."""
@@ -106,12 +106,12 @@ class Hardware:
         return tuple(replace(each, profile=name) for each, name in zip(found, names, strict=True))
 
     def choose(self, in_use: Mapping[int, Collection[mig.At]]) -> None:
-        """Chooses and keeps the places of the desired partitions, see `placed.choose`. Raises `StateDirectoryError`.
+        """Chooses and keeps the places of the desired partitions, see `targets.choose`. Raises `StateDirectoryError`.
 
         *in_use*: `Placement.at` of the partitions whose slots have tasks, by GPU.
         """
         if self._gpus is not None and any(self._gpus.layouts) and not self._given:
-            placed.choose(self._gpus, self._directory, self.standing(), in_use)
+            targets.choose(self._gpus, self._directory, self.standing(), in_use)
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
         """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.
@@ -130,7 +130,7 @@ class Hardware:
             reboot_file=self._directory.reboot_file,
         )
         with self.nvml() as nvml:
-            live.check_driver(nvml, self._gpus)
+            actual.check_driver(nvml, self._gpus)
             return partitioner.apply(nvml, self._targets(nvml), emit=emit, options=options)
 
     def actual(self) -> tuple[Partition, ...]:
@@ -146,8 +146,8 @@ class Hardware:
         gpus = self._gpus
         if gpus is None:
             return self._desired
-        known = {gpu: layout for gpu, layout in self._desired.items() if placed.legal(layout, gpus)}
-        return {**self._desired, **live.arranged(nvml, known, placed.read(gpus, self._directory))}
+        known = {gpu: layout for gpu, layout in self._desired.items() if targets.legal(layout, gpus)}
+        return {**self._desired, **targets.arranged(nvml, known, targets.read(gpus, self._directory))}
 
     @contextlib.contextmanager
     def nvml(self) -> Iterator[Nvml]:

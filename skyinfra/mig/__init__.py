@@ -17,7 +17,7 @@ from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.follow import Follow
 from skyinfra.mig.geometry import Geometry, Profile, geometry, gpu_profile, models, same_profile, sources
-from skyinfra.mig.grid import At, Compute, Layout, Placement, parts, together
+from skyinfra.mig.grid import At, Compute, Layout, Placement, layout_text, parts, placed_text, together
 from skyinfra.mig.layout import Declared, PerGpu, is_off, parse, per_gpu, text
 from skyinfra.mig.layouts import (
     fitting,
@@ -28,7 +28,7 @@ from skyinfra.mig.layouts import (
     nearest,
     plain_profiles,
 )
-from skyinfra.mig.listing import check_listed, placed_text, read_listing
+from skyinfra.mig.listing import check_listed, read_listing
 from skyinfra.mig.manager import Selected, manager_text, selected
 from skyinfra.mig.parted import (
     PartedEntry,
@@ -91,6 +91,7 @@ __all__ = [
     "gres_type",
     "is_off",
     "joinable",
+    "layout_text",
     "layouts",
     "layouts_from_parted",
     "manager_text",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from skyinfra.mig.drivers import required_driver
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import Compute, Grid, Placement
+from skyinfra.mig.grid import Compute, Grid, Placement, written
 
 # A piece of a line, and the index of the segment that it belongs to.
 Cell: TypeAlias = tuple[str, int | None]
@@ -163,8 +162,8 @@ def left_out(shown: Picture) -> str:
     """One line: the profiles that have no place, crossed out; empty where there are none."""
     if not shown.missing:
         return ""
-    cell = _width((profile.size or 1, f"x {_counted(profile, count)} x") for profile, count in shown.missing)
-    drawn = (f"x {_counted(p, count)} ".ljust((p.size or 1) * cell - 1, "x") for p, count in shown.missing)
+    cell = _width((profile.size or 1, f"x {written({profile.name: count})} x") for profile, count in shown.missing)
+    drawn = (f"x {written({p.name: count})} ".ljust((p.size or 1) * cell - 1, "x") for p, count in shown.missing)
     return f"{'left out':<{_MARGIN}}|{'|'.join(drawn)}|"
 
 
@@ -255,8 +254,7 @@ def labels(shown: Picture) -> list[list[str]]:
 
 def sharing(segment: Segment) -> str:
     """The compute instances that share a segment: "2c+1c", "1c*3"; empty where there are none."""
-    counts = Counter(f"{size}c" for size in sorted((each.size for each in segment.compute), reverse=True))
-    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())
+    return written(f"{size}c" for size in sorted((each.size for each in segment.compute), reverse=True))
 
 
 def _labels(profile: Profile | None) -> list[str]:
@@ -264,10 +262,6 @@ def _labels(profile: Profile | None) -> list[str]:
         return ["free", "", "", "", ""]
     slices = f"{profile.compute_slices} slice" + ("s" if profile.compute_slices > 1 else "")
     return [profile.name, f"{profile.memory_gb} GB", slices, f"{profile.sm or '?'} SM", mark(profile)]
-
-
-def _counted(profile: Profile, count: int) -> str:
-    return profile.name if count == 1 else f"{profile.name}*{count}"
 
 
 def _strip_cell(layout: Sequence[Placement]) -> int:

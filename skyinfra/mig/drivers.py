@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skyinfra.errors import DriverTooOld, InvalidField
 from skyinfra.mig.geometry import Geometry
-from skyinfra.mig.grid import Placement
+from skyinfra.mig.grid import Placement, layout_text
 
 _DATA = Path(__file__).with_name("drivers.json")
 _VERSION = re.compile(r"[Rr]?(\d+(?:\.\d+)*)", re.A)
@@ -44,7 +44,7 @@ def check_driver(layout: Sequence[Placement], geometry: Geometry, driver: str) -
     given = version(driver)
     needed = required_driver((placement.profile for placement in layout), geometry)
     if needed is not None and given < version(needed):
-        names = "+".join(placement.profile for placement in layout)
+        names = layout_text(layout)
         raise DriverTooOld(
             f"{names or 'MIG'} on {geometry.model} needs driver {needed} or later",
             given=driver,

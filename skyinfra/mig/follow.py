@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutDoesNotFit, LayoutError
 from skyinfra.mig.geometry import Geometry
-from skyinfra.mig.grid import Layout
+from skyinfra.mig.grid import Layout, written
 from skyinfra.mig.layout import Declared, counts, text
 from skyinfra.mig.placement import carries, rearranged, resolve
 
@@ -134,12 +134,6 @@ def profiles(layout: str, geometry: Geometry) -> Counter[str]:
     return Counter(placement.profile for placement in _resolved(layout, geometry))
 
 
-def written(names: Iterable[str]) -> str:
-    """The profiles as text, such as ``3g.40gb+1g.10gb*2``."""
-    found = Counter(sorted(names, reverse=True))
-    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in found.items())
-
-
 def choose(
     follow: Follow, geometry: Geometry, queue: Iterable[Want], gpus: Sequence[Gpu], now: float
 ) -> tuple[Change, ...]:
@@ -210,7 +204,7 @@ class _Fleet:
         after = self._idle - option.gone + option.comes
         why = self._why(self._demand.newly(self._idle, after), option.gone)
         self._idle, self._all = after, self._all - option.gone + option.comes
-        before = written(place.profile for place in option.gpu.standing)
+        before = written(sorted((place.profile for place in option.gpu.standing), reverse=True))
         return Change(option.gpu.node, option.gpu.index, before, option.layout, why)
 
     def _used(self, gpu: Gpu) -> frozenset[int]:
@@ -228,7 +222,7 @@ class _Fleet:
         waited = max((self._now - at for want in served for at in want.since), default=0.0)
         goes = "nothing goes"
         if gone:
-            goes = f"{written(gone.elements())} had no task for {self._follow.idle_seconds:g} s"
+            goes = f"{written(sorted(gone.elements(), reverse=True))} had no task for {self._follow.idle_seconds:g} s"
         return f"{' and '.join(map(str, served))} waited up to {waited:.0f} s, and no idle slot takes them; {goes}"
 
 

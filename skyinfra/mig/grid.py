@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -49,8 +49,7 @@ class Placement:
         """The profile, or the compute instances that share it: ``1c.3g.40gb*3``."""
         if not self.compute:
             return self.profile
-        names = Counter(f"{size}c.{self.profile}" for size in self.kind[1])
-        return "+".join(name if count == 1 else f"{name}*{count}" for name, count in names.items())
+        return written(f"{size}c.{self.profile}" for size in self.kind[1])
 
     @property
     def at(self) -> At:
@@ -73,6 +72,25 @@ def parts(layout: Iterable[Placement]) -> Layout:
         for each in layout
         for part in ([replace(each, compute=(one,)) for one in each.compute] if each.compute else [each])
     )
+
+
+def layout_text(layout: Iterable[Placement], *, places: bool = False) -> str:
+    """One GPU's layout as text: ``3g.40gb+1g.10gb*2``; without partitions it is empty.
+
+    places: with the place of each, so that it parses to this very layout: ``3g.40gb@4+1g.10gb@0+1c.2g.20gb@2*2``.
+    """
+    return written(f"{part.name}@{part.start}" if places else part.name for part in parts(layout))
+
+
+def placed_text(layout: Iterable[Placement]) -> str:
+    """The layout as declared, each partition with its place: layout_text() with places."""
+    return layout_text(layout, places=True)
+
+
+def written(names: Iterable[str] | Mapping[str, int]) -> str:
+    """The *names* of partitions in the order in which they come first, with how often each is there."""
+    counts = Counter(names)
+    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())
 
 
 def together(partitions: Iterable[Placement]) -> Layout:

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile
+from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile, counted
 from skyinfra.mig.geometry import Geometry, Profile, gpu_profile, is_profile_name
-from skyinfra.mig.grid import divide
+from skyinfra.mig.grid import divide, written
 
 Declared: TypeAlias = str | Mapping[str, int] | Sequence[str]
 
@@ -47,6 +47,14 @@ class PerGpu:
     def named(self, geometry: Geometry) -> PerGpu:
         """The same layouts, with the names of the GPU's profiles, as text() writes them."""
         return PerGpu(tuple(each if is_off(each) else text(each, geometry) for each in self.layouts))
+
+    def check_gpus(self, count: int) -> None:
+        """Raises InvalidLayout unless there is a layout for each of *count* GPUs."""
+        if len(self.layouts) != count:
+            raise InvalidLayout(
+                f"per_gpu holds {counted(len(self.layouts), 'layout')} for {counted(count, 'GPU')}",
+                hint="Give one layout for each GPU.",
+            )
 
     def __str__(self) -> str:
         return "|".join(self.layouts)
@@ -85,7 +93,7 @@ def text(declared: Declared, geometry: Geometry | None = None) -> str:
     """
     counts: dict[str, int] = {}
     for name, start, count in _read(declared):
-        known = name if geometry is None else _spelled(*_known(name, geometry))
+        known = name if geometry is None else _spelled(*_found(name, start, count, geometry))
         known += "" if start is None else f"@{start}"
         counts[known] = counts.get(known, 0) + count
     if isinstance(declared, str) and fills(declared):
@@ -103,7 +111,7 @@ def fills(declared: str) -> bool:
 def _written(name: str, count: int, *, alone: bool) -> str:
     if name.startswith(">"):
         return f"{count}x{name}"
-    return name if count == 1 and (not alone or "@" in name) else f"{name}*{count}"
+    return f"{name}*1" if alone and count == 1 and "@" not in name else written({name: count})
 
 
 def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
@@ -113,8 +121,8 @@ def parse(declared: Declared, geometry: Geometry) -> tuple[str, ...]:
     for more instances of a profile than the GPU has compute slices.
     """
     found: dict[tuple[Profile, int], int] = {}
-    for name, _, count in _read(declared):
-        known = _known(name, geometry)
+    for name, start, count in _read(declared):
+        known = _found(name, start, count, geometry)
         found[known] = found.get(known, 0) + count
     for (profile, slices), count in found.items():
         _check_count(profile, slices, count, geometry)
@@ -142,7 +150,8 @@ def wanted(declared: Declared, geometry: Geometry) -> Wanted:
 
     Raises InvalidLayout, UnknownProfile, and LayoutDoesNotFit for compute instances that no GPU instance can hold.
     """
-    return gathered(((*_known(name, geometry), start, count) for name, start, count in _read(declared)), geometry)
+    entries = ((*_found(*entry, geometry), *entry[1:]) for entry in _read(declared))
+    return gathered(entries, geometry)
 
 
 def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: Geometry) -> Wanted:
@@ -166,7 +175,7 @@ def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: 
     for (profile, start), sizes in pinned.items():
         counts[profile] += 1
         if divide(profile, sizes) is None:
-            names = "+".join(_spelled(profile, size) for size in sizes)
+            names = written(_spelled(profile, size) for size in sizes)
             raise LayoutDoesNotFit(
                 f"one {profile.name} has {profile.compute_slices} compute slices", given=f"{names} at {start}"
             )
@@ -207,6 +216,14 @@ def _check_count(profile: Profile, slices: int, count: int, geometry: Geometry) 
 
 def _spelled(profile: Profile, slices: int) -> str:
     return f"{slices}c.{profile.name}" if slices else profile.name
+
+
+def _found(name: str, start: int | None, count: int, geometry: Geometry) -> tuple[Profile, int]:
+    """The same as `_known`. Raises InvalidLayout for several at one place that no GPU instance can hold together."""
+    profile, slices = _known(name, geometry)
+    if start is not None and count != 1 and not slices:
+        raise _one_place(f"{name}@{start}*{count}")
+    return profile, slices
 
 
 def _known(name: str, geometry: Geometry) -> tuple[Profile, int]:
@@ -258,15 +275,19 @@ def _part(part: str) -> tuple[str, int | None, int]:
     return _entry(form["name"], 1 if given is None else int(given))
 
 
-def _entry(written: object, count: object) -> tuple[str, int | None, int]:
-    place = _PLACE.fullmatch(written) if isinstance(written, str) else None
-    name, number = _name(place["name"] if place else written), _count(written, count)
+def _entry(given: object, count: object) -> tuple[str, int | None, int]:
+    place = _PLACE.fullmatch(given) if isinstance(given, str) else None
+    name, number = _name(place["name"] if place else given), _count(given, count)
     if place is None:
         return name, None, number
     if name.startswith(">") or (number != 1 and gpu_profile(name) == name):
-        hint = "Write each partition with its place: 1g.10gb@0+1g.10gb@1; only compute instances share one."
-        raise InvalidLayout("a place is that of one partition of a named profile", given=written, hint=hint)
+        raise _one_place(given)
     return name, int(place["start"]), number
+
+
+def _one_place(given: object) -> InvalidLayout:
+    hint = "Write each partition with its place: 1g.10gb@0+1g.10gb@1; only compute instances share one."
+    return InvalidLayout("a place is that of one partition of a named profile", given=given, hint=hint)
 
 
 def _name(name: object) -> str:

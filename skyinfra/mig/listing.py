@@ -8,11 +8,10 @@ The columns are GPU, name, profile id, instance id, and start:size in memory sli
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from skyinfra.errors import InvalidLayout
 from skyinfra.mig.geometry import Geometry, same_profile
-from skyinfra.mig.grid import Grid, Layout, Placement, parts
+from skyinfra.mig.grid import Grid, Layout, Placement
 
 _ROW = re.compile(r"\|+\s*(?P<gpu>\d+)\s+MIG\s+(?P<name>\S+)\s+\d+\s+\d+\s+(?P<start>\d+):(?P<size>\d+)\s*\|", re.ASCII)
 # What the program prints where nothing stands, with exit code 6.
@@ -52,9 +51,3 @@ def check_listed(layout: Layout, geometry: Geometry) -> Layout:
         grid.put(profile, each.start)
         placed.append(Placement(profile.name, each.start, each.size))
     return tuple(placed)
-
-
-def placed_text(layout: Layout) -> str:
-    """The layout as declared, each partition with its place: ``3g.40gb@4+1g.10gb@0+1c.2g.20gb@2*2``."""
-    counts = Counter(f"{part.name}@{part.start}" for part in parts(layout))
-    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())

@@ -14,10 +14,10 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple, TypeAlias
 
-from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, LayoutError, counted
+from skyinfra.errors import LayoutDoesNotFit, LayoutError
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import At, Grid, Layout, Placement, divide, parts, starts
+from skyinfra.mig.grid import At, Grid, Layout, Placement, divide, parts, starts, written
 from skyinfra.mig.layout import (
     Declared,
     PerGpu,
@@ -76,7 +76,7 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     how far it got; MigNotSupported where the placements of this GPU are unknown.
     """
     desired = gathered(((*geometry.divided(name), None, 1) for name in profiles), geometry)
-    return _whole(_attempt(desired, geometry), geometry, "+".join(profiles))
+    return _whole(_attempt(desired, geometry), geometry, written(profiles))
 
 
 def carries(standing: Collection[Placement], desired: Collection[Placement]) -> bool:
@@ -198,11 +198,7 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
     """
     if not isinstance(declared, PerGpu):
         return (_one(declared, geometry),) * gpus
-    if len(declared.layouts) != gpus:
-        raise InvalidLayout(
-            f"per_gpu holds {counted(len(declared.layouts), 'layout')} for {counted(gpus, 'GPU')}",
-            hint="Give one layout for each GPU.",
-        )
+    declared.check_gpus(gpus)
     layouts = []
     for index, each in enumerate(declared.layouts):
         try:

@@ -12,6 +12,7 @@ import skyinfra
 
 ROOMS = (
     "blobs",
+    "desired",
     "doctor",
     "drain",
     "engine",

@@ -55,7 +55,8 @@ class Status:
     generation: the number of configurations that this runner has applied; a second `boot` waits for it to grow.
     error: class name and message of the current error, also while the runner tries again.
     layouts: the desired layout of each GPU, such as ``3g.40gb+1g.10gb*2``; empty where GPUs are not partitioned.
-    layout_from: the file with that layout. waits_for: what a draining node waits for, a sentence for each slot.
+    layout_from: where that layout comes from, see `skyinfra.desired`.
+    waits_for: what a draining node waits for, a sentence for each slot.
     drain_reason: why the node is drained, or None. unwarned: why no preemption notice can be read, or None.
     """
 
@@ -136,21 +137,14 @@ class NodeDirectory:
         self.watchdog_file = path / "keeper.pid"
         # That the machine was rebooted to activate a MIG mode, see `RebootGuard`.
         self.reboot_file = root / "reboot.json"
-        # The partitions that root made, where the runner is not root; the request asks for them.
-        self.record_file = root / "partitions.json"
-        self.request_file = path / "partition.request"
-        # The places of the desired partitions, see `skyinfra.gpu.placed`.
-        self.placed_file = path / "placed.json"
+        # The partitions that root made, where the runner is not root, see `skyinfra.gpu.record`.
+        self.actual_file = root / "actual-layout.json"
+        # What the runner knows of the desired layout, and asks of root, see `skyinfra.desired.file`.
+        self.desired_file = path / "desired-layout.json"
         self.prepared_file = path / "prepared.json"
         # What the tasks that run have used so far, see `skyinfra.readings.figures`.
         self.figures_file = path / "figures.json"
         self.simulated_file = path / "simulated.json"
-        # On the head: the fleet's layout, which replaces the configured one, see `desired.write_desired`.
-        self.desired_file = path / "desired.json"
-        # On the head of a fleet whose layouts follow the work: those that it chose for single GPUs.
-        self.chosen_file = path / "followed.json"
-        # The last known layout, where it is not that of the configuration.
-        self.told_file = path / "told.json"
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
@@ -185,9 +179,9 @@ class NodeDirectory:
         return self.said_by("interrupt") / "unwarned"
 
     @property
-    def tag_file(self) -> Path:
-        """On the head: the layout that the provider's tag says, see `skyinfra.runner.watch`."""
-        return self.said_by("watch") / "layout.tag"
+    def declared_file(self) -> Path:
+        """On the head: the text that the provider's metadata has for the layout, see `skyinfra.runner.watch`."""
+        return self.said_by("watch") / "declared-layout"
 
     def status(self) -> Status | None:
         """Reads ``status.json``; returns None where no runner, or only one of another version, has served here."""
@@ -333,6 +327,20 @@ def stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def newer(file: Path, other: Path) -> bool:
+    """Whether there is a *file*, and no *other*, or one that was written before it. No link is followed."""
+    found, known = _written(file), _written(other)
+    return found is not None and (known is None or found > known)
+
+
+def _written(file: Path) -> int | None:
+    try:
+        found = file.lstat()
+    except OSError:
+        return None
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
 
 
 def sync_folder(path: Path) -> None:

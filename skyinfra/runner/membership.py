@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from distributed.core import Status as DaskStatus
 
+from skyinfra import desired
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NotSupported, SkyinfraError
-from skyinfra.gpu import desired
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
 from skyinfra.head.following import Following
@@ -170,7 +170,7 @@ class Membership:
             self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
-            write = functools.partial(desired.write_followed, self.directory)
+            write = functools.partial(desired.follow, self.directory)
             self._following = Following(self._scheduler, jobs.waiting, write)
             self._parts.push_async_callback(self._following.close)
             if node.config.provider != "local" and not node.config.given:

@@ -56,6 +56,8 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     parser.add_argument(
         "--reboot", action="store_true", help="reboot, once, where the driver needs it for the MIG mode"
     )
+    text = "with --config: only where nothing was done since the machine started, or the runner has asked since"
+    parser.add_argument("--on-request", action="store_true", help=text)
     parser.set_defaults(command=run, usage=parser.error)
 
 
@@ -73,7 +75,7 @@ def _add_adopt(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 def adopt(options: argparse.Namespace) -> int:
     """Prints the declaration; who else partitions this machine is told on stderr."""
-    from skyinfra.gpu import live
+    from skyinfra.gpu import exports
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.machine import SystemMachine
     from skyinfra.gpu.nvml import Nvml
@@ -95,7 +97,7 @@ def adopt(options: argparse.Namespace) -> int:
         file = options.file or (wanted.file if wanted is not None else DEFAULT_CONFIG)
         chosen = Selected(str(file), options.label or (wanted.label if wanted is not None else ""))
     with session(Nvml()) as nvml:
-        text, warnings = live.declaration(nvml) if chosen is None else live.configured(nvml, chosen)
+        text, warnings = exports.declaration(nvml) if chosen is None else exports.configured(nvml, chosen)
     sys.stdout.write(text)
     for warning in [*warnings, *machine.others_that_partition()]:
         print(f"warning: {warning}", file=sys.stderr)
@@ -106,6 +108,8 @@ def run(options: argparse.Namespace) -> int:
     """Executes the command."""
     if options.gpu is not None and options.layout is None:
         options.usage("--gpu goes with --layout: everything else is about every GPU")
+    if options.on_request and options.config is None:
+        options.usage("--on-request goes with --config")
     if options.format is not None and not options.export:
         options.usage("--format goes with --export")
     if options.export and (options.check or options.dry_run):
@@ -119,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     with _orderly_end():
         try:
             if options.save or options.restore:
-                return _found(options)
+                return _snapshot(options)
             return _by_config(options) if options.layout is None else _by_layout(options)
         except SkyinfraError as error:
             # The stream of events ends with the error, which goes to the user as well.
@@ -129,11 +133,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_config(options: argparse.Namespace) -> int:
-    from skyinfra.gpu import actual, desired
+    from skyinfra import desired
+    from skyinfra.gpu import record
     from skyinfra.gpu.hardware import Hardware
     from skyinfra.node.node import file_sha256
 
     directory = directory_of(options.config)
+    if options.on_request and not record.asked(directory):
+        return 0
     # The head may have sent another layout since the configuration was written.
     found = desired.find(NodeConfig.load(options.config), file_sha256(options.config), directory)
     if found.refused is not None:
@@ -147,21 +154,21 @@ def _by_config(options: argparse.Namespace) -> int:
         partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
         # Some GPUs may have their layout: the runner plans from what is recorded.
-        actual.write(directory, found.config, error, standing=hardware.usable())
+        record.write(directory, found.config, error, request=found.request, standing=hardware.usable())
         raise
-    actual.write(directory, found.config, partitions)
+    record.write(directory, found.config, partitions, request=found.request)
     _print_partitions(partitions)
     return 0
 
 
-def _found(options: argparse.Namespace) -> int:
-    from skyinfra.gpu import found
+def _snapshot(options: argparse.Namespace) -> int:
+    from skyinfra.gpu import snapshot
     from skyinfra.gpu.nvml import Nvml
 
     if options.save:
-        found.save(options.save, Nvml())
+        snapshot.save(options.save, Nvml())
     else:
-        found.restore(options.restore, Nvml(), emit=_print_event, options=_apply_options(options))
+        snapshot.restore(options.restore, Nvml(), emit=_print_event, options=_apply_options(options))
     return 0
 
 
@@ -178,32 +185,32 @@ def _apply_options(options: argparse.Namespace) -> Any:
 
 
 def _by_layout(options: argparse.Namespace) -> int:
-    from skyinfra.gpu import live, partitioner
+    from skyinfra.gpu import actual, partitioner, targets
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
 
     with session(Nvml()) as nvml:
-        desired = live.desired(nvml, options.layout, "all" if options.gpu is None else options.gpu)
+        desired = targets.given(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
-            there = [each for each in live.standing(nvml) if each.gpu in desired]
+            there = [each for each in actual.standing(nvml) if each.gpu in desired]
             return _print_steps(partitioner.plan(nvml, desired), there, options)
         _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=_apply_options(options)))
     return 0
 
 
 def _export(form: str | None) -> int:
-    from skyinfra.gpu import live
+    from skyinfra.gpu import exports
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
 
-    exports = {
-        "mig-manager": live.mig_manager,
-        "gres": live.gres,
-        "device-plugin": live.device_plugin,
-        "declaration": live.declaration,
+    forms = {
+        "mig-manager": exports.mig_manager,
+        "gres": exports.gres,
+        "device-plugin": exports.device_plugin,
+        "declaration": exports.declaration,
     }
     with session(Nvml()) as nvml:
-        text, warnings = exports.get(form or "", live.export)(nvml)
+        text, warnings = forms.get(form or "", exports.export)(nvml)
     sys.stdout.write(text)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -19,8 +19,8 @@ from typing import Any
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import PartitionFailed, SkyinfraError
-from skyinfra.gpu.actual import PATIENCE_S, RecordedHardware
 from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.record import PATIENCE_S, RecordedHardware
 from skyinfra.head import start
 from skyinfra.mig import At, Layout
 from skyinfra.mig.steps import Partition

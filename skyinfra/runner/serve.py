@@ -8,6 +8,7 @@ such as a process on a GPU that has to change.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,13 +16,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from skyinfra import desired, mig
+from skyinfra.desired import Desired
+from skyinfra.desired import file as desired_file
+from skyinfra.desired.file import DesiredFile
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.drain.watch import DrainWatch
 from skyinfra.engine import settings
-from skyinfra.errors import AcceleratorMissing, NodeFailed, PartitionFailed, SkyinfraError, StateDirectoryError
-from skyinfra.gpu import desired
-from skyinfra.gpu.desired import Desired
+from skyinfra.errors import (
+    AcceleratorMissing,
+    InvalidNodeConfig,
+    NodeFailed,
+    PartitionFailed,
+    SkyinfraError,
+    StateDirectoryError,
+)
 from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
@@ -55,7 +65,9 @@ class Service:
         self._directory = directory
         self._node: Node | None = None
         self._desired: Desired | None = None
+        # On the head: of the file with its own layout, and what that says.
         self._stamp: object = None
+        self._kept = DesiredFile()
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
@@ -64,7 +76,7 @@ class Service:
         self._membership = Membership(directory, self._workers, self._reload, answers)
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
-        self._tag = watch.Follower(path, directory)
+        self._declared = watch.Declared(path, directory)
         self._refused_tag = ""
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -140,18 +152,31 @@ class Service:
                 self._stop.set()
 
     def _watch_layout(self) -> None:
-        """On the head: takes over the layout of the provider's tag, and notices another desired one."""
+        """On the head: takes what the provider's tag declares, and notices another layout of its own."""
         try:
-            self._tag.look()
-            self._refused_tag = ""
+            self._declared.take()
         except SkyinfraError as error:
             if str(error) != self._refused_tag:
                 logger.error("%s: %s", type(error).__name__, error)
             self._refused_tag = str(error)
-        seen = self._stamps()
+        seen = stamp(self._directory.desired_file)
         if seen != self._stamp:
             self._stamp = seen
-            self._reload.set()
+            kept = self._read_kept()
+            if (kept.declared, kept.by_node) != (self._kept.declared, self._kept.by_node):
+                self._reload.set()
+            self._kept = kept
+
+    def _read_kept(self) -> DesiredFile:
+        """What the node keeps of its desired layout; where something has spoiled the file, it is written anew."""
+        try:
+            return desired_file.read(self._directory)
+        except InvalidNodeConfig as error:
+            logger.error("%s: %s", type(error).__name__, error)
+        if self._generation:
+            with contextlib.suppress(StateDirectoryError):
+                desired_file.update(self._directory, **vars(self._kept))
+        return self._kept
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
         """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""
@@ -196,13 +221,12 @@ class Service:
             self._reconciler.phase = "serving" if drain is None else "drained"
             self._generation += 1
 
-    def _stamps(self) -> object:
-        """Is another one when a file that says the head's layout has changed."""
-        return stamp(self._directory.desired_file), stamp(self._directory.chosen_file)
-
     async def _find_desired(self, node: Node) -> Desired:
         handed = self._membership.layout_for(node)
-        self._stamp = self._stamps()
+        with contextlib.suppress(StateDirectoryError):
+            # What a runner of the version before has kept; until it is written here, it is read there.
+            await asyncio.to_thread(desired_file.update, self._directory)
+        self._kept = await asyncio.to_thread(self._read_kept)
         found = await asyncio.to_thread(desired.find, node.config, node.sha256, self._directory, handed)
         if found.refused is not None and (self._desired is None or str(self._desired.refused) != str(found.refused)):
             logger.error("%s: %s", type(found.refused).__name__, found.refused)
@@ -251,7 +275,8 @@ class Service:
         state: State = "ready" if self._reconciler.phase == "serving" and up else self._reconciler.phase
         if self._error is not None:
             state = "failed"
-        error = self._error or self._membership.obstacle or self._desired.refused or self._membership.refused
+        error = self._error or self._membership.obstacle or self._desired.refused
+        error = error or self._declared.refused or self._membership.refused
         problem = (type(error).__name__, str(error)) if error is not None else None
         if error is None and state == "serving" and self._workers.problems:
             problem = "NodeFailed", "; ".join(self._workers.problems)
@@ -267,7 +292,9 @@ class Service:
             error=problem,
             slots=self._workers.slots,
             generation=self._generation,
-            layouts=tuple(map(desired.spelled, accelerator.layouts)) if accelerator is not None else (),
+            layouts=tuple(mig.layout_text(each) or "whole" for each in accelerator.layouts)
+            if accelerator is not None
+            else (),
             layout_from=self._desired.source,
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,

@@ -1,8 +1,8 @@
-"""Watches the desired layout of a head in the metadata of its instance, see `skyinfra.mig.layout_tag`.
+"""Watches the declared layout of a head in the metadata of its instance, see `skyinfra.mig.layout_tag`.
 
 On AWS that is a tag, which the metadata service shows (version 2, with tags allowed), on Google Cloud an attribute of
 the instance. The service is closed to tasks and to the runner: `Watch` is a process of its own, with a user of its
-own, and leaves the tag for the runner, which takes the layout over (`Follower`).
+own, and leaves the text of the tag for the runner, which reads it (`Declared`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from skyinfra import desired
 from skyinfra.drain.notices import ec2_metadata, gce_metadata
-from skyinfra.errors import InvalidField, StateDirectoryError
-from skyinfra.gpu import desired
-from skyinfra.mig import Layout, layout_tag
+from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
+from skyinfra.mig import layout_tag
 from skyinfra.node.folder import NodeDirectory, message, stamp
 from skyinfra.node.node import directory_of, file_sha256
+from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 # By provider: how the layout is read, where, and what the instance needs for it.
@@ -51,58 +52,57 @@ class Watch:
         self._provider = config.provider
 
     def look(self) -> None:
-        """Leaves the layout of the tag for the runner.
-
-        Raises `NodeFailed` where the metadata service does not answer, and what `layout_tag.read_tag` raises.
-        """
+        """Leaves the text of the tag for the runner. Raises `NodeFailed` where the metadata service does not answer."""
         read, path, hint = _READ[self._provider]
         text = read(path, "which layout is wanted", base=self.endpoint, hint=hint)
-        config = NodeConfig.load(self.path)
-        if text is None or text == self._left or _layouts(text, config) is None:
+        if text is None or text == self._left:
             return
         directory = directory_of(self.path)
-        directory.write(directory.tag_file, text)
+        directory.write(directory.declared_file, text)
         self._left = text
 
 
-class Follower:
-    """Takes over what the tag of the head with the configuration file *path* says, in the node's *directory*."""
+class Declared:
+    """What the tag of the head with the configuration file *path* declares, in the node's *directory*.
+
+    refused: why it cannot be the layout.
+    """
 
     def __init__(self, path: Path, directory: NodeDirectory) -> None:
+        self.refused: SkyinfraError | None = None
         self._path = path
         self._directory = directory
         self._seen: object = None
 
-    def look(self) -> bool:
-        """Makes the layout of the tag the desired one, where either has changed; returns whether it did.
+    def take(self) -> bool:
+        """Makes the layout of the tag the declared one, where either has changed; returns whether it did.
 
         Raises what `layout_tag.read_tag` raises, `InvalidNodeConfig`, `StateDirectoryError`.
         """
-        file = self._directory.tag_file
-        seen = stamp(file), stamp(self._directory.desired_file)
+        seen = stamp(self._directory.declared_file), stamp(self._directory.desired_file)
         if seen[0] is None or seen == self._seen:
             return False
-        self._seen = seen
+        self._seen, self.refused = seen, None
         try:
-            text = message(file)
+            return self._take()
+        except SkyinfraError as error:
+            self.refused = error
+            if isinstance(error, StateDirectoryError):
+                self._seen = None  # once there is space
+            raise
+
+    def _take(self) -> bool:
+        file, config = self._directory.declared_file, NodeConfig.load(self._path)
+        try:
+            text = message(file).strip()
         except (OSError, ValueError) as error:
             raise InvalidField(f"cannot be read: {error}", field=str(file)) from None
-        config = NodeConfig.load(self._path)
-        layouts = _layouts(text, config)
-        now = desired.find(config, file_sha256(self._path), self._directory)
-        if layouts is None or (now.refused is None and now.layout.layouts == layouts):
+        if (accelerator := config.accelerator) is None:
             return False
-        try:
-            desired.write_desired(self._directory.path, layouts)
-        except StateDirectoryError:
-            self._seen = None  # once there is space
-            raise
-        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text.strip())
+        layouts = layout_tag.read_tag(text, accelerator.mig_model, accelerator.count)
+        now = desired.find(config, file_sha256(self._path), self._directory)
+        if now.refused is None and now.layout.layouts == layouts:
+            return False
+        desired.declare(self._directory, FleetLayout(VERSION, None, layouts))
+        logger.info("the tag %s says another layout: %s", layout_tag.NAME, text)
         return True
-
-
-def _layouts(tag: str, config: NodeConfig) -> tuple[Layout, ...] | None:
-    """The layouts of the text *tag*; None for a node without accelerators. Raises what `layout_tag.read_tag` raises."""
-    if config.accelerator is None:
-        return None
-    return layout_tag.read_tag(tag.strip(), config.accelerator.mig_model, config.accelerator.count)

@@ -18,7 +18,7 @@ from test_partition_on_fake import events, phases, program, run
 import skyinfra as sky
 from skyinfra import NotSupported, PartitionBusy, mig
 from skyinfra.compiler import compile_pools
-from skyinfra.gpu import live, partitioner
+from skyinfra.gpu import exports, partitioner, targets
 from skyinfra.gpu.hardware import Hardware, session
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
@@ -43,7 +43,7 @@ def shared(machine: FakeMachine) -> list[tuple[str, int, list[tuple[int, int]]]]
 def refusal(machine: FakeMachine, layout: str) -> str:
     """The message about a layout that processes are in the way of, without waiting for them."""
     with machine.loaded(), session(Nvml()) as nvml, pytest.raises(PartitionBusy) as caught:
-        partitioner.apply(nvml, live.desired(nvml, layout, "0"), options=ApplyOptions(patience_s=0))
+        partitioner.apply(nvml, targets.given(nvml, layout, "0"), options=ApplyOptions(patience_s=0))
     return str(caught.value)
 
 
@@ -158,7 +158,7 @@ def test_exports_of_what_stands(fake_machine: Machine, tmp_path: Path) -> None:
     assert [kind for kind, _ in devices].count("Type=1c.3g.40gb") == 2
     assert len({files for _, files in devices}) == 3, "each has a file of its own"
     with machine.loaded(), session(Nvml()) as nvml, pytest.raises(NotSupported):
-        live.device_plugin(nvml)
+        exports.device_plugin(nvml)
     assert "no compute instances" in run(machine, "--export", "--format", "device-plugin").stderr
 
 
@@ -197,13 +197,13 @@ def test_what_others_made_is_adopted(tmp_path: Path, name: str, step: int) -> No
         for compute in divisions[::step]:
             start, size = (H100.profile(name).starts or ())[-1], H100.profile(name).size or 0
             _make(nvml, name, start, size, compute)
-            (text, warnings) = live.declaration(nvml)
-            desired = live.desired(nvml, json.loads(text), "0")
+            (text, warnings) = exports.declaration(nvml)
+            desired = targets.given(nvml, json.loads(text), "0")
             assert warnings == ()
-            assert partitioner.plan(nvml, live.arranged(nvml, desired, {})) == []
+            assert partitioner.plan(nvml, targets.arranged(nvml, desired, {})) == []
             names = [f"{each.size}c.{name}" for each in compute]
             (loose,) = mig.resolve(names, H100, 1)
-            assert partitioner.plan(nvml, live.arranged(nvml, {0: loose}, {})) == []
+            assert partitioner.plan(nvml, targets.arranged(nvml, {0: loose}, {})) == []
             partitioner.apply(nvml, {0: ()})
 
 

@@ -15,7 +15,7 @@ from support import ODD_PARTED_CONFIGS
 from test_partition_on_fake import run
 
 from skyinfra import PartitionFailed, mig
-from skyinfra.gpu import live
+from skyinfra.gpu import exports
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.runner import cli
@@ -25,7 +25,7 @@ Machine = Callable[..., FakeMachine]
 
 def gres(machine: FakeMachine, root: Path) -> tuple[str, tuple[str, ...]]:
     with machine.loaded(), session(Nvml()) as nvml:
-        return live.gres(nvml, root=root)
+        return exports.gres(nvml, root=root)
 
 
 def lines(text: str) -> list[str]:
@@ -194,8 +194,8 @@ def test_what_stands_is_handed_to_mig_manager_and_back(fake_machine: Machine, tm
     assert adopt(machine, "--selected").stdout == 'sky.mig.per_gpu("3g.40gb*2", "off")\n'
     wanted = mig.Selected(str(file), "skyinfra")
     with machine.loaded(), session(Nvml()) as nvml:
-        assert live.keeps(nvml, wanted)
-        assert not live.keeps(nvml, mig.Selected(str(file), "all-disabled"))
+        assert exports.keeps(nvml, wanted)
+        assert not exports.keeps(nvml, mig.Selected(str(file), "all-disabled"))
     assert run(machine, "--layout", "1g.10gb", "--gpu", "1").returncode == 0
     with machine.loaded(), session(Nvml()) as nvml:
-        assert not live.keeps(nvml, wanted)
+        assert not exports.keeps(nvml, wanted)

@@ -19,7 +19,7 @@ from fake_nvml.fake_machine import FakeMachine
 from test_partition_on_fake import SEVEN, config, phases, profiles, run
 
 from skyinfra import PartitionFailed
-from skyinfra.gpu import actual, live, partitioner
+from skyinfra.gpu import partitioner, record, targets
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.machine import SystemMachine
 from skyinfra.gpu.nvml import Nvml
@@ -48,7 +48,7 @@ def partition(
         stack.enter_context(mock.patch.dict(os.environ, {"PATH": machine.environment()["PATH"]}))
         stack.enter_context(mock.patch("skyinfra.gpu.machine._ROOT", machine.root))
         nvml = stack.enter_context(session(Nvml()))
-        return partitioner.apply(nvml, live.desired(nvml, layout, gpus), emit=emit, options=ApplyOptions(**given))
+        return partitioner.apply(nvml, targets.given(nvml, layout, gpus), emit=emit, options=ApplyOptions(**given))
 
 
 @contextlib.contextmanager
@@ -319,10 +319,10 @@ def test_the_record_says_what_stands_after_a_failure(fake_machine: Machine, monk
     machine.opens(5000700, 1, start=0, group=SESSION)
     config(machine, NodeAccelerator("H100", "nvidia", 2, 80.0, "h100_80gb", (halves, halves)))
     assert run(machine, *arguments).returncode == 1
-    record = actual.read(NodeDirectory(machine.folder))
-    assert record is not None and record.error is not None
-    assert [(p.gpu, p.profile) for p in record.partitions] == [(0, "3g.40gb"), (0, "3g.40gb"), (1, "7g.79gb")]
-    assert all(p.uuid for p in record.partitions)
+    found = record.read(NodeDirectory(machine.folder))
+    assert found is not None and found.error is not None
+    assert [(p.gpu, p.profile) for p in found.partitions] == [(0, "3g.40gb"), (0, "3g.40gb"), (1, "7g.79gb")]
+    assert all(p.uuid for p in found.partitions)
 
 
 def test_a_mode_that_stays_pending_leaves_no_other_gpu_undone(fake_machine: Machine) -> None:

@@ -19,7 +19,7 @@ from fake_nvml.fake_machine import FakeMachine
 from test_partition_kills import CHANGING
 
 from skyinfra import PartitionBusy
-from skyinfra.gpu import live, partitioner
+from skyinfra.gpu import partitioner, targets
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.partitioner import ApplyOptions
@@ -249,7 +249,7 @@ def test_a_busy_partition_is_not_destroyed(fake_machine: Machine) -> None:
     with subprocess.Popen(["sleep", "600"]) as process, machine.loaded(), session(Nvml()) as nvml:
         machine.control("hold", 1, "--pid", process.pid, "--start", 4, "--live")
         with pytest.raises(PartitionBusy) as caught:
-            partitioner.apply(nvml, live.desired(nvml, SEVEN, "all"), options=ApplyOptions(patience_s=0))
+            partitioner.apply(nvml, targets.given(nvml, SEVEN, "all"), options=ApplyOptions(patience_s=0))
         process.kill()
     used = f"GPU 1 (NVIDIA H100 80GB HBM3): 3g.40gb at 4:4 is used by {process.pid} (sleep"
     assert used in str(caught.value)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 # Loaded before the first fork; the driver is not: that happens with nvmlInit.
+import skyinfra.gpu.exports
 import skyinfra.gpu.hardware
-import skyinfra.gpu.live
+import skyinfra.gpu.targets
 import skyinfra.runner.partition_cli  # noqa: F401
 from skyinfra.runner import cli
 

@@ -26,7 +26,7 @@ from support import ROOT
 
 import skyinfra as sky
 from skyinfra.client.lookup import wait_until_ready
-from skyinfra.gpu import live
+from skyinfra.gpu import exports
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.protocol.manifest import Manifest
@@ -247,7 +247,7 @@ def test_slurmd_reads_the_lines_of_a_node(fake_machine: Callable[..., FakeMachin
     assert machine.python(*layout).returncode == 0
     list_capabilities(machine, tmp_path)
     with machine.loaded(), session(Nvml()) as nvml:
-        text, _ = live.gres(nvml, root=tmp_path)
+        text, _ = exports.gres(nvml, root=tmp_path)
     for file in re.findall(r"/dev/[^ ,]+", text):
         made = tmp_path / file.lstrip("/")
         made.parent.mkdir(parents=True, exist_ok=True)

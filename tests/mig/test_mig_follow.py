@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.follow import GPUS, Job, simulate
 from skyinfra import mig
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutDoesNotFit, UnknownProfile
-from skyinfra.mig import follow
+from skyinfra.mig import grid
 from skyinfra.mig.follow import Change, Follow, Gpu, Want, choose
 
 H100 = mig.geometry("h100_80gb")
@@ -187,7 +187,7 @@ def test_what_was_chosen_is_enough(gpus: list[Gpu], queue: list[Want]):
 
 
 def test_profiles_as_text():
-    assert follow.written(["1g.10gb", "3g.40gb", "1g.10gb"]) == "3g.40gb+1g.10gb*2"
+    assert grid.written(sorted(["1g.10gb", "3g.40gb", "1g.10gb"], reverse=True)) == "3g.40gb+1g.10gb*2"
 
 
 def test_the_simulation_makes_the_same_choices_and_runs_every_task():

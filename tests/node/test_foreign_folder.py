@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from running_node import RunningNode, h100
 
-from skyinfra import InvalidNodeConfig, NodeRebooting, StateDirectoryError
-from skyinfra.gpu import desired
+from skyinfra import InvalidNodeConfig, NodeRebooting, StateDirectoryError, desired
 from skyinfra.gpu.machine import RebootGuard, SimulatedMachine
 from skyinfra.gpu.simulated.model import StateFile
 from skyinfra.mig import Placement
@@ -197,7 +196,7 @@ def test_messages_of_services_are_in_folders_of_theirs(
     own = tmp_path / "run/skyinfra-interrupt"
     own.mkdir(parents=True)
     assert of_tasks.notice_file == own / "notice.json"
-    assert of_tasks.tag_file == of_tasks.path / "layout.tag"
+    assert of_tasks.declared_file == of_tasks.path / "declared-layout"
     # What tasks write in its place is not read.
     (of_tasks.path / "unwarned").write_text("by a task")
     assert of_tasks.unwarned() is None
@@ -229,7 +228,8 @@ def test_root_reads_its_configuration_and_what_it_remembers_in_its_own_folder(
     of_tasks: NodeDirectory, victim: Path
 ) -> None:
     root, folder = of_tasks.reboot_file.parent, of_tasks.path
-    planted = ("node.json", "node.json.new", "partitions.json", "reboot.json", "runner.lock", "told.json")
+    planted = ("node.json", "node.json.new", "actual-layout.json", "partitions.json", "reboot.json", "runner.lock")
+    planted += ("desired-layout.json", "desired.json", "told.json", "followed.json", "placed.json")
     for name in planted:
         (folder / name).symlink_to(victim)
     arguments = [str(folder), "partition", "--config", str(root / "node.json")]
@@ -238,7 +238,7 @@ def test_root_reads_its_configuration_and_what_it_remembers_in_its_own_folder(
     # Of the simulated GPUs, which stand in for a driver.
     assert {name for name in done.stderr.split() if not name.startswith(("simulated", ".simulated"))} == set()
     assert is_untouched(victim) and all((folder / name).is_symlink() for name in planted)
-    record = json.loads((root / "partitions.json").read_text())
+    record = json.loads((root / "actual-layout.json").read_text())
     assert [partition["profile"] for partition in record["partitions"]] == ["3g.40gb"]
 
 
@@ -282,13 +282,13 @@ def test_what_the_runner_asks_of_root_is_a_file_of_its_own(
     of_tasks: NodeDirectory, victim: Path, planted: Callable[[Path, Path], None], why: str
 ) -> None:
     layout = FleetLayout(1, "h100_80gb", ((Placement("7g.80gb", 0, 8),),))
-    victim.write_text(json.dumps(layout.to_json()))
     config = replace(NodeConfig.load(of_tasks.reboot_file.with_name("node.json")), head=True)
     file = of_tasks.desired_file
-    file.write_text(victim.read_text())
+    file.write_text(json.dumps({"version": 1, "declared": layout.to_json()}))
+    victim.write_text(file.read_text())
     os.chown(file, 65534, 65534)
     found = desired.find(config, "a", of_tasks)
-    assert (found.source, found.layout) == ("desired.json", layout), "an honest message"
+    assert (found.source, found.layout) == ("metadata", layout), "an honest message"
     if planted in (_link, _second_name, _pipe):
         file.unlink()
     planted(file, victim)

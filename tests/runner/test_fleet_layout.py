@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from running_node import RunningNode, h100, until
 
-from skyinfra import instance_info
-from skyinfra.gpu.desired import clear_desired, write_desired
+from skyinfra import instance_info, mig
+from skyinfra.desired import file as desired_file
 from skyinfra.mig import Placement
 from skyinfra.tasks import Task
 
@@ -26,7 +25,9 @@ TINY = (("1g.10gb", 0, 1),)
 
 
 def want(node: RunningNode, *layouts: tuple[tuple[str, int, int], ...]) -> None:
-    write_desired(node.path, [tuple(Placement(*place) for place in layout) for layout in layouts])
+    """Declares the layouts, one for each GPU, as the tag of a head's machine does."""
+    text = "/".join(text_of(layout) or "off" for layout in layouts)
+    node.directory.declared_file.write_text(text)
 
 
 def profiles(node: RunningNode) -> list[str | None]:
@@ -52,14 +53,14 @@ def test_the_head_hands_its_layout_to_every_node(make_node: MakeNode) -> None:
         want(head, SMALL)
         has(head, *["2g.20gb"] * 3)
         has(worker, *["2g.20gb"] * 3)
-        assert (worker.status().pid, worker.status().layout_from) == (pid, "told.json")
-        assert (head.status().layouts, head.status().layout_from) == (("2g.20gb*3",), "desired.json")
+        assert (worker.status().pid, worker.status().layout_from) == (pid, "head")
+        assert (head.status().layouts, head.status().layout_from) == (("2g.20gb*3",), "metadata")
         # No slot of the old layout, which the client's manifest promises, is waited for, and no new one is forgotten.
         assert sorted(Task(who) @ pool) == [(f"n{n}/{i}", "2g.20gb") for n in (1, 2) for i in range(3)]
         # A node that joins late, with an old configuration, starts no worker for that.
         assert late.boot().slots[0].profile == "2g.20gb"
         assert late.quiet_log().count(": ready, process") == 3
-        clear_desired(head.path)
+        want(head, BIG)
         for node in (head, worker, late):
             has(node, "3g.40gb")
     for node in (head, worker, late):
@@ -84,7 +85,7 @@ def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
     # It boots with its old configuration while the head is down.
     with worker.foreground("boot"):
         status = worker.until("serving")
-        assert (status.layouts, status.layout_from) == (("2g.20gb*3",), "told.json")
+        assert (status.layouts, status.layout_from) == (("2g.20gb*3",), "head")
         # A new configuration counts until the head says otherwise, which it does once it is up.
         worker.configure(accelerator=h100(TINY))
         os.kill(status.pid or 0, signal.SIGHUP)
@@ -92,7 +93,7 @@ def test_a_node_remembers_what_it_was_told(make_node: MakeNode) -> None:
         assert worker.status().layout_from == "node.json"
         head.boot()
         has(worker, *["2g.20gb"] * 3)
-        assert worker.status().layout_from == "told.json"
+        assert worker.status().layout_from == "head"
 
 
 def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
@@ -103,15 +104,15 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
     with head.pool() as pool:
         pid = Task(os.getpid) >> pool.select(node="n1")
         for text, message in [
-            ("{", "is not JSON"),
-            ('{"version": 2}', "another version than can be read here"),
-            ('{"version": 1, "layouts": [], "more": 1}', "unknown field"),
-            (document(BIG, BIG), "2 layouts, and this node has 1 accelerator"),
-            (document((("3g.40gb", 1, 4),)), "3g.40gb cannot stand at 1:4 on h100_80gb"),
-            (document((("3g.20gb", 0, 4),)), "h100_80gb has no profile of that name"),
-            (document((*BIG, *SMALL)), "2g.20gb cannot stand at 0:2 on h100_80gb"),
+            ("{", "not the name of a profile"),
+            ("", "not the name of a profile"),
+            ("3g.40gb:0", "the count is a whole number from 1"),
+            (f"{text_of(BIG)}/{text_of(BIG)}", "per_gpu holds 2 layouts for 1 GPU"),
+            ("3g.40gb@1", "the profile does not start there"),
+            ("3g.20gb@0", "h100_80gb has no profile of that name"),
+            (text_of((*BIG, *SMALL)), "another partition stands there"),
         ]:
-            head.directory.desired_file.write_text(text)
+            head.directory.declared_file.write_text(text)
             until(lambda message=message: message in str(head.status().error), message)
             assert (head.status().state, profiles(head)) == ("ready", ["3g.40gb"])
         # What it had before such a file came counts, also for a runner that starts with it.
@@ -126,16 +127,19 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
         )
         assert (two_gpus.status().state, profiles(two_gpus)) == ("ready", ["3g.40gb", "3g.40gb"])
         assert Task(os.getpid) >> pool.select(node="n1") != pid
-    head.directory.desired_file.write_text("{")
+    head.directory.declared_file.write_text("{")
     head.run("stop")
     assert [slot.profile for slot in head.boot().slots] == ["2g.20gb"] * 3
-    assert head.status().layout_from == "told.json"
-    assert "is not JSON" in str(head.status().error)
+    assert head.status().layout_from == "metadata"
+    until(lambda: "not the name of a profile" in str(head.status().error), "the head says what it cannot read")
+    # What a task does to the file of the runner, which has its user, lasts as long as the runner does not look.
+    head.directory.desired_file.write_text("{")
+    until(lambda: desired_file.read(head.directory).declared is not None, "it is written anew")
+    assert [slot.profile for slot in head.status().slots] == ["2g.20gb"] * 3
 
 
-def document(*layouts: tuple[tuple[str, int, int], ...]) -> str:
-    placed = [[{"profile": p, "start": start, "size": size} for p, start, size in layout] for layout in layouts]
-    return json.dumps({"version": 1, "layouts": placed})
+def text_of(layout: tuple[tuple[str, int, int], ...]) -> str:
+    return mig.placed_text(Placement(*place) for place in layout)
 
 
 def test_a_head_that_comes_back_hands_its_layout_on(make_node: MakeNode) -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from running_node import RunningNode, h100, until
 
-from skyinfra import instance_info
+from skyinfra import desired, instance_info
 from skyinfra.client import Pool
 from skyinfra.errors import SlotLost
-from skyinfra.gpu.desired import write_followed
 from skyinfra.mig import Follow
 from skyinfra.tasks import Task
 
@@ -72,7 +71,7 @@ def test_the_layout_follows_a_queue_that_changes_from_small_to_large_and_back(
     log = head.quiet_log()
     assert "n1 GPU 0: 2g.20gb*3 -> 7g.80gb: 1 task for 7g.80gb waited" in log
     assert "waits for work" not in log, "a task was in the way"
-    assert head.status().layout_from == "followed.json"
+    assert head.status().layout_from == "work"
 
 
 @pytest.mark.slow
@@ -124,7 +123,7 @@ def test_a_task_that_begins_on_a_slot_that_goes_is_waited_for(make_node: MakeNod
     with head.pool() as pool:
         future = pool.submit(Task(work, (str(tmp_path), 5.0)))
         until(lambda: (tmp_path / "starts").exists(), "the task runs")
-        write_followed(head.directory, {"n1": ["7g.80gb"]})
+        desired.follow(head.directory, {"n1": ["7g.80gb"]})
         until(lambda: head.status().state == "draining", "its slot drains")
         assert future.result() == ("3g.40gb", 40.0)
         until(lambda: [slot.profile for slot in pool.slots()] == ["7g.80gb"], "the GPU has changed")
@@ -134,9 +133,9 @@ def test_a_task_that_begins_on_a_slot_that_goes_is_waited_for(make_node: MakeNod
 @pytest.mark.slow
 def test_what_a_task_writes_in_the_place_of_the_choice_is_no_layout(make_node: MakeNode) -> None:
     head = make_node("n1", accelerator=h100(BIG), follow=POLICY)
-    head.directory.chosen_file.write_text("{")
+    head.directory.desired_file.write_text("{")
     assert head.boot().layouts == ("7g.80gb",)
     for layouts in (["1g.10gb*7"], ["--help"], ["2g.20gb*3", "2g.20gb*3"]):
-        head.directory.chosen_file.write_text(json.dumps({"version": 1, "by_node": {"n1": layouts}}))
+        head.directory.desired_file.write_text(json.dumps({"version": 1, "by_node": {"n1": layouts}}))
         time.sleep(1)
         assert head.status().layouts == ("7g.80gb",)

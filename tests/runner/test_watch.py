@@ -17,7 +17,7 @@ from skyinfra.accelerators import Accelerator
 from skyinfra.mig import layout_tag
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import VERSION, NodeAccelerator, NodeConfig
-from skyinfra.runner.watch import Follower, Watch
+from skyinfra.runner.watch import Declared, Watch
 
 FOUR = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
 
@@ -81,15 +81,15 @@ class Both:
 
     def __init__(self, config: Path, metadata: Metadata) -> None:
         self.watch = Watch(config, endpoint=metadata.url)
-        self.runner = Follower(config, NodeDirectory(config.parent))
+        self.runner = Declared(config, NodeDirectory(config.parent))
 
     def look(self) -> bool:
         self.watch.look()
-        return self.runner.look()
+        return self.runner.take()
 
 
 def desired(folder: Path) -> list[list[str]]:
-    layouts = json.loads((folder / "desired.json").read_text())["layouts"]
+    layouts = json.loads((folder / "desired-layout.json").read_text())["declared"].get("layouts", ())
     return [[partition["profile"] for partition in layout] for layout in layouts]
 
 
@@ -111,24 +111,24 @@ def test_another_layout_is_taken_over_once(metadata: Metadata, tmp_path: Path) -
     metadata.tag = "3g.40gb"
     assert watch.look(), "back to what the configuration says"
     # What else writes the layout does not last, and nothing else is written.
-    (tmp_path / "desired.json").unlink()
+    (tmp_path / "desired-layout.json").unlink()
     assert not watch.look(), "the configuration says it as well"
-    (tmp_path / "desired.json").write_text("{}")
+    (tmp_path / "desired-layout.json").write_text("{}")
     assert watch.look()
     assert desired(tmp_path) == [["3g.40gb"] * 2] * 2
 
 
 def test_a_tag_that_the_runner_cannot_take_over_is_named(metadata: Metadata, tmp_path: Path) -> None:
     both = Both(node(tmp_path), metadata)
-    (tmp_path / "layout.tag").write_text("9g.1gb")
+    (tmp_path / "declared-layout").write_text("9g.1gb")
     with pytest.raises(UnknownProfile, match="tag skyinfra:layout"):
-        both.runner.look()
-    assert not both.runner.look(), "told once"
-    (tmp_path / "layout.tag").unlink()
-    (tmp_path / "layout.tag").symlink_to("/etc/hostname")
+        both.runner.take()
+    assert not both.runner.take(), "told once"
+    (tmp_path / "declared-layout").unlink()
+    (tmp_path / "declared-layout").symlink_to("/etc/hostname")
     with pytest.raises(InvalidField, match="it is a link"):
-        both.runner.look()
-    assert not (tmp_path / "desired.json").exists()
+        both.runner.take()
+    assert not (tmp_path / "desired-layout.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_tag_that_cannot_be_changes_nothing(
     metadata.tag = tag
     with pytest.raises(error, match="tag skyinfra:layout"):
         watch.look()
-    assert not (tmp_path / "desired.json").exists()
+    assert not (tmp_path / "desired-layout.json").exists()
 
 
 def test_a_metadata_service_that_refuses(metadata: Metadata, tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_a_metadata_service_that_refuses(metadata: Metadata, tmp_path: Path) -> 
 def test_an_attribute_of_the_instance_on_google_cloud(tmp_path: Path) -> None:
     with serving() as service:
         config = node(tmp_path, provider="gcp")
-        watch, runner = Watch(config, endpoint=service.url), Follower(config, NodeDirectory(tmp_path))
+        watch, runner = Watch(config, endpoint=service.url), Declared(config, NodeDirectory(tmp_path))
         watch.look()
-        assert not runner.look(), "there is none yet"
+        assert not runner.take(), "there is none yet"
         service.values[f"{GCP}attributes/skyinfra-layout"] = "7g.80gb/1g.10gb:7\n"
         watch.look()
-        assert runner.look()
+        assert runner.take()
         assert desired(tmp_path) == [["7g.80gb"], ["1g.10gb"] * 7]
         service.refuses = 503
         with pytest.raises(NodeFailed, match="it answers 503"):

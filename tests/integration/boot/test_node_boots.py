@@ -49,7 +49,7 @@ def test_a_node_boots_and_runs_a_task_on_every_slot(bed: Bed, fleet: Callable[..
     others = "find /etc/skyinfra /opt/skyinfra ( ! -user root -o -perm -2 ) ! -type l ! -name .lock"
     assert not node.execute(*others.split()).stdout
     names = set(node.execute("ls", "/etc/skyinfra").stdout.split())
-    assert names == {"node.json", "secret", "partitions.json"}
+    assert names == {"node.json", "secret", "actual-layout.json"}
     assert node.execute("stat", "-c", "%U", "/var/lib/skyinfra").stdout.strip() == "skyinfra"
     # Each service has a user of its own, which tasks can neither signal nor read, and which reads no secret.
     users = {name: user_of(node, name) for name in ("runner", "interrupt", "metrics", "watch")}

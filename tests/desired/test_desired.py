@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running_node import h100
 
-from skyinfra import InvalidNodeConfig
-from skyinfra.gpu import desired
-from skyinfra.gpu.desired import Desired, clear_desired, write_desired
+from skyinfra import InvalidNodeConfig, desired, mig
+from skyinfra.desired import Desired, declare
+from skyinfra.desired import file as desired_file
 from skyinfra.mig import Follow, Placement
 from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory
@@ -45,33 +45,34 @@ def test_on_the_head_the_written_layout_stands_above_the_configured_one(director
     head = config(head=True)
     assert desired.find(head, "a", directory) == Desired(head, "node.json")
     assert folder.stamp(directory.desired_file) is None
-    write_desired(directory.path, [SMALL])
+    declare(directory, FleetLayout(1, None, (SMALL,)))
     found = desired.find(head, "a", directory)
-    assert (layouts(found), found.source, found.refused) == ((SMALL,), "desired.json", None)
+    assert (layouts(found), found.source, found.refused) == ((SMALL,), "metadata", None)
     assert found.layout == LAYOUT
     first = folder.stamp(directory.desired_file)
-    write_desired(directory.path, [])
+    declare(directory, FleetLayout(1))
     assert folder.stamp(directory.desired_file) != first
     assert layouts(desired.find(head, "a", directory)) == ()
-    clear_desired(directory.path)
-    clear_desired(directory.path)
+    desired_file.update(directory, declared=None)
+    desired_file.update(directory, declared=None)
     assert desired.find(head, "a", directory).source == "node.json"
 
 
 def test_other_nodes_take_what_they_are_told_and_keep_it_for_that_configuration(directory: NodeDirectory) -> None:
     node = config(head=False)
-    write_desired(directory.path, [()])
+    declare(directory, FleetLayout(1, None, ((),)))
     assert desired.find(node, "a", directory) == Desired(node, "node.json")
     found = desired.find(node, "a", directory, LAYOUT)
-    assert (layouts(found), found.source) == ((SMALL,), "told.json")
+    assert (layouts(found), found.source) == ((SMALL,), "head")
     desired.remember(found.layout, "a", directory)
     assert desired.find(node, "a", directory) == found
     assert desired.find(node, "b", directory) == Desired(node, "node.json"), "a new configuration"
-    written = directory.told_file.stat().st_mtime_ns
+    written = directory.desired_file.stat().st_mtime_ns
     desired.remember(found.layout, "a", directory)
-    assert directory.told_file.stat().st_mtime_ns == written
-    for text in ("", "[]", '{"version": 2, "config_sha256": "a", "layout": {"version": 1}}', "{"):
-        directory.told_file.write_text(text)
+    assert directory.desired_file.stat().st_mtime_ns == written
+    layout_of_2 = '{"version": 1, "config_sha256": "a", "fleet": {"version": 2}}'
+    for text in ("", "[]", '{"version": 2, "config_sha256": "a", "fleet": {"version": 1}}', layout_of_2, "{"):
+        directory.desired_file.write_text(text)
         assert desired.find(node, "a", directory) == Desired(node, "node.json")
 
 
@@ -95,25 +96,42 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert isinstance(found.refused, InvalidNodeConfig)
     assert message in str(found.refused)
     head = config(head=True)
-    directory.desired_file.write_text(json.dumps(layout.to_json()))
+    directory.desired_file.write_text(json.dumps({"version": 1, "declared": layout.to_json()}))
     found = desired.find(head, "a", directory)
     assert (found.config, found.source) == (head, "node.json")
     assert str(directory.desired_file) in str(found.refused)
     desired.remember(LAYOUT, "a", directory)
     found = desired.find(head, "a", directory)
-    assert (layouts(found), found.source) == ((SMALL,), "told.json"), "the last one that was good"
+    assert (layouts(found), found.source) == ((SMALL,), "head"), "the last one that was good"
     assert message in str(found.refused)
 
 
 def test_nodes_that_cannot_be_partitioned(directory: NodeDirectory) -> None:
     cpu = dataclasses.replace(config(head=False), accelerator=None, cpu_slots=2)
-    assert desired.find(cpu, "a", directory, FleetLayout(1)) == Desired(cpu, "told.json")
+    assert desired.find(cpu, "a", directory, FleetLayout(1)) == Desired(cpu, "head")
     assert Desired(cpu, "node.json").layout == FleetLayout(1)
     assert "this node has no accelerators" in str(desired.find(cpu, "a", directory, LAYOUT).refused)
     chips = config(head=False, accelerator=NodeAccelerator("TPU", "google", 1))
     assert desired.find(chips, "a", directory, FleetLayout(1)).refused is None
     refused = desired.find(chips, "a", directory, FleetLayout(1, None, (BIG,))).refused
     assert "TPU cannot be partitioned" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"version": 2}', "another version than can be read here"),
+        ('{"version": 1, "declared": {"version": 2}}', "declared: another version than can be read here"),
+        ('{"version": 1, "declared": {"version": 1, "layouts": [], "more": 1}}', "unknown field"),
+    ],
+)
+def test_a_document_that_cannot_be_is_refused(text: str, message: str, directory: NodeDirectory) -> None:
+    head = config(head=True)
+    directory.desired_file.write_text(text)
+    found = desired.find(head, "a", directory)
+    assert (found.config, found.source) == (head, "node.json")
+    assert message in str(found.refused)
 
 
 def test_a_file_that_cannot_be_read_is_refused(directory: NodeDirectory) -> None:
@@ -125,8 +143,8 @@ def test_a_file_that_cannot_be_read_is_refused(directory: NodeDirectory) -> None
 
 
 def test_layouts_in_words() -> None:
-    assert desired.spelled(()) == "whole"
-    assert desired.spelled((*BIG, *SMALL)) == "3g.40gb+2g.20gb*2"
+    assert (mig.layout_text(()) or "whole") == "whole"
+    assert mig.layout_text((*BIG, *SMALL)) == "3g.40gb+2g.20gb*2"
 
 
 def test_how_many_slots_there_are_to_be() -> None:
@@ -160,9 +178,9 @@ def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> No
     desired.remember(found.layout, "a", directory)
     assert desired.find(follower, "a", directory).config.accelerator == amd
     # The head's own file says it as well; without it the GPUs have one memory domain.
-    write_desired(directory.path, modes, memory_mode="NPS2")
+    declare(directory, FleetLayout(1, None, modes, "NPS2"))
     assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode == "NPS2"
-    write_desired(directory.path, modes)
+    declare(directory, FleetLayout(1, None, modes))
     assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode is None
     nvidia = desired.find(config(head=False), "a", directory, dataclasses.replace(told, layouts=())).refused
     assert "H100 has no memory modes" in str(nvidia)
@@ -170,13 +188,13 @@ def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> No
 
 def test_what_the_head_has_chosen_counts_above_what_is_declared(directory: NodeDirectory) -> None:
     follows = dataclasses.replace(config(head=True), follow=Follow(["2g.20gb*3", "7g.80gb"]))
-    desired.write_followed(directory, {"n1": ["7g.80gb"], "n2": ["2g.20gb*3"], "n3": ["1g.10gb*7"]})
+    desired.follow(directory, {"n1": ["7g.80gb"], "n2": ["2g.20gb*3"], "n3": ["1g.10gb*7"]})
     found = desired.find(follows, "a", directory)
-    assert (layouts(found), found.source) == (((Placement("7g.80gb", 0, 8),),), "followed.json")
+    assert (layouts(found), found.source) == (((Placement("7g.80gb", 0, 8),),), "work")
     # Nodes get what is declared, with what was chosen for each; what is not declared any more does not count.
     assert found.layout.by_node == {"n1": ("7g.80gb",), "n2": ("2g.20gb*3",)}
     assert found.layout.layouts == layouts(desired.find(config(head=True), "a", directory))
-    write_desired(directory.path, [SMALL])
+    declare(directory, FleetLayout(1, None, (SMALL,)))
     assert layouts(desired.find(follows, "a", directory))[0][0].profile == "7g.80gb", "a deploy undoes nothing"
     told = desired.find(follows, "a", directory).layout
     for node, profile in (("n2", "2g.20gb"), ("n4", SMALL[0].profile)):
@@ -186,13 +204,13 @@ def test_what_the_head_has_chosen_counts_above_what_is_declared(directory: NodeD
         assert of_node.layout == told, "what it compares with what the head says next"
         desired.remember(of_node.layout, "a", directory)
         assert layouts(desired.find(follower, "a", directory)) == layouts(of_node)
-    assert desired.find(config(head=True), "a", directory).source == "desired.json", "layouts follow no more"
+    assert desired.find(config(head=True), "a", directory).source == "metadata", "layouts follow no more"
 
 
 @pytest.mark.parametrize("chosen", ["{", '{"version": 1, "by_node": {"n1": ["7g.80gb", "7g.80gb"]}}'])
 def test_a_choice_that_cannot_be_changes_nothing(directory: NodeDirectory, chosen: str) -> None:
     follows = dataclasses.replace(config(head=True), follow=Follow(["2g.20gb*3", "7g.80gb"]))
-    directory.chosen_file.write_text(chosen)
+    directory.desired_file.write_text(chosen)
     found = desired.find(follows, "a", directory)
     assert (layouts(found), found.source) == (layouts(Desired(follows, "node.json")), "node.json")
     refused = desired.find(

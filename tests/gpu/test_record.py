@@ -12,10 +12,11 @@ import pytest
 from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra import PartitionBusy
-from skyinfra.gpu import actual
-from skyinfra.gpu.actual import RecordedHardware
+from skyinfra.desired import file as desired_file
+from skyinfra.gpu import record
+from skyinfra.gpu.record import RecordedHardware
 from skyinfra.mig.steps import Partition
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.folder import NodeDirectory, stamp
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli, reconcile
@@ -30,15 +31,23 @@ AFTER = h100((("3g.40gb", 0, 4),), (("7g.80gb", 0, 8),))
 
 @contextlib.contextmanager
 def root(node: RunningNode) -> Iterator[list[int]]:
-    """What the path unit does: runs root's part whenever it is asked for. Gives the exit codes."""
+    """What the path unit does: runs root's part whenever the runner has written its file. Gives the exit codes.
+
+    Those of runs for which there was no request are not among them: they have to do nothing.
+    """
     codes: list[int] = []
     over = threading.Event()
+    seen = stamp(node.directory.desired_file)
 
     def serve() -> None:
+        nonlocal seen
         while not over.wait(0.05):
-            if node.directory.request_file.exists():
-                node.directory.request_file.unlink()
-                codes.append(cli.main(["partition", "--config", str(node.file)]))
+            now, before = stamp(node.directory.desired_file), stamp(node.directory.actual_file)
+            if now != seen and before is not None:
+                seen = now
+                code = cli.main(["partition", "--config", str(node.file), "--on-request"])
+                if code or stamp(node.directory.actual_file) != before:
+                    codes.append(code)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -71,17 +80,18 @@ def test_the_runner_asks_root_for_another_layout(make_node: MakeNode, apart: boo
             assert [slot.profile for slot in node.status().slots] == ["3g.40gb", "7g.80gb"]
             assert on_slot(client, "n1/0", os.getpid) == pid, "the other GPU never noticed"
     if apart:
-        assert {each.name for each in node.path.iterdir()} == {"node.json", "secret", "partitions.json", "runner"}
+        assert {each.name for each in node.path.iterdir()} == {"node.json", "secret", "actual-layout.json", "runner"}
 
 
 def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: MakeNode) -> None:
     node = make_node(accelerator=BEFORE)
     assert cli.main(["partition", "--config", str(node.file)]) == 0
     node.configure(accelerator=AFTER)
-    actual.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4242"))
+    record.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4242"))
     with node.foreground("serve"):
-        until(node.directory.request_file.exists, "a failure of before is tried again")
-        actual.write(node.directory, node.config, PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4343"))
+        request = until(lambda: desired_file.read(node.directory).request, "a failure of before is tried again")
+        busy = PartitionBusy("GPU 1: 3g.40gb at 0:4 is used by 4343")
+        record.write(node.directory, node.config, busy, request=request)
         status = until(lambda: (s := node.directory.status()) and s.state == "failed" and s, "the node failed")
         assert status.error is not None
         assert "is used by 4343" in status.error[1]
@@ -93,11 +103,12 @@ async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | No
     membership = Membership(node.directory, workers, superseded, lambda *_: {})
     reconciler = Reconciler(node.directory, workers, membership, superseded, partitions=False)
     waiting = asyncio.create_task(reconciler._made_by_root(RecordedHardware(node.config, node.directory)))
-    while not node.directory.request_file.exists():
+    while not (request := desired_file.read(node.directory).request):
         await asyncio.sleep(0.01)
-    node.directory.request_file.unlink()
-    while not node.directory.request_file.exists():
+    written = stamp(node.directory.desired_file)
+    while stamp(node.directory.desired_file) == written:
         await asyncio.sleep(0.01)
+    assert desired_file.read(node.directory).request == request
     assert await asyncio.to_thread(cli.main, ["partition", "--config", str(node.file)]) == 0
     return await waiting
 
@@ -133,13 +144,13 @@ def test_a_record_is_read_as_it_was_written(make_node: MakeNode) -> None:
     directory = NodeDirectory(node.path)
     assert not RecordedHardware.applies(node.config, directory)
     made = (Partition(0, "3g.40gb", 0, 4, "MIG-1"),)
-    actual.write(directory, node.config, made)
+    record.write(directory, node.config, made)
     assert RecordedHardware.applies(node.config, directory)
-    found = actual.read(directory)
+    found = record.read(directory)
     assert found is not None
     assert (found.partitions, found.error) == (made, None)
-    actual.write(directory, node.config, PartitionBusy("busy"))
-    assert (again := actual.read(directory)) is not None
+    record.write(directory, node.config, PartitionBusy("busy"))
+    assert (again := record.read(directory)) is not None
     assert (again.partitions, again.error) == (made, ("PartitionBusy", "busy"))
-    directory.record_file.write_text("{")
-    assert actual.read(directory) is None
+    directory.actual_file.write_text("{")
+    assert record.read(directory) is None

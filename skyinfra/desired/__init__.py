@@ -1,56 +1,54 @@
 """The desired layout of a node, and where it comes from.
 
-The layout of the head is the layout of the fleet. On the head it is that of ``desired.json`` in the node's directory,
-where that file exists; else that of the node configuration. Every other node has the layout that the
-head sends. The node keeps the last one in ``told.json``, with the digest of the node configuration of that time: a node
-that boots with an old configuration comes up with the last layout that it knows of, and a new configuration counts
-until the head sends a layout. An impossible layout is refused and changes nothing.
+The layout of the head is the layout of the fleet. On the head it is the one that the provider's metadata declare, where
+they declare one; else that of the node configuration. Every other node has the layout that the head sends. The node
+keeps the last one, with the digest of the node configuration of that time: a node that boots with an old configuration
+comes up with the last layout that it knows of, and a new configuration counts until the head sends a layout. An
+impossible layout is refused and changes nothing.
 
-Where layouts follow the work, the head chooses others for single GPUs. They stand in ``followed.json`` and count above
-those files: a deploy says what nodes begin with, and undoes nothing that the head has chosen among the declared ones.
+Where layouts follow the work, the head chooses others for single GPUs. They count above what is declared: a deploy says
+what nodes begin with, and undoes nothing that the head has chosen among the declared ones.
 
-Where the runner is not root, these files are its messages to root, which partitions: tasks may write them too. So
-nothing but layouts stand in them, of which every field is checked here.
+`skyinfra.desired.file` has what is kept. Tasks may write it too, where the runner is not root: every field of a
+layout is checked here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
+from skyinfra.desired import file
+from skyinfra.desired.file import DesiredFile
 from skyinfra.errors import InvalidNodeConfig, LayoutError, MigNotSupported, SkyinfraError, counted
 from skyinfra.mig import Layout, geometry, models, resolve
-from skyinfra.mig.grid import Grid, compute_refusal, parts, starts
-from skyinfra.node.folder import NodeDirectory, message
-from skyinfra.protocol import _schema
+from skyinfra.mig.grid import Grid, compute_refusal, starts
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 # They go to amd-smi as they are.
 _AMD_MODE, _AMD_MEMORY = re.compile("[A-Z]PX"), re.compile("NPS[0-9]")
-Source = Literal["node.json", "desired.json", "told.json", "followed.json"]
+# What said the layout: the node configuration, the provider's metadata, the head, or the work that the layouts follow.
+Source = Literal["node.json", "metadata", "head", "work"]
 
 
 @dataclass(frozen=True)
 class Desired:
     """The desired state of the node.
 
-    config: the node configuration, with the desired layout. source: the file of that layout. refused: why the layout of
-    another file, which would have come first, does not count. fleet: the layout of the fleet, where single GPUs have
-    others.
+    config: the node configuration, with the desired layout. source: where that comes from. refused: why the layout of
+    another source, which would have come first, does not count. fleet: the layout of the fleet, where single GPUs have
+    others. request: the name of the runner's last request to make it.
     """
 
     config: NodeConfig
     source: Source
     refused: SkyinfraError | None = None
     fleet: FleetLayout | None = None
+    request: str = field(default="", compare=False)
 
     @property
     def layout(self) -> FleetLayout:
@@ -63,44 +61,22 @@ class Desired:
         return FleetLayout(VERSION, accelerator.mig_model, accelerator.layouts, accelerator.memory_mode)
 
 
-@dataclass(frozen=True)
-class _FromHead(_schema.Document, error=InvalidNodeConfig, source="told.json", version=VERSION):
-    """The content of ``told.json``."""
-
-    version: int
-    config_sha256: str
-    layout: FleetLayout
+def declare(directory: NodeDirectory, layout: FleetLayout) -> None:
+    """Keeps *layout* as the one that the provider's metadata declare to the head. Raises `StateDirectoryError`."""
+    file.update(directory, declared=layout)
 
 
-@dataclass(frozen=True)
-class _Followed(_schema.Document, error=InvalidNodeConfig, source="followed.json", version=VERSION):
-    """The content of ``followed.json``: the layouts that the head chose, see `FleetLayout.by_node`."""
+def follow(directory: NodeDirectory, by_node: Mapping[str, Sequence[str]]) -> None:
+    """Keeps *by_node* as the layouts that the head has chosen. Raises `StateDirectoryError`.
 
-    version: int
-    by_node: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def write_desired(directory: Path, layouts: Sequence[Layout], *, memory_mode: str | None = None) -> None:
-    """Makes *layouts*, one for each GPU, the desired layout of the head whose node configuration is in *directory*.
-
-    A running head takes it over within a second and sends it to every node. No layouts at all mean whole GPUs.
-    *memory_mode*: that of AMD GPUs, NPS1 where it is None. The file is replaced atomically.
-    Raises `StateDirectoryError`.
+    It is that of `FleetLayout`.
     """
-    node = NodeDirectory(directory)
-    layout = FleetLayout(VERSION, None, tuple(layouts), memory_mode)
-    node.write(node.desired_file, json.dumps(layout.to_json()) + "\n")
+    file.update(directory, by_node={node: tuple(layouts) for node, layouts in by_node.items()})
 
 
-def clear_desired(directory: Path) -> None:
-    """Undoes `write_desired`: the layout of the node configuration counts again."""
-    NodeDirectory(directory).desired_file.unlink(missing_ok=True)
-
-
-def write_followed(directory: NodeDirectory, by_node: Mapping[str, Sequence[str]]) -> None:
-    """Makes *by_node* the layouts that the head has chosen, see `FleetLayout.by_node`. Raises `StateDirectoryError`."""
-    chosen = {node: tuple(layouts) for node, layouts in by_node.items()}
-    directory.write(directory.chosen_file, json.dumps(_Followed(VERSION, chosen).to_json()) + "\n")
+def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None:
+    """Keeps *layout* as the last one of the fleet. Raises `StateDirectoryError`."""
+    file.update(directory, fleet=layout, config_sha256=sha256)
 
 
 def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None = None) -> Desired:
@@ -108,73 +84,55 @@ def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: Fle
 
     *of_head*: the layout that the head sends now; None where it is not known: the one that it sent last counts.
     """
-    found = _declared(config, sha256, directory, of_head)
-    chosen = _chosen(config, directory)
+    refused: InvalidNodeConfig | None = None
+    try:
+        kept = file.read(directory)
+    except InvalidNodeConfig as error:
+        kept, refused = DesiredFile(), error if config.head else None
+    where = str(directory.desired_file)
+    found = replace(_declared(config, sha256, kept, of_head, where), request=kept.request)
+    found = replace(found, refused=found.refused or refused)
+    chosen = _chosen(config, kept)
     if not chosen:
         return found
     fleet = replace(found.layout, by_node=chosen)
     try:
-        source: Source = "followed.json" if config.node in chosen else found.source
-        return Desired(_with(found.config, fleet, str(directory.chosen_file)), source, found.refused, fleet)
+        config_of_node = _with(found.config, fleet, where)
+        return replace(
+            found, config=config_of_node, fleet=fleet, source="work" if config.node in chosen else found.source
+        )
     except InvalidNodeConfig as error:
         return replace(found, refused=found.refused or error)
 
 
-def _chosen(config: NodeConfig, directory: NodeDirectory) -> dict[str, tuple[str, ...]]:
+def _chosen(config: NodeConfig, kept: DesiredFile) -> dict[str, tuple[str, ...]]:
     """On a head whose layouts follow the work: those that it has chosen among the declared ones."""
-    if config.follow is None or not config.head or not os.path.lexists(directory.chosen_file):
-        return {}
-    try:
-        by_node = _Followed.load(directory.chosen_file, text_of=message).by_node
-    except InvalidNodeConfig:
+    if config.follow is None or not config.head:
         return {}
     known = {
         node: tuple(each if each in config.follow.among else "" for each in layouts)
-        for node, layouts in by_node.items()
+        for node, layouts in kept.by_node.items()
     }
     return {node: layouts for node, layouts in known.items() if any(layouts)}
 
 
-def _declared(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None) -> Desired:
+def _declared(config: NodeConfig, sha256: str, kept: DesiredFile, of_head: FleetLayout | None, where: str) -> Desired:
     refused: InvalidNodeConfig | None = None
     if config.head:
-        file = directory.desired_file
-        if not os.path.lexists(file):
+        if kept.declared is None:
             return Desired(config, "node.json")
         try:
-            return Desired(_with(config, FleetLayout.load(file, text_of=message), str(file)), "desired.json")
+            return Desired(_with(config, kept.declared, f"{where}.declared"), "metadata")
         except InvalidNodeConfig as error:
             refused, of_head = error, None
-    layout = of_head or _remembered(sha256, directory)
+    layout = of_head or (kept.fleet if kept.config_sha256 == sha256 else None)
     if layout is None:
         return Desired(config, "node.json", refused)
     try:
         fleet = layout if layout.by_node else None
-        return Desired(_with(config, layout, "the head's layout"), "told.json", refused, fleet)
+        return Desired(_with(config, layout, "the head's layout"), "head", refused, fleet)
     except InvalidNodeConfig as error:
         return Desired(config, "node.json", refused or error)
-
-
-def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None:
-    """Keeps *layout* as the last one of the head. Raises `StateDirectoryError`."""
-    text = json.dumps(_FromHead(VERSION, sha256, layout).to_json()) + "\n"
-    if not directory.told_file.exists() or directory.told_file.read_text(encoding="utf-8") != text:
-        directory.write(directory.told_file, text)
-
-
-def spelled(layout: Layout) -> str:
-    """Returns one GPU's layout as text, such as ``3g.40gb+1g.10gb*2``; ``whole`` for one that is not partitioned."""
-    counts = Counter(partition.name for partition in parts(layout))
-    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items()) or "whole"
-
-
-def _remembered(sha256: str, directory: NodeDirectory) -> FleetLayout | None:
-    """The last layout of the head for this very node configuration; None where the file cannot be read."""
-    with contextlib.suppress(InvalidNodeConfig):
-        last = _FromHead.load(directory.told_file, text_of=message)
-        if last.layout.version == VERSION and last.config_sha256 == sha256:
-            return last.layout
-    return None
 
 
 def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:

@@ -52,7 +52,7 @@ def test_a_file_that_says_nothing_changes_nothing(fake_machine: Machine, tmp_pat
 
 def test_without_a_driver_there_is_nothing_to_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from skyinfra.errors import AcceleratorMissing
-    from skyinfra.gpu import found
+    from skyinfra.gpu import snapshot
     from skyinfra.gpu.hardware import session
     from skyinfra.gpu.nvml import Nvml
     from skyinfra.gpu.partitioner import ApplyOptions
@@ -61,6 +61,6 @@ def test_without_a_driver_there_is_nothing_to_note(tmp_path: Path, monkeypatch: 
     with pytest.raises(AcceleratorMissing), session(Nvml()):
         pytest.skip("this machine has a driver")
     file = tmp_path / "found.json"
-    found.save(file, Nvml())
-    found.restore(file, Nvml(), emit=lambda event: None, options=ApplyOptions())
+    snapshot.save(file, Nvml())
+    snapshot.restore(file, Nvml(), emit=lambda event: None, options=ApplyOptions())
     assert file.read_text() == '{"version": 1, "gpus": []}\n'

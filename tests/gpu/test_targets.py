@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 from fake_nvml.fake_machine import FakeMachine
 from running_node import RunningNode, h100, on_slot, until
-from test_actual import root
 from test_partition_on_fake import phases, program
+from test_record import root
 
 import skyinfra as sky
 from skyinfra import PartitionFailed, mig
 from skyinfra.compiler import compile_pools
-from skyinfra.gpu import partitioner, placed
-from skyinfra.gpu.actual import RecordedHardware
+from skyinfra.desired import file as desired_file
+from skyinfra.gpu import partitioner, targets
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.gpu.machine import BareMachine
+from skyinfra.gpu.record import RecordedHardware
 from skyinfra.mig import Placement
 from skyinfra.node import processes
 from skyinfra.node.folder import NodeDirectory
@@ -104,8 +105,8 @@ def test_a_choice_that_cannot_be_is_none(make_node: MakeNode, layout: object) ->
     """Tasks may write the file, where the runner is not root."""
     node = make_node(accelerator=THREE_AND_TWO)
     if layout is not None:
-        node.directory.placed_file.write_text(json.dumps({"version": 1, "layouts": [layout]}))
-    assert placed.read(THREE_AND_TWO, node.directory) == {}
+        node.directory.desired_file.write_text(json.dumps({"version": 1, "places": [layout]}))
+    assert targets.read(THREE_AND_TWO, node.directory) == {}
     Hardware(node.config, node.directory).partition(lambda event: None)
     assert set(standing(Hardware(node.config, node.directory))) == {("2g.20gb", 0), ("3g.40gb", 4)}
 
@@ -113,13 +114,11 @@ def test_a_choice_that_cannot_be_is_none(make_node: MakeNode, layout: object) ->
 def test_a_choice_behind_a_link_is_none(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node(accelerator=THREE_AND_TWO)
     other = h100((("3g.40gb", 0, 4), ("2g.20gb", 4, 2)))
-    text = json.dumps(placed.Placed(1, other.layouts).to_json())
-    node.directory.placed_file.write_text(text)
-    assert placed.read(THREE_AND_TWO, node.directory) == {0: other.layouts[0]}
-    (tmp_path / "elsewhere").write_text(text)
-    node.directory.placed_file.unlink()
-    node.directory.placed_file.symlink_to(tmp_path / "elsewhere")
-    assert placed.read(THREE_AND_TWO, node.directory) == {}
+    desired_file.update(node.directory, places=other.layouts)
+    assert targets.read(THREE_AND_TWO, node.directory) == {0: other.layouts[0]}
+    node.directory.desired_file.rename(tmp_path / "elsewhere")
+    node.directory.desired_file.symlink_to(tmp_path / "elsewhere")
+    assert targets.read(THREE_AND_TWO, node.directory) == {}
 
 
 def test_a_fixed_place_counts_more_than_what_stands(make_node: MakeNode) -> None:
@@ -324,7 +323,7 @@ def test_what_is_chosen_counts_beside_a_gpu_whose_place_is_impossible(make_node:
     stand(node, h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))))
     Hardware(node.config, node.directory).choose({0: {0}})
     assert node.config.accelerator is not None
-    chosen = placed.read(node.config.accelerator, node.directory)
+    chosen = targets.read(node.config.accelerator, node.directory)
     assert {index: {(each.profile, each.start) for each in layout} for index, layout in chosen.items()} == {
         0: {("3g.40gb", 0), ("2g.20gb", 4)}
     }

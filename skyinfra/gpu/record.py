@@ -1,0 +1,161 @@
+"""The GPUs of a node whose runner is not root: root partitions them and records their actual layout.
+
+Only root may create partitions, and NVML lists them to root only. So ``skyinfra-runner partition --config`` writes
+``actual-layout.json`` beside the node configuration, and the runner reads it. When the desired layout changes, the
+runner drains what goes and then names a request in its own file: a path unit of systemd starts root's part again, which
+finds the desired layout by itself and checks it, see `skyinfra.desired`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skyinfra.desired import file as desired_file
+from skyinfra.errors import InvalidNodeConfig, PartitionFailed, SkyinfraError
+from skyinfra.gpu import targets
+from skyinfra.gpu.hardware import Hardware
+from skyinfra.gpu.machine import SystemMachine
+from skyinfra.mig import Layout
+from skyinfra.mig.steps import Partition, Step, steps_between
+from skyinfra.node.folder import NodeDirectory, newer, replace_file
+from skyinfra.protocol import _schema
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+VERSION = 1
+# Of the version before. It counts where root has not written the record anew since.
+_BEFORE = "partitions.json"
+# Root may have to stop services, reset GPUs, and wait for processes; its unit has as long.
+PATIENCE_S = 480.0
+_LATER = {"later": True}
+
+
+@dataclass(frozen=True)
+class ActualLayout(_schema.Document, error=InvalidNodeConfig, source="actual-layout.json", version=VERSION):
+    """The content of ``actual-layout.json``. layouts: the desired layout of each GPU. partitions: those that exist.
+
+    error: class name and message of why root failed; partitions are those that exist all the same. request: the name of
+    the runner's last request by then. boot: the boot of the machine.
+    """
+
+    version: int
+    layouts: tuple[Layout, ...]
+    partitions: tuple[Partition, ...] = ()
+    error: tuple[str, ...] | None = None
+    request: str = field(default="", metadata=_LATER)
+    boot: str = field(default="", metadata=_LATER)
+
+
+def write(
+    directory: NodeDirectory,
+    config: NodeConfig,
+    done: Sequence[Partition] | SkyinfraError,
+    *,
+    request: str = "",
+    standing: Sequence[Partition] | None = None,
+) -> None:
+    """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`.
+
+    *request*: of `Desired`. *standing*: with an error, the partitions that exist; None where that is not known: then
+    those of before.
+    """
+    if config.accelerator is None:
+        return
+    error = None
+    if isinstance(done, SkyinfraError):
+        before = read(directory) if standing is None else None
+        error = (type(done).__name__, str(done))
+        done = before.partitions if before else standing or ()
+    layouts, boot = config.accelerator.per_gpu, SystemMachine().boot_id()
+    actual = ActualLayout(VERSION, layouts, tuple(done), error, request, boot)
+    replace_file(directory.actual_file, json.dumps(actual.to_json()) + "\n", durable=True)
+
+
+def read(directory: NodeDirectory) -> ActualLayout | None:
+    """The last record; None where there is none, or it cannot be read."""
+    try:
+        return ActualLayout.load(_file(directory))
+    except InvalidNodeConfig:
+        return None
+
+
+def _file(directory: NodeDirectory) -> Path:
+    here, before = directory.actual_file, directory.actual_file.with_name(_BEFORE)
+    return before if newer(before, here) else here
+
+
+def asked(directory: NodeDirectory) -> bool:
+    """Whether root has something to do: it has done nothing since this boot, or there was a request after that."""
+    record = read(directory)
+    if record is None or record.boot != SystemMachine().boot_id():
+        return True
+    try:
+        request = desired_file.read(directory).request
+    except InvalidNodeConfig:
+        return False
+    return bool(request) and request != record.request
+
+
+class RecordedHardware(Hardware):
+    """The NVIDIA GPUs of a node, whose layout root records and changes."""
+
+    # The name of the request to root; None where there was none.
+    _request: str | None = None
+
+    @classmethod
+    def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
+        """Whether root keeps a record on this node."""
+        accelerator = config.accelerator
+        there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
+        return there and _file(directory).exists()
+
+    def plan(self) -> list[Step]:
+        """The steps that root would execute; empty where the actual layout is the desired one."""
+        steps: list[Step] = []
+        chosen = targets.read(self._gpus, self._directory) if self._gpus is not None else {}
+        standing = self.standing()
+        for gpu, desired in self._desired.items():
+            actual = [partition for partition in standing if partition.gpu == gpu]
+            mode = bool(desired) if bool(actual) != bool(desired) else None
+            wanted = desired
+            if self._gpus is not None and targets.legal(desired, self._gpus):
+                wanted = targets.target(desired, chosen.get(gpu), targets.places(actual, gpu, desired), None)
+            steps += steps_between(gpu, actual, wanted, mode=mode)
+        return steps
+
+    def standing(self) -> tuple[Partition, ...]:
+        """The partitions that root has recorded."""
+        record = read(self._directory)
+        return record.partitions if record else ()
+
+    def ask(self) -> None:
+        """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""
+        record = self._of_desired()
+        if record is None or record.error is not None:
+            self._request = secrets.token_hex(8)
+            self.remind()
+
+    def remind(self) -> None:
+        """Asks again: systemd does not notice a request while root's part runs, for another layout perhaps."""
+        desired_file.update(self._directory, again=True, request=self._request or "")
+
+    def made_by_root(self) -> tuple[Partition, ...] | None:
+        """The partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
+        record = self._of_desired()
+        if record is None or self._request not in (None, record.request):
+            return None
+        if record.error is not None:
+            raise PartitionFailed(
+                ": ".join(record.error),
+                field="accelerator.layouts",
+                hint="`journalctl -u skyinfra-partition` has all of it.",
+            )
+        return record.partitions
+
+    def _of_desired(self) -> ActualLayout | None:
+        """The record, where it is of the desired layout."""
+        record = read(self._directory)
+        return record if record is not None and record.layouts == tuple(self._desired.values()) else None
