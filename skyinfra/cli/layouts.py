@@ -97,7 +97,7 @@ class Shown:
         """The profiles of which one more can be declared."""
         if self.tried.missing:
             return ()
-        held = [placement.profile for placement in self.tried.layout]
+        held = [part.name for part in mig.parts(self.tried.layout)]
         return mig.joinable(held, self.picture.geometry) if held else self.tried.fitting
 
 

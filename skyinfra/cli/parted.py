@@ -13,7 +13,6 @@ from skyinfra import mig
 from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 from skyinfra.mig.layout import OFF
-from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
 
 
@@ -136,9 +135,7 @@ def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> Non
 
 def _written(layout: mig.Layout | None, geometry: mig.Geometry) -> str | None:
     """The layout as declared; "" is MIG without partitions, None no MIG."""
-    if layout is None:
-        return None
-    return mig.text(dict(counted(layout, geometry))) if layout else ""
+    return None if layout is None else mig.declared_text(layout, geometry)
 
 
 def _said(layout: str | None) -> str:

@@ -48,17 +48,13 @@ def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
             raise
 
 
-def layout_of(gpu: Gpu, warnings: list[str]) -> mig.Layout | None:
-    """The actual layout of *gpu*; None is MIG off."""
+def actual_of(gpu: Gpu) -> mig.Actual:
+    """What *gpu* has."""
     with noting(gpu.index):
-        mode = gpu.mig_mode()
-        if mode is None or not mode[0]:
-            return None
+        if not is_partitioned(gpu):
+            return mig.Actual(None)
         instances = gpu.instances()
-    for each in instances:
-        if not each.compute:
-            warnings.append(f"GPU {gpu.index}: {each} has no compute instance: nothing can use it")
-    return tuple(mig.Placement(each.profile.name, each.start, each.size, compute=each.shares) for each in instances)
+    return mig.Actual.of(part for each in instances for part in each.partitions(gpu.index, each.profile.name))
 
 
 def is_partitioned(gpu: Gpu) -> bool:

@@ -7,18 +7,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from skyinfra import mig
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, PartitionFailed
 from skyinfra.gpu import machine
-from skyinfra.gpu.actual import UNREADABLE, geometry_of, is_partitioned, layout_of
+from skyinfra.gpu.actual import UNREADABLE, actual_of, geometry_of, is_partitioned
 from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml, noting
 from skyinfra.gpu.transition import asking
 from skyinfra.mig.layout import OFF
 
 _LABEL = "current"
-# What a configuration gives to a GPU that it does not name.
-_UNNAMED = "unnamed"
+# Layouts by the index of the GPU, each with its geometry; None is MIG off.
+_Given: TypeAlias = dict[int, tuple[mig.Layout | None, mig.Geometry]]
 
 
 def export(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
@@ -42,15 +43,24 @@ def _parted(nvml: Nvml) -> tuple[tuple[mig.PartedEntry, ...], tuple[str, ...]]:
     with asking(UNREADABLE):
         gpus = nvml.gpus()
         for members in _by_model(gpus):
-            found = {gpu.index: layout_of(gpu, warnings) for gpu in members}
-            example = next((gpu for gpu in members if found[gpu.index] is not None), None)
+            found = _actual(members, warnings)
+            example = next((gpu for gpu in members if found[gpu.index].layout is not None), None)
             if example is None:
                 entries.append(mig.PartedEntry((), None if len(found) == len(gpus) else tuple(found), False, None))
                 continue
-            written, lost = mig.parted_from_layouts(found, geometry_of(example), len(gpus))
+            layouts = {index: each.layout for index, each in found.items()}
+            written, lost = mig.parted_from_layouts(layouts, geometry_of(example), len(gpus))
             entries += written
             warnings += map(str, lost)
     return tuple(entries), tuple(warnings)
+
+
+def _actual(gpus: Sequence[Gpu], warnings: list[str]) -> dict[int, mig.Actual]:
+    """What each of the *gpus* has, by its index; with a warning about each instance that nothing can use."""
+    found = {gpu.index: actual_of(gpu) for gpu in gpus}
+    for index, actual in found.items():
+        warnings += [f"GPU {index}: {each} has no compute instance: nothing can use it" for each in actual.unused]
+    return found
 
 
 def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
@@ -69,8 +79,8 @@ def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     """
     warnings: list[str] = []
     with asking(UNREADABLE):
-        found = {gpu.index: layout_of(gpu, warnings) for gpu in nvml.gpus()}
-    return _declared({index: _placed(layout) for index, layout in found.items()}, warnings)
+        found = _actual(nvml.gpus(), warnings)
+    return _declared({index: _placed(each) for index, each in found.items()}, warnings)
 
 
 def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
@@ -80,29 +90,26 @@ def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
     and its kinds with the path of what is wrong in it, and `PartitionFailed`.
     """
     warnings: list[str] = []
-    texts: dict[int, str | None] = {}
-    for index, (standing, given) in _given(nvml, wanted, warnings).items():
-        texts[index] = _placed(standing) if given is _UNNAMED else given
+    actual, given = _compared(nvml, wanted, warnings)
+    texts = {index: _placed(each) for index, each in actual.items()}
+    for index, (layout, geometry) in given.items():
+        texts[index] = None if layout is None else mig.declared_text(layout, geometry)
     return _declared(texts, warnings)
 
 
 def keeps(nvml: Nvml, wanted: mig.Selected) -> bool:
     """Whether that configuration of mig-parted leaves every GPU as it stands. Raises as `configured` does."""
-    found = _given(nvml, wanted, []).values()
-    return all(given in (_UNNAMED, standing if standing is None else _names(standing)) for standing, given in found)
+    actual, given = _compared(nvml, wanted, [])
+    return all(actual[index].has(layout) for index, (layout, _) in given.items())
 
 
-def _given(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> dict[int, tuple[mig.Layout | None, str | None]]:
-    """The actual layout of each GPU, and the profiles that the configuration gives it.
-
-    Profiles: None is MIG off, "" MIG without partitions, `_UNNAMED` a GPU that it does not name.
-    """
+def _compared(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> tuple[dict[int, mig.Actual], _Given]:
+    """What each GPU has, and what the configuration gives to those that it names."""
     entries = read_config(wanted)
+    given: _Given = {}
     with asking(UNREADABLE):
         gpus = nvml.gpus()
-        found: dict[int, tuple[mig.Layout | None, str | None]] = {
-            gpu.index: (layout_of(gpu, warnings), _UNNAMED) for gpu in gpus
-        }
+        actual = _actual(gpus, warnings)
         for members in _by_model(gpus):
             with noting(members[0].index):
                 geometry = geometry_of(members[0])
@@ -113,21 +120,13 @@ def _given(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> dict[int, t
                 raise
             here = {gpu.index for gpu in members}
             warnings += [str(each) for each in lost if each.field in {f"GPU {index}" for index in here}]
-            for index in sorted(here & layouts.keys()):
-                layout = layouts[index]
-                found[index] = found[index][0], None if layout is None else _names(layout)
-    return found
+            given |= {index: (layouts[index], geometry) for index in sorted(here & layouts.keys())}
+    return actual, given
 
 
-def _placed(layout: mig.Layout | None) -> str | None:
-    """The layout with its places; None is MIG off, "" MIG without partitions."""
-    return None if layout is None else mig.layout_text(layout, places=True)
-
-
-def _names(layout: mig.Layout) -> str:
-    """The profiles of a layout, the largest first; "" without any."""
-    names = sorted((place.profile for place in layout), key=lambda name: (-int(name.partition("g")[0]), name))
-    return mig.text(names) if names else ""
+def _placed(actual: mig.Actual) -> str | None:
+    """Its layout with places; None is MIG off, "" MIG without partitions."""
+    return None if actual.layout is None else mig.placed_text(actual.layout)
 
 
 def read_config(wanted: mig.Selected) -> tuple[mig.PartedEntry, ...]:

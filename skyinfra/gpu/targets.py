@@ -96,14 +96,9 @@ def target(
     return chosen
 
 
-def places(partitions: Sequence[Partition], gpu: int, desired: Layout) -> tuple[Placement, ...]:
+def places(partitions: Sequence[Partition], gpu: int, desired: Layout) -> Layout:
     """The usable *partitions* of one GPU; a desired profile has its declared name, whatever the driver calls it."""
-    declared = {each.profile for each in desired}
-    mine = [(mig.gpu_profile(each.profile), each) for each in partitions if each.gpu == gpu and each.uuid]
-    return mig.together(
-        Placement(mig.same_profile(name, declared) or name, p.start, p.size, compute=(p.compute,) if p.compute else ())
-        for name, p in mine
-    )
+    return mig.Actual.of(each for each in partitions if each.gpu == gpu).named(desired)
 
 
 def _flagged(layout: Layout, desired: Layout) -> Layout:

@@ -34,6 +34,7 @@ from skyinfra.mig.parted import (
     PartedEntry,
     PartedWarning,
     choose_config,
+    declared_text,
     layouts_from_parted,
     parted_document,
     parted_from_layouts,
@@ -42,6 +43,7 @@ from skyinfra.mig.parted import (
 )
 from skyinfra.mig.placement import Attempt, attempt, carries, fill, joinable, max_count, place, rearranged, resolve
 from skyinfra.mig.simulation import TraceTask, read_trace, write_trace
+from skyinfra.mig.steps import Actual
 from skyinfra.mig.svg import svg
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ else:
 
 
 __all__ = [
+    "Actual",
     "Advice",
     "At",
     "Attempt",
@@ -80,6 +83,7 @@ __all__ = [
     "check_driver",
     "check_listed",
     "choose_config",
+    "declared_text",
     "device_plugin",
     "draw",
     "fill",

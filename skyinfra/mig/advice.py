@@ -17,9 +17,10 @@ from pathlib import Path
 
 from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, counted
 from skyinfra.mig.geometry import Geometry, geometry
-from skyinfra.mig.grid import Layout
+from skyinfra.mig.grid import Layout, parts
 from skyinfra.mig.layout import OFF, Declared, PerGpu, is_off, text
 from skyinfra.mig.layouts import maximal_multisets, plain_profiles
+from skyinfra.mig.parted import declared_text
 from skyinfra.mig.placement import resolve
 from skyinfra.mig.simulation import WHOLE, Outcome, Sizes, TraceTask, read_trace, simulate
 
@@ -184,7 +185,7 @@ def _node(declared: Declared | PerGpu | None, known: Geometry, gpus: int) -> Nod
 
 
 def _text(layout: Layout, known: Geometry) -> str:
-    return text([place.profile for place in layout], known) if layout else OFF
+    return declared_text(layout, known) or OFF
 
 
 class _Search:
@@ -225,8 +226,8 @@ class _Search:
     def _rank(self, node: Node) -> tuple[float, ...]:
         """The lowest is the best: fewest that never run, then the shortest wait; of equals, fewest partitions."""
         found = self.outcome(node)
-        parts = sum(1 if each == OFF else len(resolve(each, self._known, 1)[0]) for each in node)
-        return found.lost, round(found.mean, 1), round(found.p95, 1), parts
+        slots = sum(1 if each == OFF else len(parts(resolve(each, self._known, 1)[0])) for each in node)
+        return found.lost, round(found.mean, 1), round(found.p95, 1), slots
 
 
 def _candidates(tasks: Sequence[TraceTask], known: Geometry) -> list[str]:
@@ -262,7 +263,7 @@ def _carried(node: Node, found: Outcome, known: Geometry, nodes: int) -> tuple[C
     counts: Counter[str] = Counter()
     for each in node:
         layout = () if each == OFF else resolve(each, known, 1)[0]
-        counts.update([place.profile for place in layout] if layout else [WHOLE])
+        counts.update([part.name for part in parts(layout)] if layout else [WHOLE])
     memory = Sizes.of(known).memory
     tasks, seconds = sum(found.ran.values()) or 1, (found.end - found.begin) or 1.0
     return tuple(

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from skyinfra.mig.drivers import required_driver
 from skyinfra.mig.geometry import Geometry, Profile
-from skyinfra.mig.grid import Compute, Grid, Placement, written
+from skyinfra.mig.grid import Compute, Grid, Layout, Placement, written
 
 # A piece of a line, and the index of the segment that it belongs to.
 Cell: TypeAlias = tuple[str, int | None]
@@ -50,6 +50,12 @@ class Picture:
     def placed(self) -> tuple[Profile, ...]:
         """The profiles of the partitions, in the order of the grid."""
         return tuple(segment.profile for segment in self.segments if segment.profile)
+
+    @property
+    def layout(self) -> Layout:
+        """The partitions, by the names of the geometry."""
+        here = ((each.profile, each) for each in self.segments)
+        return tuple(Placement(p.name, each.start, each.size, compute=each.compute) for p, each in here if p)
 
     @property
     def compute_used(self) -> int:

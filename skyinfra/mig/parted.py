@@ -25,7 +25,7 @@ from typing import Any
 from skyinfra.errors import InvalidLayout, LayoutError, did_you_mean
 from skyinfra.mig.geometry import Geometry, is_profile_name
 from skyinfra.mig.grid import Layout, parts
-from skyinfra.mig.layout import wanted
+from skyinfra.mig.layout import text, wanted
 from skyinfra.mig.layouts import layouts, multisets
 from skyinfra.mig.placement import resolve
 
@@ -181,6 +181,11 @@ def counted(layout: Layout, geometry: Geometry) -> tuple[tuple[str, int], ...]:
     return tuple(Counter(each.name for each in ordered).items())
 
 
+def declared_text(layout: Layout, geometry: Geometry) -> str:
+    """The layout as declared, without places: ``3g.40gb+1c.2g.20gb*2``; empty without partitions."""
+    return text(dict(counted(layout, geometry))) if layout else ""
+
+
 def _shares_as_written(layout: Layout, geometry: Geometry) -> bool:
     """Whether the compute instances of *layout* share GPU instances as they would when their names are declared."""
     mine = Counter((geometry.profile(each.profile).name, each.kind[1]) for each in layout if each.compute)
@@ -231,10 +236,10 @@ def _entry(value: object, path: str) -> PartedEntry:
 
 def _filter(value: object, path: str) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
-    for text in texts or [value]:
-        if not isinstance(text, str) or not _FILTER.fullmatch(text):
+    for each in texts or [value]:
+        if not isinstance(each, str) or not _FILTER.fullmatch(each):
             hint = 'Write it like "0x233010DE", in quotes, or "0x233010DE:0x16C110DE" with the subsystem; or a list.'
-            raise InvalidLayout("not the PCI id of a GPU", field=path, given=text, hint=hint)
+            raise InvalidLayout("not the PCI id of a GPU", field=path, given=each, hint=hint)
     return tuple(texts)
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from skyinfra.errors import InvalidField
 from skyinfra.mig import follow
 from skyinfra.mig.follow import Follow
-from skyinfra.mig.geometry import Geometry
-from skyinfra.mig.grid import Layout, Placement
+from skyinfra.mig.geometry import Geometry, gpu_profile
+from skyinfra.mig.grid import Layout, Placement, parts
 from skyinfra.mig.placement import rearranged, resolve
 
 # From a choice until workers take tasks; a booted node in a test takes 4 s, a GPU's driver some seconds more.
@@ -52,7 +52,10 @@ class TraceTask:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Memory in GB and compute slices of each partition of a GPU model, by its profile; `WHOLE` is the whole GPU."""
+    """Memory in GB and compute slices of each partition of a GPU model, by its name; `WHOLE` is the whole GPU.
+
+    Of the memory that compute instances share, each has the part of its compute slices.
+    """
 
     memory: dict[str, float]
     slices: dict[str, int]
@@ -63,16 +66,21 @@ class Sizes:
         """Returns those of *geometry*."""
         memory = {profile.name: float(profile.memory_gb) for profile in geometry.profiles}
         slices = {profile.name: profile.compute_slices for profile in geometry.profiles}
+        for profile in geometry.profiles:
+            for size in profile.compute_sizes:
+                memory[f"{size}c.{profile.name}"] = profile.memory_gb * size / profile.compute_slices
+                slices[f"{size}c.{profile.name}"] = size
         most = geometry.compute_slices or max(slices.values(), default=1)
         return cls({**memory, WHOLE: max(memory.values(), default=0.0)}, {**slices, WHOLE: most}, most)
 
     def fits(self, task: TraceTask, profile: str) -> bool:
-        """Whether a partition of *profile* takes *task*."""
+        """Whether a partition of that name takes *task*."""
         return task.profile in (None, profile) and self.memory[profile] >= task.memory_gb
 
     def needs(self, task: TraceTask) -> int:
         """The compute slices of the smallest partition that takes *task*; those of a GPU where none does."""
-        return min((count for name, count in self.slices.items() if self.fits(task, name)), default=self.all)
+        fitting = (count for name, count in self.slices.items() if gpu_profile(name) == name and self.fits(task, name))
+        return min(fitting, default=self.all)
 
     def seconds(self, task: TraceTask, profile: str) -> float:
         """Returns how long *task* runs on a partition of *profile*."""
@@ -169,8 +177,8 @@ class _Simulation:
         self._geometry, self._policy, self._whole = geometry, policy, whole
         gpu = (Placement(WHOLE, 0, geometry.placement_units or 1),)
         held = [gpu if whole or layout is None else layout for layout in layouts]
-        self._cards = [Card([Slot(place) for place in layout]) for layout in held]
-        possible = {slot.place.profile for card in self._cards for slot in card.slots} | {
+        self._cards = [Card([Slot(place) for place in parts(layout)]) for layout in held]
+        possible = {slot.place.name for card in self._cards for slot in card.slots} | {
             name for text in (policy.among if policy else ()) for name in follow.profiles(text, geometry)
         }
         self._takes: dict[tuple[tuple[str | None, float], str], bool] = {}
@@ -215,7 +223,7 @@ class _Simulation:
         for card in self._cards if self._waiting else ():
             for slot in card.slots if card.ready <= now else ():
                 if slot.free <= now:
-                    free.setdefault(slot.place.profile, []).append(slot)
+                    free.setdefault(slot.place.name, []).append(slot)
         for slots in free.values():
             slots.sort(key=lambda slot: slot.free)
             slots.reverse()  # the one that is free for longest is taken from the end
@@ -233,7 +241,7 @@ class _Simulation:
             self._run(task, slot, now)
 
     def _run(self, task: TraceTask, slot: Slot, now: float) -> None:
-        queue, profile, found = self._waiting[task.kind], slot.place.profile, self._found
+        queue, profile, found = self._waiting[task.kind], slot.place.name, self._found
         queue.popleft()
         if not queue:
             del self._waiting[task.kind]

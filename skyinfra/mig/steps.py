@@ -1,13 +1,15 @@
-"""Partitions that exist, and the steps from them to a desired layout."""
+"""What a GPU has, the partitions that exist, and the steps from them to a desired layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from skyinfra.errors import PartitionFailed
-from skyinfra.mig.grid import Compute, Placement, parts
+from skyinfra.mig.geometry import gpu_profile, same_profile
+from skyinfra.mig.grid import Compute, Layout, Placement, parts, together
+from skyinfra.mig.placement import carries
 
 Action = Literal["mode", "destroy", "create"]
 
@@ -38,11 +40,49 @@ class Partition:
         return self.profile, self.start, self.size, self.compute
 
     def __str__(self) -> str:
-        return _where(*self.place)
+        return _where(*self.place) + ("" if self.uuid else ", without a compute instance")
 
     def to_json(self) -> dict[str, Any]:
         """Its fields; without ``compute`` where it is None."""
         return {key: value for key, value in asdict(self).items() if key != "compute" or value}
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What one GPU has, which is compared with layouts here alone: not by profiles, which say too little.
+
+    layout: its GPU instances, with the compute instances that share them. None: MIG is off; empty: MIG is on without
+    any. unused: those of them that have no compute instance, which nothing can use.
+    """
+
+    layout: Layout | None
+    unused: Layout = ()
+
+    @classmethod
+    def of(cls, partitions: Iterable[Partition]) -> Actual:
+        """What a GPU with these partitions has; one that has none may have MIG off as well."""
+        usable: list[Placement] = []
+        unused: list[Placement] = []
+        for each in partitions:
+            compute = (each.compute,) if each.compute else ()
+            place = Placement(gpu_profile(each.profile), each.start, each.size, compute=compute)
+            (usable if each.uuid else unused).append(place)
+        return cls(together([*usable, *unused]), together(unused))
+
+    def named(self, desired: Layout) -> Layout:
+        """Its usable GPU instances; a desired profile has its declared name, whatever the driver calls it."""
+        names = {each.profile for each in desired}
+        found = (each for each in self.layout or () if each not in self.unused)
+        return tuple(replace(each, profile=same_profile(each.profile, names) or each.profile) for each in found)
+
+    def has(self, desired: Layout | None) -> bool:
+        """Whether it has just the *desired* partitions, in whatever places, those that are fixed in theirs.
+
+        None is MIG off.
+        """
+        if self.layout is None or desired is None:
+            return self.layout is None and desired is None
+        return not self.unused and carries(self.named(desired), desired)
 
 
 def _where(profile: str | None, start: int | None, size: int | None, compute: Compute | None) -> str:
@@ -70,6 +110,14 @@ class Step:
     def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
         """The step that destroys or creates the instance at *place*, or its one compute instance."""
         return cls(gpu, action, None, place.name, place.start, place.size, uuid or None, _compute_of(place))
+
+    def undoes(self, partition: Partition) -> bool:
+        """Whether *partition* goes with it, usable or not."""
+        if self.action == "mode":
+            return self.gpu == partition.gpu
+        mine = (self.gpu, self.start, self.size, self.compute)
+        here = (partition.gpu, partition.start, partition.size, partition.compute)
+        return self.action == "destroy" and mine == here
 
     def ends(self, gpu: int | None, uuid: str | None) -> bool:
         """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""

@@ -14,7 +14,7 @@ from skyinfra.accelerators import catalog
 from skyinfra.errors import SkyinfraError
 from skyinfra.mig.drawing import Picture, picture
 from skyinfra.mig.geometry import geometry
-from skyinfra.mig.grid import Placement
+from skyinfra.mig.grid import Layout, layout_text, together
 from skyinfra.mig.svg import bars
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -23,7 +23,7 @@ from skyinfra.protocol.manifest import Manifest
 _MOST_NODES = 10
 _CELL = 'style="text-align: left; padding: .2em 1.2em .2em 0"'
 # The partitions of one GPU.
-_Divided = tuple[str, tuple[Placement, ...]]
+_Divided = tuple[str, Layout]
 
 
 def fleet(
@@ -75,13 +75,9 @@ def _layouts(slots: Iterable[InstanceInfo]) -> dict[_Divided, list[tuple[str, in
             gpus.setdefault((slot.node, slot.gpu), []).append(slot)
     found: dict[_Divided, list[tuple[str, int]]] = {}
     for gpu, parts in gpus.items():
-        places = sorted((Placement(s.profile or "", s.start or 0, s.size or 0) for s in parts), key=_start)
-        found.setdefault((parts[0].accelerator or "", tuple(places)), []).append(gpu)
+        places = together(slot.placement for slot in parts)
+        found.setdefault((parts[0].accelerator or "", places), []).append(gpu)
     return found
-
-
-def _start(place: Placement) -> int:
-    return place.start
 
 
 def _figure(layout: _Divided, gpus: Sequence[tuple[str, int]]) -> str:
@@ -92,13 +88,13 @@ def _figure(layout: _Divided, gpus: Sequence[tuple[str, int]]) -> str:
         by_node.setdefault(node, []).append(str(gpu))
     where = "; ".join(f"{node} GPU {', '.join(numbers)}" for node, numbers in list(by_node.items())[:_MOST_NODES])
     where += f"; and {_of(len(by_node) - _MOST_NODES, 'more node')}" if len(by_node) > _MOST_NODES else ""
-    names = "" if drawn is not None else f" {'+'.join(place.profile for place in layout[1])}"
+    names = "" if drawn is not None else f" {layout_text(layout[1])}"
     caption = f"<figcaption>{escape(f'{layout[0]}{names}: {where}')}</figcaption>"
     svg = bars(drawn, inherits=True) if drawn is not None else ""
     return f'<figure style="width: 21em; max-width: 100%; margin: .5em 0">{caption}{svg}</figure>'
 
 
-def _drawn(accelerator: str, places: Sequence[Placement]) -> Picture | None:
+def _drawn(accelerator: str, places: Layout) -> Picture | None:
     """The picture of a GPU: of the one of that name whose profiles these are."""
     try:
         models = [row.mig_model for row in catalog.variants(accelerator) if row.mig_model]

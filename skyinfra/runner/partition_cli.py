@@ -226,7 +226,7 @@ def _print_steps(steps: Sequence[Any], standing: Sequence[Any], options: argpars
     for step in steps:
         _print({"event": "differs", **step.to_json()})
     for partition in standing if options.dry_run else ():
-        if not any(step.ends(partition.gpu, partition.uuid) for step in steps):
+        if not any(step.undoes(partition) for step in steps):
             _print({"event": "stays", **partition.to_json()})
     return 1 if steps and options.check else 0
 

@@ -336,5 +336,10 @@ def test_who_else_partitions_is_told_unless_that_keeps_what_stands(fake_machine:
     assert done.returncode == 0, done.stderr
     other = doctor(machine)[1][what]
     assert (other.result, "systemctl disable nvidia-mig-manager.service" in other.to_do) == ("wrong", True)
+    parted = "version: v1\nmig-configs:\n  all-disabled:\n    - devices: all\n      mig-enabled: true\n"
+    file.write_text(parted + '      mig-devices: {"3g.40gb": 2}\n')
+    assert doctor(machine)[1][what].result == "ok", "it is what stands"
+    file.write_text(parted + '      mig-devices: {"1c.3g.40gb": 6}\n')
+    assert doctor(machine)[1][what].result == "wrong", "it would end what stands"
     file.unlink()
     assert doctor(machine)[1][what].result == "wrong", "it cannot be read"

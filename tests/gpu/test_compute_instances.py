@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,37 @@ def test_what_others_made_is_adopted(tmp_path: Path, name: str, step: int) -> No
             (loose,) = mig.resolve(names, H100, 1)
             assert partitioner.plan(nvml, targets.arranged(nvml, {0: loose}, {})) == []
             partitioner.apply(nvml, {0: ()})
+
+
+@pytest.mark.parametrize("seed", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "180"])
+def test_any_foreign_layout_is_exported_and_adopted_and_nothing_is_to_be_done(tmp_path: Path, seed: range) -> None:
+    """In each format that can be adopted; where a format cannot hold it, that is said."""
+    accelerator = NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb")
+    every = mig.layouts(H100, mig.plain_profiles(H100))
+    adopted = 0
+    for number in seed:
+        chance = random.Random(number)
+        driver = SimulatedDriver(accelerator, path=tmp_path / f"state {number}", seed="others")
+        with session(Nvml(driver)) as nvml:
+            for place in chance.choice(every):
+                profile = H100.profile(place.profile)
+                whole = (mig.Compute(0, profile.compute_slices),)
+                _make(nvml, place.profile, place.start, place.size, chance.choice([whole, *every_division(profile)]))
+            for form in (exports.declaration, exports.export, exports.mig_manager):
+                text, warnings = form(nvml)
+                if form is not exports.declaration:
+                    file = tmp_path / "config.yaml"
+                    file.write_text(text)
+                    selected = mig.Selected(str(file), "current" if form is exports.export else "skyinfra")
+                    kept = exports.keeps(nvml, selected)
+                    assert kept or any("which compute instances share" in each for each in warnings)
+                    text, _ = exports.configured(nvml, selected)
+                    if not kept:
+                        continue
+                desired = targets.given(nvml, json.loads(text), "0")
+                assert partitioner.plan(nvml, targets.arranged(nvml, desired, {})) == [], (number, form, text)
+                adopted += 1
+    assert adopted > 2 * len(seed)
 
 
 def _make(nvml: Nvml, name: str, start: int, size: int, compute: tuple[mig.Compute, ...]) -> None:

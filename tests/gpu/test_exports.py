@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -199,3 +200,50 @@ def test_what_stands_is_handed_to_mig_manager_and_back(fake_machine: Machine, tm
     assert run(machine, "--layout", "1g.10gb", "--gpu", "1").returncode == 0
     with machine.loaded(), session(Nvml()) as nvml:
         assert not exports.keeps(nvml, wanted)
+
+
+SHARED = """\
+version: v1
+mig-configs:
+  shared:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"1c.2g.20gb": 2, "3g.40gb": 1}
+  whole:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {"2g.20gb": 1, "3g.40gb": 1}
+"""
+
+
+def test_compute_instances_are_adopted_and_compared_as_what_they_are(fake_machine: Machine, tmp_path: Path) -> None:
+    machine, file = fake_machine("h100_80gb"), tmp_path / "config.yaml"
+    file.write_text(SHARED)
+    machine.mig_manager(f"MIG_PARTED_CONFIG_FILE={file} MIG_PARTED_SELECTED_CONFIG=shared")
+    for stands, same in (("3g.40gb+1c.2g.20gb*2", "shared"), ("3g.40gb+2g.20gb", "whole")):
+        assert run(machine, "--layout", stands).returncode == 0
+        with machine.loaded(), session(Nvml()) as nvml:
+            assert [label for label in ("shared", "whole") if exports.keeps(nvml, mig.Selected(str(file), label))] == [
+                same
+            ]
+        for options in (("--selected",), ("--label", "shared", "--file", str(file))):
+            assert adopt(machine, *options).stdout == '"3g.40gb+1c.2g.20gb*2"\n'
+        assert adopt(machine, "--label", "whole").stdout == '"3g.40gb+2g.20gb"\n'
+        adopted = json.loads(adopt(machine, "--label", same).stdout)
+        assert run(machine, "--layout", adopted, "--check").returncode == 0, "nothing that stands has to go"
+
+
+def test_a_gpu_instance_without_its_compute_instance_is_not_what_is_declared(
+    fake_machine: Machine, tmp_path: Path
+) -> None:
+    machine, file = fake_machine("h100_80gb"), tmp_path / "config.yaml"
+    file.write_text(SHARED)
+    assert run(machine, "--layout", "3g.40gb+2g.20gb").returncode == 0
+    with machine.loaded(), session(Nvml()) as nvml:
+        (gpu,) = nvml.gpus()
+        gpu.empty(next(each for each in gpu.instances() if each.profile.name == "2g.20gb"))
+        assert not exports.keeps(nvml, mig.Selected(str(file), "whole"))
+    told = adopt(machine)
+    assert "GPU 0: 2g.20gb at" in told.stderr and "has no compute instance: nothing can use it" in told.stderr
+    differs = run(machine, "--layout", "3g.40gb+2g.20gb", "--dry-run").stdout
+    assert [json.loads(line)["event"] for line in differs.splitlines()] == ["differs", "differs", "stays"]

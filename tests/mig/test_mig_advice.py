@@ -183,3 +183,19 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: str, field: str) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidField, match="is no CSV"):
         mig.read_trace(file)
+
+
+def test_compute_instances_are_slots_of_their_own() -> None:
+    trace = arrivals(30, 100, 60, 8.0)
+    found = mig.advise(trace, H100, declared="1c.7g.80gb*7")
+    assert found.keeps, "each of the seven takes such a task"
+    assert found.declared.layouts == ("1c.7g.80gb*7",)
+    assert [(each.profile, each.count, each.tasks) for each in found.carried] == [("1c.7g.80gb", 7, 1.0)]
+    assert found.declared.wait == 0
+    # Each has a seventh of the memory to count on.
+    assert mig.advise(arrivals(30, 100, 60, 12.0), H100, declared="1c.7g.80gb*7").declared.never == 30
+    busy = mig.advise(arrivals(60, 9, 60, 8.0), H100, declared="2c.3g.40gb*1+1c.3g.40gb*1+3g.40gb")
+    assert busy.declared.layouts == ("3g.40gb+2c.3g.40gb+1c.3g.40gb",)
+    sizes = [H100.profile("3g.40gb").compute_slices, 2, 1]
+    mine = simulate(arrivals(60, 9, 60, 8.0), [layout("2c.3g.40gb*1+1c.3g.40gb*1+3g.40gb")], H100)
+    assert sum(mine.ran.values()) == 60 and len(mine.ran) == len(sizes)

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from skyinfra.mig import Compute
 from skyinfra.notebook import pictures
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
@@ -72,6 +73,19 @@ def test_nodes_slots_tasks_and_one_drawing_for_a_layout():
 def test_another_layout_is_another_drawing():
     page = Page(pictures.fleet(manifest("n0"), ["n0"], [*slots("n0", 0), *slots("n0", 1)[:2]], {}))
     assert page.tags.count("svg") == 2 and "free" in page.text
+
+
+def test_slots_that_share_a_gpu_instance_are_drawn_in_one():
+    whole, *_ = slots("n0")
+    shares = [dataclasses.replace(whole, slot=f"n0/{i}", profile="1c.3g.40gb", compute=Compute(i, 1)) for i in range(3)]
+    page = Page(pictures.fleet(manifest("n0"), ["n0"], shares, {}))
+    assert page.tags.count("svg") == 1
+    assert page.labels == ["fleet stack/pool", "1c.3g.40gb*3"]
+    other = [dataclasses.replace(each, node="n1") for each in shares[:2]]
+    page = Page(pictures.fleet(manifest("n0", "n1"), ["n0", "n1"], [*shares, *other], {}))
+    assert page.tags.count("svg") == 2, "another division is another layout"
+    unknown = [dataclasses.replace(each, accelerator="MyGPU") for each in shares]
+    assert "MyGPU 1c.3g.40gb*3: n0 GPU 0" in Page(pictures.fleet(manifest("n0"), ["n0"], unknown, {})).text
 
 
 def test_everything_is_escaped():
