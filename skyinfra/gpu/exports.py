@@ -64,11 +64,11 @@ def _actual(gpus: Sequence[Gpu], warnings: list[str]) -> dict[int, mig.Actual]:
 
 
 def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-    """The GPUs with MIG, those of one model together."""
-    models: dict[tuple[str, str], list[Gpu]] = {}
+    """The GPUs with MIG, those of one model and board together."""
+    models: dict[tuple[str, ...], list[Gpu]] = {}
     for gpu in gpus:
         if gpu.mig_mode() is not None:
-            models.setdefault((gpu.name, gpu.pci_device_id), []).append(gpu)
+            models.setdefault((gpu.name, *gpu.pci_ids), []).append(gpu)
     return list(models.values())
 
 
@@ -114,12 +114,12 @@ def _compared(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> tuple[di
             with noting(members[0].index):
                 geometry = geometry_of(members[0])
             try:
-                layouts, lost = mig.layouts_from_parted(entries, geometry, len(gpus))
+                layouts, lost = mig.layouts_from_parted(entries, geometry, len(gpus), board=members[0].pci_ids)
             except LayoutError as error:
                 error.at(f"{wanted.file}: mig-configs.{wanted.label}")
                 raise
             here = {gpu.index for gpu in members}
-            warnings += [str(each) for each in lost if each.field in {f"GPU {index}" for index in here}]
+            warnings += [str(each) for each in lost if each.gpu is None or each.gpu in here]
             given |= {index: (layouts[index], geometry) for index in sorted(here & layouts.keys())}
     return actual, given
 

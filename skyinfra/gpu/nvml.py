@@ -240,6 +240,11 @@ class Gpu:
         """Its PCI device id as `skyinfra.mig.Geometry` has it: ``0x20B0``, without the vendor's."""
         return f"0x{self._pci.pciDeviceId >> 16:04X}"
 
+    @property
+    def pci_ids(self) -> tuple[str, str]:
+        """Its PCI ids of device and subsystem, with those of the vendors: ``0x233010DE`` and ``0x16C110DE``."""
+        return f"0x{self._pci.pciDeviceId:08X}", f"0x{self._pci.pciSubSystemId:08X}"
+
     def memory_bytes(self) -> int | None:
         """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
         memory = self.ask("nvmlDeviceGetMemoryInfo", absent=[pynvml.NVML_ERROR_NO_PERMISSION])

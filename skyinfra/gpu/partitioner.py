@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,14 +209,16 @@ class _Run:
 
         Returns the GPUs that have not failed.
         """
+        unseen: set[int] = set()
         for gpu, held in self._users(gpus) if self._options.force else ():
             for what, pids in held.items():
                 self._emit("force", gpu=gpu.index, what=what, processes=[processes.describe(pid) for pid in pids])
+                unseen.update(pid for pid in pids if not processes.exists(pid))
                 processes.end(pids, grace_s=FORCE_GRACE_S)
         deadline = time.monotonic() + self._options.patience_s
         while users := self._users(gpus):
             if time.monotonic() >= deadline:
-                raise _busy(users)
+                raise _busy(users, unseen if self._options.force else None)
             time.sleep(_POLL_S)
         return [gpu for gpu in gpus if gpu.index not in self._failed]
 
@@ -274,7 +276,10 @@ def _all_failed(failed: Mapping[int, NodeError], count: int) -> NodeError:
     return PartitionFailed(message, field="accelerator.layouts", hint="\n".join(hints))
 
 
-def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) -> PartitionBusy:
+def _busy(
+    users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]], unseen: Collection[int] | None
+) -> PartitionBusy:
+    """unseen: the processes that were not there when they were to be ended by force; None: none was."""
     lines = [
         f"{gpu}: {what} is used by {', '.join(processes.describe(pid) for pid in pids)}"
         for gpu, held in users
@@ -284,6 +289,21 @@ def _busy(users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]]) ->
     return PartitionBusy(
         "; ".join(lines),
         field=first.field,
-        hint=f"{first.desired_and_actual()}\n"
-        "Nothing was changed. Stop these processes, or add --force, which ends them.",
+        hint=f"{first.desired_and_actual()}\nNothing was changed. {_stop_them(users, unseen)}",
     )
+
+
+def _stop_them(
+    users: Sequence[tuple[GpuTransition, Mapping[str, Sequence[int]]]], unseen: Collection[int] | None
+) -> str:
+    if unseen is None:
+        return "Stop these processes, or add --force, which ends them."
+    found = []
+    for pid in dict.fromkeys(pid for _, held in users for pids in held.values() for pid in pids):
+        if pid in unseen:
+            found.append(f"--force could not end {pid}: no such process is seen here, so it may be in a container.")
+        elif processes.exists(pid):
+            found.append(f"--force could not end {processes.describe(pid)}: it may hang in the driver.")
+        else:
+            found.append(f"The driver still names {pid}, which has ended: run it again.")
+    return " ".join(found)

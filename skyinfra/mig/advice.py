@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
-from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, counted
+from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, UnknownProfile, counted
 from skyinfra.mig.geometry import Geometry, geometry
 from skyinfra.mig.grid import Layout, parts
 from skyinfra.mig.layout import OFF, Declared, PerGpu, is_off, text
@@ -121,7 +121,7 @@ def advise(
     known.check_known()
     if min(gpus, nodes) < 1:
         raise InvalidField("a number from 1", field="gpus" if gpus < 1 else "nodes", given=min(gpus, nodes))
-    tasks = _checked(read_trace(trace) if isinstance(trace, str | Path) else list(trace), known)
+    tasks = _checked(_read(trace, known) if isinstance(trace, str | Path) else list(trace), known)
     search = _Search(tasks, known, gpus, nodes)
     standing = _node(declared, known, gpus)
     before = search.outcome(standing)
@@ -141,6 +141,18 @@ def advise(
         tried=len(search.outcomes),
         possible=search.possible,
     )
+
+
+def _read(path: str | Path, known: Geometry) -> list[TraceTask]:
+    """The tasks in a file. Raises UnknownProfile for one that asks for what the GPU does not have."""
+    tasks = read_trace(path)
+    for line, task in enumerate(tasks, start=2):
+        try:
+            known.divided(task.profile or known.profiles[0].name)
+        except UnknownProfile as error:
+            error.at(f"{path}, line {line}: profile")
+            raise
+    return tasks
 
 
 def _checked(trace: Sequence[TraceTask], known: Geometry) -> list[TraceTask]:

@@ -53,10 +53,11 @@ class PartedEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartedWarning:
-    """Something that mig-parted's format or skyinfra cannot express. field: the path, or the GPU."""
+    """Something that mig-parted's format or skyinfra cannot express. field: the path, or the GPU, with its index."""
 
     field: str
     message: str
+    gpu: int | None = None
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
@@ -117,19 +118,21 @@ def parted_text(configs: Configs) -> str:
 
 
 def layouts_from_parted(
-    entries: Sequence[PartedEntry], geometry: Geometry, gpus: int
+    entries: Sequence[PartedEntry], geometry: Geometry, gpus: int, *, board: tuple[str, str] | None = None
 ) -> tuple[GpuLayouts, tuple[PartedWarning, ...]]:
     """The layouts that a configuration gives to a node with *gpus* GPUs of one model.
 
+    board: the PCI ids of device and subsystem of the very GPUs, as filters have them; without it an entry counts that
+    is for any board of the model.
     Raises InvalidLayout for an index that the node does not have, and two entries that disagree on a GPU; what placing
     a layout raises; each with the index of the entry.
     """
     found: GpuLayouts = {}
     warnings = []
     for index, entry in enumerate(entries):
-        if not _applies(entry, geometry, f"[{index}].device-filter"):
+        if not _applies(entry, geometry, board, f"[{index}].device-filter"):
             continue
-        if any(":" in text for text in entry.device_filter):
+        if board is None and any(":" in text for text in entry.device_filter):
             warnings.append(PartedWarning(f"[{index}].device-filter", "the subsystem is not compared: no GPU is asked"))
         layout = _layout(entry, geometry, f"[{index}].mig-devices")
         for gpu in range(gpus) if entry.devices is None else entry.devices:
@@ -140,7 +143,7 @@ def layouts_from_parted(
             found[gpu] = layout
     for gpu in range(gpus):
         if gpu not in found:
-            warnings.append(PartedWarning(f"GPU {gpu}", "no entry names it: it stays as it is"))
+            warnings.append(PartedWarning(f"GPU {gpu}", "no entry names it: it stays as it is", gpu))
     return dict(sorted(found.items())), tuple(warnings)
 
 
@@ -157,9 +160,9 @@ def parted_from_layouts(
         counts = None if layout is None else counted(layout, geometry)
         groups.setdefault(counts, []).append(gpu)
         if layout and _placements(layout, geometry) > 1:
-            warnings.append(PartedWarning(f"GPU {gpu}", _LOST))
+            warnings.append(PartedWarning(f"GPU {gpu}", _LOST, gpu))
         if layout and not _shares_as_written(layout, geometry):
-            warnings.append(PartedWarning(f"GPU {gpu}", _LOST_SHARES))
+            warnings.append(PartedWarning(f"GPU {gpu}", _LOST_SHARES, gpu))
     entries = tuple(
         PartedEntry((), None if len(members) == gpus else tuple(members), counts is not None, counts)
         for counts, members in groups.items()
@@ -263,9 +266,12 @@ def _counts(value: object, path: str) -> tuple[tuple[str, int], ...]:
     return tuple(value.items())
 
 
-def _applies(entry: PartedEntry, geometry: Geometry, path: str) -> bool:
+def _applies(entry: PartedEntry, geometry: Geometry, board: tuple[str, str] | None, path: str) -> bool:
     if not entry.device_filter:
         return True
+    if board is not None:
+        device, subsystem = (each.lower() for each in board)
+        return not {device, f"{device}:{subsystem}"}.isdisjoint(text.lower() for text in entry.device_filter)
     if not geometry.pci_device_ids:
         raise InvalidLayout(f"the PCI ids of {geometry.model} are not known", field=path)
     wanted = {text[2:6].lower() for text in entry.device_filter}

@@ -284,6 +284,10 @@ def read_trace(path: str | Path) -> list[TraceTask]:
     """
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
+            if file.read(1) == "\ufeff":
+                hint = "Save it as UTF-8 without one."
+                raise InvalidField("begins with a byte order mark", field="trace", given=str(path), hint=hint)
+            file.seek(0)
             return [_task(row, f"{path}, line {number}") for number, row in enumerate(csv.DictReader(file), start=2)]
     except OSError as error:
         raise InvalidField(f"cannot be read: {error.strerror}", field="trace", given=str(path)) from None

@@ -40,7 +40,7 @@ class Partition:
         return self.profile, self.start, self.size, self.compute
 
     def __str__(self) -> str:
-        return _where(*self.place) + ("" if self.uuid else ", without a compute instance")
+        return _where(*self.place) + ("" if self.uuid else " (without a compute instance)")
 
     def to_json(self) -> dict[str, Any]:
         """Its fields; without ``compute`` where it is None."""

@@ -180,6 +180,11 @@ def owner(pid: int) -> int | None:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process *pid*, as far as this one sees, that has not ended."""
+    return _read(pid) is not None
+
+
 def end(pids: Iterable[int], *, grace_s: float) -> None:
     """Ends these processes: SIGTERM, and SIGKILL for what is left after *grace_s* seconds."""
     found = [process for pid in pids if (process := _read(pid)) is not None]

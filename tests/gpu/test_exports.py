@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,6 +20,8 @@ from skyinfra import PartitionFailed, mig
 from skyinfra.gpu import exports
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
+from skyinfra.gpu.simulated.driver import SimulatedDriver
+from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli
 
 Machine = Callable[..., FakeMachine]
@@ -247,3 +250,48 @@ def test_a_gpu_instance_without_its_compute_instance_is_not_what_is_declared(
     assert "GPU 0: 2g.20gb at" in told.stderr and "has no compute instance: nothing can use it" in told.stderr
     differs = run(machine, "--layout", "3g.40gb+2g.20gb", "--dry-run").stdout
     assert [json.loads(line)["event"] for line in differs.splitlines()] == ["differs", "differs", "stays"]
+
+
+class Boards:
+    """A driver whose GPUs are these boards: PCI ids of device and subsystem."""
+
+    def __init__(self, driver: SimulatedDriver, *boards: tuple[int, int]) -> None:
+        self._driver, self._boards = driver, boards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def nvmlDeviceGetPciInfo(self, device: Any) -> Any:  # noqa: N802 - the driver's name
+        found = self._driver.nvmlDeviceGetPciInfo(device)
+        known = [self._driver.nvmlDeviceGetHandleByIndex(index) for index in range(len(self._boards))]
+        buses = [self._driver.nvmlDeviceGetPciInfo(each).bus for each in known]
+        found.pciDeviceId, found.pciSubSystemId = self._boards[buses.index(found.bus)]
+        return found
+
+
+def entry(board: str, devices: str, profiles: str) -> str:
+    lines = [f'    - device-filter: "{board}"', f"      devices: {devices}", "      mig-enabled: true"]
+    return "\n".join([*lines, f"      mig-devices: {{{profiles}}}", ""])
+
+
+def test_a_device_filter_is_answered_by_the_boards(tmp_path: Path) -> None:
+    """Boards of one model stand in one file; the driver says which each GPU is, also while its MIG is off."""
+    accelerator, file = NodeAccelerator("H100", "nvidia", 3, 80.0, "h100_80gb"), tmp_path / "config.yaml"
+    driver = SimulatedDriver(accelerator, path=tmp_path / "state", seed="boards")
+    boards = Boards(driver, (0x233010DE, 0x16C110DE), (0x233010DE, 0x16C010DE), (0x233110DE, 0x162610DE))
+
+    def adopted(*entries: str) -> tuple[str, tuple[str, ...]]:
+        file.write_text("version: v1\nmig-configs:\n  it:\n" + "".join(entries))
+        with session(Nvml(boards)) as nvml:
+            return exports.configured(nvml, mig.Selected(str(file), "it"))
+
+    pcie = entry("0x233110DE", "all", '"1g.10gb": 7')
+    assert adopted(entry("0x233010de", "all", '"3g.40gb": 2'), pcie) == (
+        'sky.mig.per_gpu("3g.40gb*2", "3g.40gb*2", "1g.10gb*7")\n',
+        (),
+    )
+    text, warnings = adopted(entry("0x233010DE:0x16C110DE", "all", '"7g.80gb": 1'), pcie)
+    assert text == 'sky.mig.per_gpu("7g.80gb*1", "off", "1g.10gb*7")\n', "the other subsystem is another board"
+    assert warnings == ("GPU 1: no entry names it: it stays as it is",)
+    # What another board has no profile of, is not looked up for this one.
+    assert adopted(entry("0x20B510DE", "all", '"1g.5gb": 7'), pcie)[0].count("off") == 2

@@ -202,7 +202,10 @@ def test_a_refusal_says_what_was_wanted_and_what_stands(driver: Opener) -> None:
     with pytest.raises(PartitionFailed) as caught:
         apply(Nvml(Refusing(api, "nvmlGpuInstanceCreateComputeInstance", 20)), wanted)
     assert caught.value.field == "accelerator.layouts[0]"
-    assert "Wanted: 3g.40gb at 0:4, 2g.20gb at 4:2, 1g.10gb at 6:1. Found: 3g.40gb at 0:4." in str(caught.value)
+    assert (
+        "Wanted: 3g.40gb at 0:4, 2g.20gb at 4:2, 1g.10gb at 6:1. Found: 3g.40gb at 0:4 (without a compute instance)."
+        in str(caught.value)
+    )
     assert len(apply(Nvml(api), wanted)) == 3, "the next run goes on from there"
 
 
@@ -267,6 +270,24 @@ def test_force_ends_the_processes(driver: Opener, events: list[dict[str, Any]]) 
         assert user.returncode == -signal.SIGTERM
     assert [e["phase"] for e in events] == ["force", *["destroy"] * 3, "create"]
     assert events[0]["what"] == "3g.40gb at 0:4"
+
+
+def test_what_force_could_not_end_is_named(driver: Opener, events: list[dict[str, Any]]) -> None:
+    before = h100(MIXED)
+    api = driver(before)
+    apply(Nvml(api), before)
+    wanted, options = h100((("7g.80gb", 0, 8),)), ApplyOptions(force=True, patience_s=0)
+    with process() as user:
+        # The driver names it for as long as it likes: a process that hangs there does not end.
+        api.hold(0, pid=user.pid, start=0)
+        api.hold(0, pid=2**22 + 1, start=4)
+        with pytest.raises(PartitionBusy) as caught:
+            apply(Nvml(api), wanted, emit=events.append, options=options)
+        hint = caught.value.hint or ""
+        assert f"--force could not end {2**22 + 1}" in hint and "no such process is seen here" in hint
+        assert f"The driver still names {user.pid}, which has ended" in hint
+        assert "or add --force" not in hint
+    assert [event["phase"] for event in events] == ["force", "force"]
 
 
 def test_a_pending_mode_asks_for_a_reset(driver: Opener) -> None:

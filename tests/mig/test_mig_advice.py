@@ -185,6 +185,23 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: str, field: str) -> None:
         mig.read_trace(file)
 
 
+@pytest.mark.parametrize(
+    ("head", "profile", "error", "says"),
+    [
+        ("", "3g.40gbb", UnknownProfile, "trace.csv, line 3: profile"),
+        ("", "9c.3g.40gb", UnknownProfile, "no compute instance of 9 slices shares a 3g.40gb"),
+        ("\ufeff", "3g.40gb", InvalidField, "begins with a byte order mark"),
+    ],
+)
+def test_a_trace_is_refused_by_name(tmp_path: Path, head: str, profile: str, error: type[Exception], says: str) -> None:
+    file = tmp_path / "trace.csv"
+    rows = "".join(f"{at},60,{profile if at == 1 else '1c.3g.40gb'}\n" for at in range(30))
+    file.write_text(f"{head}arrival,duration,profile\n{rows}", encoding="utf-8")
+    with pytest.raises(error) as caught:
+        mig.advise(file, H100)
+    assert says in str(caught.value) and "trace.csv" in str(caught.value)
+
+
 def test_compute_instances_are_slots_of_their_own() -> None:
     trace = arrivals(30, 100, 60, 8.0)
     found = mig.advise(trace, H100, declared="1c.7g.80gb*7")
