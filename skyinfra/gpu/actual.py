@@ -5,7 +5,10 @@ The driver lists the profiles and placements of a GPU whose MIG is on. Where MIG
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+
+import pynvml
 
 from skyinfra import mig
 from skyinfra.errors import LayoutError, MigNotSupported
@@ -14,6 +17,8 @@ from skyinfra.gpu.transition import asking
 from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
+# Boards with one PCI id differ in memory; what the driver counts differs a little from what it is called.
+_MEMORY_TOLERANCE = 0.15
 UNREADABLE = "NVML does not say what is there"
 
 
@@ -42,7 +47,7 @@ def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
         # The device is asked about profiles that are not known.
         known = [profile.name for profile in geometry.profiles]
         try:
-            mig.check_driver([p for p in layout if mig.same_profile(p.profile, known)], geometry, driver)
+            mig.check_driver([p for p in layout if mig.same_profile(p.profile, known, device=True)], geometry, driver)
         except LayoutError as error:
             error.at(f"accelerator.layouts[{index}]")
             raise
@@ -70,7 +75,8 @@ def instances_of(gpu: Gpu) -> list[GpuInstance]:
 def geometry_of(gpu: Gpu) -> mig.Geometry:
     """The profiles and placements of *gpu*: those that the driver lists where MIG is on, else those of its model.
 
-    Raises `MigNotSupported` for a GPU without MIG, or of an unknown model while its MIG is off.
+    Where those of the model are not known, the driver is asked also while MIG is off. Raises `MigNotSupported` for a GPU
+    without MIG, and where its driver does not answer then.
     """
     mode = gpu.mig_mode()
     if mode is None:
@@ -78,6 +84,11 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
     known = model_of(gpu)
     if mode[0]:
         return _listed(gpu, known)
+    if known is None or known.placement_units is None:
+        # Not every driver answers now.
+        with contextlib.suppress(pynvml.NVMLError):
+            if (listed := _listed(gpu, known)).profiles:
+                return listed
     if known is None:
         raise MigNotSupported(
             "the profiles of this model are not known, and the driver tells them once MIG is on",
@@ -89,13 +100,15 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
 
 
 def model_of(gpu: Gpu) -> mig.Geometry | None:
-    """The known model with this PCI device id; of several with one id, that of the nearest memory."""
+    """The known model with this PCI device id and about this memory; of several, that of the nearest."""
     pci_id = gpu.pci_device_id.lower()
     found = [g for g in map(mig.geometry, mig.models()) if pci_id in map(str.lower, g.pci_device_ids)]
     memory = gpu.memory_bytes()
     if memory is None:
         return found[0] if len(found) == 1 else None
-    return min(found, key=lambda g: abs((g.memory_gib or 0) - memory / 2**30), default=None)
+    gib = memory / 2**30
+    like = [g for g in found if abs((g.memory_gib or gib) - gib) <= _MEMORY_TOLERANCE * gib]
+    return min(like, key=lambda g: abs((g.memory_gib or 0) - gib), default=None)
 
 
 def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
@@ -112,6 +125,7 @@ def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
         placement_units=max((start + (p.size or 0) for p in profiles for start in p.starts or ()), default=0),
         resetless=known.resetless if known else False,
         profiles=profiles,
+        listed=True,
     )
 
 

@@ -102,7 +102,9 @@ class Hardware:
         except SkyinfraError:
             return None
         declared = {index: {place.name for place in mig.parts(layout)} for index, layout in self._desired.items()}
-        names = [mig.same_profile(each.profile, declared.get(each.gpu, ())) or each.profile for each in found]
+        names = [
+            mig.same_profile(each.profile, declared.get(each.gpu, ()), device=True) or each.profile for each in found
+        ]
         return tuple(replace(each, profile=name) for each, name in zip(found, names, strict=True))
 
     def choose(self, in_use: Mapping[int, Collection[mig.At]]) -> None:

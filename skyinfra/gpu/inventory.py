@@ -89,7 +89,7 @@ def given(nvml: Nvml, accelerator: NodeAccelerator, environment: Mapping[str, st
     # As the layout spells them: other drivers may name the memory of a profile otherwise.
     declared = {part.name for layout in accelerator.per_gpu for part in parts(layout)}
     devices = [
-        replace(each, profile=each.profile and (same_profile(each.profile, declared) or each.profile))
+        replace(each, profile=each.profile and (same_profile(each.profile, declared, device=True) or each.profile))
         for each in _named(shown, environment)
     ]
     for index in sorted({each.index for each in devices}):

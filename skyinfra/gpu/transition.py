@@ -300,7 +300,7 @@ class GpuTransition:
     def _resolve(self, name: str) -> ProfileInfo:
         with self.refused("list its profiles"):
             profiles = {profile.name: profile for profile in self.gpu.profiles()}
-        found = same_profile(name, profiles)
+        found = same_profile(name, profiles, device=True)
         if found is None:
             raise self.error(f"it has no profile {name}", f"It has {', '.join(profiles)}.")
         return profiles[found]

@@ -94,7 +94,7 @@ class Geometry:
     resetless: MIG mode is switched without a GPU reset (Hopper and later).
     min_driver: the oldest driver that offers MIG on this part, such as "525.85.12"; None where unknown.
     min_driver_detail: where single profiles need a newer one.
-    profiles: empty where none are known.
+    profiles: empty where none are known. listed: a device lists them, whose driver may name them otherwise.
     """
 
     model: str
@@ -110,6 +110,7 @@ class Geometry:
     min_driver_detail: str | None = None
     notes: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
+    listed: bool = False
 
     def check_known(self) -> None:
         """Raises MigNotSupported where the profiles of this GPU are not known."""
@@ -124,7 +125,7 @@ class Geometry:
         """
         self.check_known()
         known = {profile.name: profile for profile in self.profiles}
-        found = same_profile(name.strip().lower(), known)
+        found = same_profile(name.strip().lower(), known, device=self.listed)
         if found is None:
             raise self._unknown(name)
         return known[found]
@@ -168,24 +169,26 @@ def gpu_profile(name: str) -> str:
     return name.removeprefix(f"{form['part']}c.") if form and form["part"] else name
 
 
-def same_profile(name: str, names: Collection[str]) -> str | None:
+def same_profile(name: str, names: Collection[str], *, device: bool = False) -> str | None:
     """The profile *name* among the *names* that one GPU has, else the only one that is *name* with other drivers.
 
     Slices, also of a compute instance, and attributes are then the same, and the memory differs by at most 3 GB and
-    5 %. None where there is none.
+    5 %. device: one of both is what a driver says of the very GPU; the memory may differ by 1 GB then, also of a small
+    profile. None where there is none.
     """
     if name in names:
         return name
     form = _PROFILE_NAME.fullmatch(name)
-    drifted = [other for other in names if form and _is_drifted(form, _PROFILE_NAME.fullmatch(other))]
+    least = 1 if device else 0
+    drifted = [other for other in names if form and _is_drifted(form, _PROFILE_NAME.fullmatch(other), least)]
     return drifted[0] if len(drifted) == 1 else None
 
 
-def _is_drifted(form: re.Match[str], other: re.Match[str] | None) -> bool:
+def _is_drifted(form: re.Match[str], other: re.Match[str] | None, least: int) -> bool:
     if other is None or any(form[part] != other[part] for part in ("part", "compute", "attributes")):
         return False
     memory = int(other["memory"])
-    return abs(int(form["memory"]) - memory) <= min(_DRIFT_GB, _DRIFT * memory)
+    return abs(int(form["memory"]) - memory) <= max(least, min(_DRIFT_GB, _DRIFT * memory))
 
 
 @cache

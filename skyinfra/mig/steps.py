@@ -73,7 +73,9 @@ class Actual:
         """Its usable GPU instances; a desired profile has its declared name, whatever the driver calls it."""
         names = {each.profile for each in desired}
         found = (each for each in self.layout or () if each not in self.unused)
-        return tuple(replace(each, profile=same_profile(each.profile, names) or each.profile) for each in found)
+        return tuple(
+            replace(each, profile=same_profile(each.profile, names, device=True) or each.profile) for each in found
+        )
 
     def has(self, desired: Layout | None) -> bool:
         """Whether it has just the *desired* partitions, in whatever places, those that are fixed in theirs.

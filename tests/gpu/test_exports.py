@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from support import ODD_PARTED_CONFIGS
 from test_partition_on_fake import run
 
 from skyinfra import PartitionFailed, mig
-from skyinfra.gpu import exports
+from skyinfra.gpu import actual, exports, partitioner, targets
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Nvml
 from skyinfra.gpu.simulated.driver import SimulatedDriver
@@ -295,3 +296,31 @@ def test_a_device_filter_is_answered_by_the_boards(tmp_path: Path) -> None:
     assert warnings == ("GPU 1: no entry names it: it stays as it is",)
     # What another board has no profile of, is not looked up for this one.
     assert adopted(entry("0x20B510DE", "all", '"1g.5gb": 7'), pcie)[0].count("off") == 2
+
+
+@pytest.mark.parametrize(
+    ("board", "gib", "model"),
+    [
+        ("0x2BB3", 47.8, "rtx_pro_5000_48gb"),
+        ("0x2BB3", 71.6, None),
+        ("0x2339", 93.6, "h100_nvl_94gb"),
+        ("0x230E", 95.6, "h20_96gb"),
+        ("0x2330", 79.6, "h100_80gb"),
+        ("0x9999", 79.6, None),
+    ],
+)
+def test_the_model_of_a_board_goes_by_its_memory_too(board: str, gib: float, model: str | None) -> None:
+    gpu: Any = SimpleNamespace(pci_device_id=board, memory_bytes=lambda: int(gib * 2**30))
+    found = actual.model_of(gpu)
+    assert (found.model if found is not None else None) == model
+
+
+def test_a_board_that_no_row_is_of_is_asked_also_while_mig_is_off(tmp_path: Path) -> None:
+    accelerator = NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb")
+    driver = SimulatedDriver(accelerator, path=tmp_path / "state", seed="boards")
+    boards = Boards(driver, (0x999910DE, 0))
+    with session(Nvml(boards)) as nvml:
+        found = targets.given(nvml, "3g.40gb+1g.10gb*3", "0")
+        assert mig.layout_text(found[0]) == "1g.10gb*3+3g.40gb"
+        partitioner.apply(nvml, found)
+        assert partitioner.plan(nvml, targets.given(nvml, "1g.10gb*3+3g.40gb", "0")) == []

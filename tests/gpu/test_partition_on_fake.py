@@ -441,3 +441,12 @@ def test_a_reset_activates_the_mode(fake_machine: Machine) -> None:
     assert off.returncode == 0, off.stderr
     assert profiles(machine) == [["2g.10gb", "3g.20gb"], [], []]
     assert [gpu["current"] for gpu in machine.show()] == [1, 0, 0]
+
+
+def test_a_guest_of_vgpu_names_profiles_one_gigabyte_lower(fake_machine: Machine) -> None:
+    machine = fake_machine("h100_80gb", NAMES="1g.10gb=1g.9gb,3g.40gb=3g.39gb")
+    for expected in (["mode", *["create"] * 4], []):
+        done = run(machine, "--layout", "1g.10gb*3+3g.40gb")
+        assert (done.returncode, phases(done)) == (0, expected), done.stderr
+    assert run(machine, "--layout", "1g.10gb*3+3g.40gb", "--check").returncode == 0
+    assert "has no profile of that name" in run(machine, "--layout", "1g.7gb").stderr
