@@ -75,8 +75,8 @@ def instances_of(gpu: Gpu) -> list[GpuInstance]:
 def geometry_of(gpu: Gpu) -> mig.Geometry:
     """The profiles and placements of *gpu*: those that the driver lists where MIG is on, else those of its model.
 
-    Where those of the model are not known, the driver is asked also while MIG is off. Raises `MigNotSupported` for a GPU
-    without MIG, and where its driver does not answer then.
+    Where those of the model are not known, the driver is asked also while MIG is off. Raises `MigNotSupported` for a
+    GPU without MIG, and where its driver does not answer then.
     """
     mode = gpu.mig_mode()
     if mode is None:
