@@ -142,7 +142,7 @@ def test_gpus_and_layouts_against_the_configuration(fake_machine: Machine, make_
     assert found["MIG layout"].found.startswith("differs on GPU 0, 1: ")
     assert machine.python("-m", "skyinfra.runner", "partition", *config).returncode == 0
     _, found = doctor(machine, *config)
-    assert (found["MIG layout"].result, found["MIG layout"].wanted) == ("ok", "3g.40gb+3g.40gb, 3g.40gb+3g.40gb")
+    assert (found["MIG layout"].result, found["MIG layout"].wanted) == ("ok", "3g.40gb*2, 3g.40gb*2")
     _, found = doctor(fake_machine("h100_80gb"), *config)
     assert found["accelerators"].result == "wrong"
     assert found["accelerators"].wanted == "2 x H100"

@@ -73,7 +73,7 @@ def test_doctor_of_a_fleet(running: Fleet) -> None:
     for lines in found.values():
         by_name = {line["what"]: line for line in lines}
         assert by_name["runner"]["found"] == "ready"
-        assert by_name["MIG layout"]["wanted"] == "3g.40gb+3g.40gb"
+        assert by_name["MIG layout"]["wanted"] == "3g.40gb*2"
     wrong = sum(line["result"] == "wrong" for lines in found.values() for line in lines)
     assert result.exit_code == (1 if wrong else 0)
     assert f"2 nodes, {wrong} wrong" in result.stdout

@@ -134,7 +134,8 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
     until(lambda: "not the name of a profile" in str(head.status().error), "the head says what it cannot read")
     # What a task does to the file of the runner, which has its user, lasts as long as the runner does not look.
     head.directory.desired_file.write_text("{")
-    until(lambda: desired_file.read(head.directory).declared is not None, "it is written anew")
+    until(lambda: head.directory.desired_file.read_text() != "{", "it is written anew")
+    assert desired_file.read(head.directory).declared is not None
     assert [slot.profile for slot in head.status().slots] == ["2g.20gb"] * 3
 
 
