@@ -14,6 +14,7 @@ from skyinfra import mig
 from skyinfra.errors import LayoutError, MigNotSupported
 from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, noting
 from skyinfra.gpu.transition import asking
+from skyinfra.mig.geometry import DeviceGeometry
 from skyinfra.mig.steps import Partition
 from skyinfra.protocol.nodeconfig import NodeAccelerator
 
@@ -114,7 +115,7 @@ def model_of(gpu: Gpu) -> mig.Geometry | None:
 def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
     """The geometry that the driver lists."""
     profiles = tuple(_profile(info, places) for info in gpu.profiles() if (places := gpu.places(info)))
-    return mig.Geometry(
+    return DeviceGeometry(
         model=known.model if known else gpu.name,
         products=(gpu.name,),
         pci_device_ids=(gpu.pci_device_id,),
@@ -125,7 +126,6 @@ def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
         placement_units=max((start + (p.size or 0) for p in profiles for start in p.starts or ()), default=0),
         resetless=known.resetless if known else False,
         profiles=profiles,
-        listed=True,
     )
 
 

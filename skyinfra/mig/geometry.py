@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skyinfra.errors import MigNotSupported, UnknownProfile, did_you_mean
 
@@ -94,7 +94,7 @@ class Geometry:
     resetless: MIG mode is switched without a GPU reset (Hopper and later).
     min_driver: the oldest driver that offers MIG on this part, such as "525.85.12"; None where unknown.
     min_driver_detail: where single profiles need a newer one.
-    profiles: empty where none are known. listed: a device lists them, whose driver may name them otherwise.
+    profiles: empty where none are known.
     """
 
     model: str
@@ -110,7 +110,8 @@ class Geometry:
     min_driver_detail: str | None = None
     notes: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = ()
-    listed: bool = False
+    # Whether the names are those of a driver.
+    listed: ClassVar[bool] = False
 
     def check_known(self) -> None:
         """Raises MigNotSupported where the profiles of this GPU are not known."""
@@ -167,6 +168,12 @@ def gpu_profile(name: str) -> str:
     """The profile of the GPU instance of a partition by its *name*: ``3g.40gb`` for ``1c.3g.40gb``."""
     form = _PROFILE_NAME.fullmatch(name)
     return name.removeprefix(f"{form['part']}c.") if form and form["part"] else name
+
+
+class DeviceGeometry(Geometry):
+    """What the driver of one GPU lists, whose names of profiles may be others than those of its model."""
+
+    listed = True
 
 
 def same_profile(name: str, names: Collection[str], *, device: bool = False) -> str | None:

@@ -9,7 +9,6 @@ from html import escape
 
 from skyinfra.mig.drawing import Picture, Segment, facts, labels, mark, sharing, tone
 from skyinfra.mig.geometry import Profile
-from skyinfra.mig.grid import layout_text
 
 _WIDTH = 760
 _EDGE = 20
@@ -147,7 +146,8 @@ def bars(shown: Picture, *, inherits: bool = False) -> str:
             sheet.text(x + 4, sheet.y + 13 + row * 14, words, kind, bold=bool(row == 0 and segment.profile))
     sheet.y += _SMALL_BOX + 2
     _compute(sheet, shown, _SMALL_BAR)
-    words = layout_text(shown.layout)
+    # One by one, in their order: drawings of one set differ in that.
+    words = "+".join(each.name for each in shown.layout)
     size = f'viewBox="0 0 {_SMALL} {sheet.y - 4}" role="img" aria-label="{escape(words)}"'
     return "\n".join([f'<svg {size} font-family="monospace" font-size="11">', *sheet.marks, "</svg>"])
 
