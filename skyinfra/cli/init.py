@@ -7,6 +7,7 @@ import shlex
 import sys
 import uuid
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -30,11 +31,22 @@ _STACK = "quickstart"
 EXAMPLES = (*_PROGRAMS, "notebook", "hcl")
 
 
-def begin(folder: Path, *, stack: str, library: str | None, example: str | None) -> None:
-    """Makes a project, and prints its files, the library that it takes, and the next commands.
+app = typer.Typer()
 
-    Raises what `make_project` raises.
-    """
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project.")] = Path(),
+    stack: Annotated[str, typer.Option(help="Name of its stack.")] = "quickstart",
+    library: Annotated[
+        str | None, typer.Option(help="cdktf or cdktn; the one that is installed, and cdktn where both are.")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help="tour, jobs, gang, notebook, or hcl: without Python, in Terraform's own language."),
+    ] = None,
+) -> None:
+    """Make a project. It declares a pool of simulated nodes, and has a script and a notebook that use them."""
     chosen = library or installed_library() or _PREFERRED[0]
     for file in make_project(folder, stack=stack, library=chosen, example=example):
         typer.echo(f"made {file}")

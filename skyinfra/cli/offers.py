@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from skyinfra import offers, providers
-from skyinfra.cli.options import OPTIONS
+from skyinfra.cli.options import (
+    OPTIONS,
+    InRegion,
+    Json,
+    OfProviders,
+    Wide,
+    complete_accelerators,
+    errors_name_options,
+    takes_records,
+)
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import working
@@ -22,16 +32,60 @@ CHOSEN = "->"
 NONE = "This version of skyinfra can deploy none of them."
 
 
-def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
-    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match.
+app = typer.Typer()
 
-    The first one that this version deploys without an image of one's own would be chosen. live: asks first.
-    """
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options that say which machines; see `offers.ask`."""
+
+    provider: OfProviders = None
+    region: InRegion = None
+    spot: Annotated[bool, typer.Option("--spot", help="Sort by, and limit, the spot price.")] = False
+    max_price: Annotated[float | None, typer.Option(metavar="USD", help="Per hour and machine, at most.")] = None
+    count: Annotated[int | None, typer.Option(help="How many accelerators, exactly.")] = None
+    memory_gb: Annotated[float | None, typer.Option("--memory", metavar="GB", help="Of one accelerator, at least.")] = (
+        None
+    )
+    fraction: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="The share of an accelerator that is enough, such as 0.25.")
+    ] = None
+    vcpus: Annotated[int | None, typer.Option(metavar="N", help="Of the machine, at least.")] = None
+    ram_gib: Annotated[float | None, typer.Option("--ram", metavar="GIB", help="Of the machine, at least.")] = None
+    legacy: Annotated[bool, typer.Option("--legacy", help="Also what is no longer sold to everybody.")] = False
+
+
+@app.command("offers")
+@takes_records
+def show_offers(
+    wanted: Wanted,
+    accelerator: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ACCELERATOR",
+            help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.',
+            autocompletion=complete_accelerators,
+        ),
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Ask the providers: those that answer without a key, or to one in the environment."
+        ),
+    ] = False,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
+    with errors_name_options():
+        names = accelerator.split(",") if accelerator and "," in accelerator else accelerator
+        query = offers.ask(names, **vars(wanted))
     asked = ask_providers(query) if live else None
     found = query.run(asked.offers if asked else offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
+    # The first one that this version deploys without an image of one's own.
     chosen = next((offer for offer in found if _deploys(offer) == "yes"), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 
 from skyinfra import packing
 from skyinfra.cli.offers import cell
+from skyinfra.cli.options import InRegion, Json, OfProviders, Wide, errors_name_options, takes_records
 from skyinfra.errors import counted
 from skyinfra.offers import EVERYWHERE, usd
 from skyinfra.packing import Given, Machines, Packing
@@ -24,19 +25,31 @@ _PLUS = re.compile(r"\s*\+(?=\s*[\d>])")
 SUPPLY = "As many machines as needed are taken to be there: the quotas of your account are not known here."
 
 
-def show_packing(
-    demand: str,
-    *,
-    provider: Sequence[str] | None,
-    region: str | None,
-    spot: bool,
-    max_nodes: int | None,
-    exact: bool,
-    as_json: bool,
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class Supply:
+    """The options that say which machines there are; see `packing.pack`."""
+
+    provider: OfProviders = None
+    region: InRegion = None
+    spot: Annotated[bool, typer.Option("--spot", help="At spot prices.")] = False
+    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines, at most.")] = None
+    exact: Annotated[bool, typer.Option("--exact", help="No larger profile may serve for a named one.")] = False
+
+
+@app.command()
+@takes_records
+def pack(
+    demand: Annotated[str, typer.Argument(metavar="DEMAND", help='Such as "1g.10gb*20, 3g.40gb*4, >=18GB*6".')],
+    supply: Supply,
+    as_json: Json = False,
+    wide: Wide = False,
 ) -> None:
-    """Packs and prints the result. *demand* may be joined by pluses, as a layout is. Raises as `packing.pack` does."""
-    demand = _PLUS.sub(", ", demand)
-    made = packing.pack(demand, provider=provider, region=region, spot=spot, max_nodes=max_nodes, exact=exact)
+    """Find the cheapest machines that hold so many partitions. With their layouts, and the pools that declare them."""
+    with errors_name_options():
+        made = packing.pack(_PLUS.sub(", ", demand), **vars(supply))
     if as_json:
         tables.print_document(document(made))
         return

@@ -5,35 +5,71 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+import typer
 import yaml
 
 from skyinfra import mig
 from skyinfra.cli.layouts import NamedGpu, read_gpu
+from skyinfra.cli.options import Json
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
 from skyinfra.mig.layout import OFF
 from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
 
+app = typer.Typer()
 
-def export_parted(accelerator: str, *, label: str, manager: bool = False) -> None:
-    """Prints the configuration that gives a node of this accelerator its declared layout.
 
-    manager: as a file for NVIDIA's mig-manager, with where that takes it from.
-    """
+class ExportFormat(StrEnum):
+    """For whom a layout is printed."""
+
+    parted = "mig-parted"
+    manager = "mig-manager"
+    gres = "gres"
+    plugin = "device-plugin"
+
+
+@app.command()
+def export(
+    accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
+    label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
+    form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
+) -> None:
+    """Print a layout for mig-parted, mig-manager, Slurm or Kubernetes, whose device plugin is that of NVIDIA."""
     named, layouts = _declared(accelerator)
-    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
-    _warn(warnings)
-    sys.stdout.write(mig.manager_text(entries, label) if manager else mig.parted_text({label: entries}))
+    if form in (ExportFormat.parted, ExportFormat.manager):
+        entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
+        _warn(warnings)
+        text = mig.manager_text(entries, label) if form == ExportFormat.manager else mig.parted_text({label: entries})
+    else:
+        gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
+        types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
+        text = mig.gres_declared(types) if form == ExportFormat.gres else mig.device_plugin(gpus)
+    sys.stdout.write(text)
 
 
-def export_for_cluster(accelerator: str, *, slurm: bool) -> None:
-    """Prints what Slurm, or else NVIDIA's device plugin, takes for a node with the declared layout."""
-    named, layouts = _declared(accelerator)
-    gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
-    types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
-    sys.stdout.write(mig.gres_declared(types) if slurm else mig.device_plugin(gpus))
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted, or a listing.")
+    ],
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="Which of the file's configurations; without it, FILE is a listing."),
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(help='The GPUs of the node, such as "H100:8". Without it nothing is checked.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a layout of others as an accelerator string. From mig-parted's file, or `nvidia-smi mig -lgi`."""
+    if config is None:
+        import_listing(file, accelerator=accelerator, as_json=as_json)
+    else:
+        import_parted(file, label=config, accelerator=accelerator, as_json=as_json)
 
 
 def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 
-from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, sizes, steps
+from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, steps
+from skyinfra.bootstrap import sizes as sizes_of
+from skyinfra.cli.options import Json, Wide
 from skyinfra.errors import InvalidField, NotSupported, ProjectError
 from skyinfra.providers import read
 from skyinfra.terminal import tables
@@ -23,14 +26,37 @@ _UP = "../../../"
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 
-def show_render(
-    folder: Path, *, stack: str | None, out: Path | None, sizes: bool, form: str | None, module: bool, as_json: bool
-) -> None:
-    """Writes, or lists, the user data and variables of every pool of the project in *folder*.
+app = typer.Typer()
 
-    form: of the user data, one of `FORMS`; None is what the provider takes. Or one of `clusters.CLUSTERS`: each pool as
-    a job or as pods. module: a folder for each pool that Terraform applies as it is.
-    """
+
+@app.command()
+def render(
+    project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    stack: Annotated[str | None, typer.Option(help="Only of this stack.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the files there.")] = None,
+    runner: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write nothing but the runner of this skyinfra, a wheel, and say its hash."),
+    ] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Show what takes the room in the user data.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Of the user data: cloud-config, script or container, whatever the provider takes. sbatch or "
+            "kubernetes: the pools as jobs of Slurm, or as pods.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", help="Write a folder for each pool, with its module, for `terraform apply`.")
+    ] = False,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """Write what plain Terraform needs: user data and module inputs. Or a pool as a job of Slurm, or as pods."""
+    if runner is not None:
+        write_runner(runner, as_json=as_json)
+        return
     cluster = next((each for each in clusters.CLUSTERS if each == form), None)
     wanted = None if cluster else _form(form)
     if out is None and not sizes:
@@ -39,9 +65,9 @@ def show_render(
         )
     if module and (out is None or cluster is not None):
         raise InvalidField("goes with --out DIR, and with no job or pods", field="--module")
-    project = Project.find(folder)
-    found = synthesized(project)
-    chosen = (project.stack(stack, stacks=found),) if stack else found
+    declared = Project.find(project)
+    found = synthesized(declared)
+    chosen = (declared.stack(stack, stacks=found),) if stack else found
     if cluster is not None:
         rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
     elif module:
@@ -66,7 +92,7 @@ def show_render(
             tables.console().print(f"{read(kind).about.called} takes {boot.limit} bytes of user data{packed}.")
 
 
-def show_runner(folder: Path, *, as_json: bool) -> None:
+def write_runner(folder: Path, *, as_json: bool) -> None:
     """Writes the runner of this skyinfra into *folder*, for nodes that fetch it themselves."""
     wheel = runner_wheel.wheel()
     file = folder / wheel.name
@@ -136,7 +162,7 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | Non
     texts[f"{stack.name}-{pool}.tfvars.json"] = _json(inputs).decode()
     rows = _runner(stack, pool, out)
     for name, text in texts.items():
-        parts = {} if name.endswith(".json") else sizes(text)
+        parts = {} if name.endswith(".json") else sizes_of(text)
         total = parts.pop("total", None)
         rows.append(_row(stack, pool, out, name, text.encode()) | {"compressed": total, "parts": parts})
     return rows

@@ -16,7 +16,7 @@ from leaks import files_with
 
 import skyinfra as sky
 from skyinfra import InvalidInclude
-from skyinfra.cli.run import Goes, check_single, run_on_slot
+from skyinfra.cli.run import GangOptions, ScriptOptions, run_on_slot
 from skyinfra.client import Fetching, open_pool, run_script
 
 
@@ -55,7 +55,7 @@ def test_the_command_line_ends_as_a_shell_would_for_that_signal(fleet, tmp_path)
     manifest.write_text(json.dumps(fleet.manifest.to_json()))
     for text, code in (("import os; os.kill(os.getpid(), 15)", 128 + 15), ("import sys; sys.exit(7)", 7)):
         script.write_text(text)
-        assert run_on_slot(str(manifest), script, [], Goes()) == code
+        assert run_on_slot(str(manifest), script, [], ScriptOptions()) == code
 
 
 def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
@@ -243,7 +243,7 @@ def shipped(fleet, tmp_path, capfd):
 
     def run(script: Path, **goes) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = run_on_slot(str(manifest), script, [], Goes(**goes))
+        code = run_on_slot(str(manifest), script, [], ScriptOptions(**goes))
         return code, *capfd.readouterr()
 
     return run
@@ -360,7 +360,7 @@ def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, mo
     with pytest.raises(sky.InvalidField, match="--fetch: names no files"):
         shipped(project / "train.py", fetch=("../*",))
     with pytest.raises(sky.InvalidField, match="--fetch-to: goes with --fetch"):
-        Goes(fetch_to=tmp_path)
+        ScriptOptions(fetch_to=tmp_path)
 
 
 def test_files_of_a_script_that_is_interrupted_are_fetched(pool, project):
@@ -473,7 +473,7 @@ def test_a_script_from_elsewhere_runs_in_the_working_directory(shipped, reposito
     with pytest.raises(sky.InvalidField, match="--workdir: there is no such folder"):
         shipped(tmp_path / "other.py", workdir=tmp_path / "none")
     with pytest.raises(sky.InvalidField, match=r"--workdir: .*--alone"):
-        Goes(alone=True, workdir=repository)
+        ScriptOptions(alone=True, workdir=repository)
 
 
 @pytest.mark.parametrize(
@@ -587,7 +587,7 @@ def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
     Path("script.py").touch()
     words = [word for word in words if word != "--"]
     with pytest.raises(sky.InvalidField, match=re.escape(says)):
-        run_on_slot("fleet.json", Path(words[0]), words[1:], Goes())
+        run_on_slot("fleet.json", Path(words[0]), words[1:], ScriptOptions())
 
 
 @pytest.mark.parametrize(
@@ -601,4 +601,5 @@ def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
 )
 def test_options_that_do_not_go_together(given, says):
     with pytest.raises(sky.InvalidField, match=says):
-        check_single(**{"slots": 1, "name": None, "torchrun": False, "detach": False, **given})
+        options = ScriptOptions(slots=given.get("slots", 1), name=given.get("name"))
+        GangOptions(given.get("torchrun", False)).check(options, detach=given.get("detach", False))
