@@ -15,7 +15,7 @@ import yaml
 from skyinfra import mig
 from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.cli.options import Json
-from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, at
 from skyinfra.mig.layout import OFF
 from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
@@ -84,11 +84,8 @@ def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
 def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> None:
     """Prints the listing of ``nvidia-smi mig -lgi`` as the accelerator string that keeps every partition in place."""
     text = _text(file)
-    try:
+    with at(str(file), InvalidLayout):
         found = mig.read_listing(text)
-    except InvalidLayout as error:
-        error.at(str(file))
-        raise
     if accelerator is None:
         written = {gpu: mig.placed_text(layout) for gpu, layout in found.items()}
         _show(None, written, (), as_json=as_json)
@@ -101,11 +98,8 @@ def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> Non
     for gpu, layout in found.items():
         if gpu >= gpus:
             raise InvalidLayout(f"the node has {gpus} GPUs", field=str(file), given=f"GPU {gpu}")
-        try:
+        with at(f"{file}, GPU {gpu}", LayoutError):
             written[gpu] = mig.placed_text(mig.check_listed(layout, named.geometry))
-        except LayoutError as error:
-            error.at(f"{file}, GPU {gpu}")
-            raise
     lost = [gpu for gpu in range(gpus) if gpu not in written]
     warnings = tuple(
         mig.PartedWarning(f"GPU {gpu}", "nothing is listed on it: taken for whole, MIG off") for gpu in lost
@@ -136,11 +130,8 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
         configs = mig.read_parted(document)
     except InvalidLayout as error:
         raise _located(error, file, tree) from None
-    try:
+    with at("--config", InvalidLayout):
         entries = mig.choose_config(configs, label)
-    except InvalidLayout as error:
-        error.at("--config")
-        raise
     if accelerator is None:
         _show_entries(entries, as_json=as_json)
         return

@@ -12,7 +12,7 @@ from rich.markup import escape
 from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, steps
 from skyinfra.bootstrap import sizes as sizes_of
 from skyinfra.cli.options import Json, Wide
-from skyinfra.errors import InvalidField, NotSupported, ProjectError
+from skyinfra.errors import InvalidField, NotSupported, ProjectError, at
 from skyinfra.providers import read
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import synthesized
@@ -125,7 +125,8 @@ def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, 
         inputs["runner_file"] = Path(inputs["runner_file"]).name
     for key in _USER_DATA:
         if form is not None and inputs.get(key):
-            inputs[key] = _converted(str(inputs[key]), form, f"{stack.name}/{pool}")
+            with at(f"{stack.name}/{pool}", InvalidField):
+                inputs[key] = converted(str(inputs[key]), form)
     return inputs
 
 
@@ -174,12 +175,10 @@ def _on_cluster(
     """Writes the pool as a job or as pods, and the runner that its nodes install."""
     inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
     described = next(each for each in stack.pools if each["name"] == pool)
-    try:
+    with at(f"{stack.name}/{pool}", NotSupported):
         found = clusters.declared(stack.name, inputs, described, python=steps.versions()["python"])
         wheel = None if found.runner else runner_wheel.wheel()
         name, text = clusters.render(found, cluster, wheel=wheel.name if wheel else None)
-    except NotSupported as error:
-        raise error.at(f"{stack.name}/{pool}") from None
     rows = [_row(stack, pool, out, name, text.encode())]
     if wheel is not None:
         rows.append(_row(stack, pool, out, wheel.name, runner_wheel.compressed(wheel)))
@@ -204,13 +203,6 @@ def _declared(stack: SynthesizedStack, value: Any) -> Any:
     """An input as it was before the stack was synthesized."""
     carried = file_of(value)
     return plain(value) if carried is None else (stack.folder / carried).read_bytes().decode()
-
-
-def _converted(text: str, form: Form, fleet: str) -> str:
-    try:
-        return converted(text, form)
-    except InvalidField as error:
-        raise error.at(fleet) from None
 
 
 def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
