@@ -23,14 +23,13 @@ from skyinfra.engine.forwarding import Forward, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol import questions
+from skyinfra.protocol.calls import BESIDE, ENDED
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
 from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
-from skyinfra.worker.execute import ENDED
-from skyinfra.worker.surroundings import BESIDE
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ from skyinfra.client.futures import Future
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
+from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -29,7 +30,6 @@ from skyinfra.protocol.secrets import Secret, met
 from skyinfra.tasks import pickling
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Options, Task, on_node
-from skyinfra.worker.cancellation import PROGRAM_GRACE_S
 
 P = ParamSpec("P")
 R = TypeVar("R")
