@@ -269,10 +269,10 @@ def test_the_file_of_a_secret_stays_here(shipped, project, fleet):
     token = "tok-4f1c8b2e97"
     (project / "data/token").write_text(f"{token}\n")
     (project / "train.py").write_text("import os; print(os.listdir('data'), len(os.environ['TOKEN']))")
-    assert shipped(project / "train.py", secrets=(f"TOKEN=@{project}/data/token",))[:2] == (0, "['words.txt'] 14\n")
+    assert shipped(project / "train.py", secret=(f"TOKEN=@{project}/data/token",))[:2] == (0, "['words.txt'] 14\n")
     assert files_with(token, fleet.root) == []
     with pytest.raises(InvalidInclude, match="is the file of a secret"):
-        shipped(project / "train.py", includes=(project / "data/token",))
+        shipped(project / "train.py", include=(project / "data/token",))
 
 
 WRITER = """
@@ -385,7 +385,7 @@ def test_a_file_with_a_secret_of_the_script_is_not_kept_on_disks(shipped, projec
     (project / "train.py").write_text(
         "import os\nopen('a.log', 'w').write('x' * 5_000_000 + os.environ['TOKEN'])\nopen('b.log', 'w').write('fine')\n"
     )
-    _, _, err = shipped(project / "train.py", fetch=("*.log",), secrets=("TOKEN",))
+    _, _, err = shipped(project / "train.py", fetch=("*.log",), secret=("TOKEN",))
     assert "not fetched: a.log holds a secret of the task" in err
     assert (project / "b.log").read_text() == "fine" and not (project / "a.log").exists()
     assert files_with("tok-77f1c8b2e97a", fleet.root) == []
@@ -399,7 +399,7 @@ def test_a_script_goes_alone_where_that_is_asked_for(shipped, project):
     code, _, err = shipped(project / "train.py", alone=True)
     assert code == 1
     assert "No module named 'helper'" in err
-    code, _, _ = shipped(project / "train.py", alone=True, includes=(project / "helper.py", project / "lib"))
+    code, _, _ = shipped(project / "train.py", alone=True, include=(project / "helper.py", project / "lib"))
     assert code == 1, "its data are not beside it"
 
 
@@ -513,7 +513,7 @@ def test_a_module_that_is_missing_is_answered_with_what_ships_it(shipped, projec
     assert re.search(says, err.splitlines()[-1]), err
     if "is .*here" in says and not goes:
         path = project / (module.replace(".", "/") + ".py")
-        assert shipped(project / "train.py", includes=(path,))[0] == 0, "what it says helps"
+        assert shipped(project / "train.py", include=(path,))[0] == 0, "what it says helps"
 
 
 def test_a_script_on_several_slots_sees_their_devices(fleets, tmp_path):
