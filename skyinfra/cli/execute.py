@@ -17,7 +17,6 @@ import typer
 
 from skyinfra.blobs import copies
 from skyinfra.cli.forward import Way, write_hosts
-from skyinfra.cli.nodes import chosen
 from skyinfra.cli.options import (
     CommandWithCommand,
     Fleet,
@@ -55,7 +54,7 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
     with asked(fleet) as pool:
-        name = chosen(pool, node or _head(pool.manifest).name)[0]
+        name = pool.named(node or _head(pool.manifest).name, "NODE")[0]
         identity = pool.ask(name, questions.START, command=command)
         try:
             while True:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.nodes import chosen
 from skyinfra.cli.options import Fleet, OnNode, OnProfile, exit_code
 from skyinfra.errors import InvalidField, InvalidManifest, MissingDependency, NotSupported, counted
 from skyinfra.notebook import serve_jupyter
@@ -58,7 +57,7 @@ def port_forward(
     """Lead ports of this machine's loopback to ports of a node's, through the head's one port, until interrupted."""
     pairs = [_pair(each) for each in ports]
     with asked(fleet) as pool:
-        name = chosen(pool, node)[0]
+        name = pool.named(node, "NODE")[0]
         forwards = [(_forward(pool, name, remote, local), remote) for local, remote in pairs]
         for forward, remote in forwards:
             sys.stdout.write(f"{_HERE}:{forward.port} is port {remote} of {name} until you press Ctrl-C.\n")

@@ -1,4 +1,4 @@
-"""``skyinfra init``: a project that works as it is."""
+"""``skyinfra init``: a project that works as it is; ``skyinfra completion``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import importlib.util
 import shlex
 import sys
 import uuid
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typer._completion_shared import get_completion_script
 
 from skyinfra.bootstrap import bundled
-from skyinfra.errors import InvalidField, ProjectError, did_you_mean
+from skyinfra.errors import InvalidField, ProjectError, did_you_mean, written
 from skyinfra.stack import LIBRARIES, check_name
 
 # The living one first.
@@ -82,12 +84,10 @@ def make_project(folder: Path, *, stack: str, library: str, example: str | None 
     for file in contents:
         if file.exists():
             raise ProjectError("exists already and is not overwritten", field=str(file), hint="Choose an empty folder.")
-    try:
+    with written(ProjectError, str(folder)):
         for file, text in contents.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProjectError(f"cannot be written: {error.strerror}", field=str(folder)) from None
     return list(contents)
 
 
@@ -122,3 +122,17 @@ def _use(example: str | None, stack: str) -> str:
     if example == "notebook":
         return "jupyter lab notebook.ipynb"
     return f"skyinfra run {stack}/mig train.py --epochs 3"
+
+
+class Shell(StrEnum):
+    """A shell that completes commands."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion of a shell. --install-completion installs it; it knows stacks, pools, nodes and jobs."""
+    typer.echo(get_completion_script(prog_name="skyinfra", complete_var="_SKYINFRA_COMPLETE", shell=shell.value))

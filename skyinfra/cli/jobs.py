@@ -12,8 +12,8 @@ import typer
 from rich.markup import escape
 
 from skyinfra.blobs import copies
+from skyinfra.cli.notify import named_secret, named_target, targets, tell_of
 from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code
-from skyinfra.cli.run import named_secret, named_target, targets, tell_of
 from skyinfra.deploy.kept import keep_now, kept_jobs
 from skyinfra.errors import (
     FleetNotDeployed,
@@ -27,6 +27,7 @@ from skyinfra.errors import (
     StackNotFound,
     TaskError,
     TaskFailed,
+    written,
 )
 from skyinfra.protocol import questions
 from skyinfra.protocol.jobs import JobInfo
@@ -281,10 +282,8 @@ def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
     outcome = job.outcome(timeout)
     if outcome.failure is not None:
         raise _failed(job, outcome.failure.text)
-    try:
+    with written(InvalidField, "--output", str(output)):
         output.write_bytes(outcome.result or b"")
-    except OSError as reason:
-        raise InvalidField(f"cannot be written: {reason.strerror}", field="--output", given=str(output)) from None
 
 
 class _Printer:

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
-from skyinfra.cli.options import Fleet, Json, Wide, complete_accelerators, complete_layout
+from skyinfra.cli.options import Fleet, Json, Wide, names_of
 from skyinfra.deploy.advice import advice
 from skyinfra.deploy.transitions import transition
-from skyinfra.errors import InvalidField, InvalidLayout, counted
+from skyinfra.errors import InvalidField, InvalidLayout, counted, written
 from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
 from skyinfra.protocol.manifest import Manifest
@@ -40,7 +40,9 @@ app = typer.Typer()
 Gpu = Annotated[
     str,
     typer.Argument(
-        metavar="ACCELERATOR", help='Such as "H100", "A100-40GB" or "h100_80gb".', autocompletion=complete_accelerators
+        metavar="ACCELERATOR",
+        help='Such as "H100", "A100-40GB" or "h100_80gb".',
+        autocompletion=names_of("accelerators"),
     ),
 ]
 LayoutText = Annotated[
@@ -48,7 +50,7 @@ LayoutText = Annotated[
     typer.Argument(
         metavar="LAYOUT",
         help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills a GPU.',
-        autocompletion=complete_layout,
+        autocompletion=names_of("layouts", "accelerator"),
     ),
 ]
 Driver = Annotated[str | None, typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".')]
@@ -132,7 +134,9 @@ def show(
     named = read_gpu(accelerator, layout)
     shown = _shown(named)
     if svg is not None:
-        _write(svg, mig.svg([(each.title, each.picture, each.notes) for each in shown]))
+        text = mig.svg([(each.title, each.picture, each.notes) for each in shown])
+        with written(InvalidField, "--svg", str(svg)):
+            svg.write_text(text, encoding="utf-8")
     if as_json:
         tables.print_document(_document(named, shown))
     else:
@@ -310,12 +314,10 @@ def write_gallery(
     pages = {"index.html": gallery.index(geometries)}
     for each in geometries:
         pages[f"{each.model}.html"] = gallery.page(each, _profiles(each, all_profiles))
-    try:
+    with written(InvalidField, "--out", str(out)):
         out.mkdir(parents=True, exist_ok=True)
         for name, page in pages.items():
             (out / name).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="--out", given=str(out)) from None
     tables.console().print(f"{counted(len(geometries), 'page')} and index.html written to {out}", markup=False)
 
 
@@ -431,10 +433,3 @@ def _gpu(shown: Shown) -> dict[str, Any]:
         "why": shown.tried.why or None,
         "instead": [mig.text(names) for names in shown.instead],
     }
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None

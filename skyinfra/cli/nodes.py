@@ -13,7 +13,7 @@ from rich.table import Table
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
 from skyinfra.deploy.cost import standing_cost
-from skyinfra.errors import InvalidField, NodeError, counted, did_you_mean
+from skyinfra.errors import InvalidField, NodeError, counted
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.readings import SlotReading
@@ -41,22 +41,11 @@ Tasks = dict[str, list["RunningTask"]]
 app = typer.Typer()
 
 
-def chosen(pool: Questions, node: str | None) -> list[str]:
-    """Returns *node*, or the names of all nodes. Raises `InvalidField` for an unknown node."""
-    names = pool.node_names()
-    if node is None:
-        return names
-    if node not in names:
-        hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
-        raise InvalidField(f"{pool.manifest.fleet} has no node of that name", field="NODE", given=node, hint=hint)
-    return [node]
-
-
 @app.command()
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
     with asked(fleet) as pool, working(f"doctor {fleet}: asking the nodes"):
-        answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
+        answers = pool.ask_all(pool.named(node, "NODE"), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
         tables.print_document({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
@@ -105,7 +94,7 @@ def top(
 
     out = tables.console()
     with asked(fleet) as pool:
-        names = chosen(pool, node)
+        names = pool.named(node, "NODE")
         if as_json:
             tables.print_document(_usage_document(*_usage(pool, names)))
         elif not out.is_terminal:
@@ -250,7 +239,7 @@ def logs(
         raise typer.BadParameter("--json is printed once, and --follow goes on")
     source = "boot" if boot else "task" if task else "runner"
     with asked(fleet) as pool:
-        names = chosen(pool, node)
+        names = pool.named(node, "NODE")
         answers = pool.ask_all(names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":
             answers = _of_task(answers, task)

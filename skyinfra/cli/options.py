@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,47 +19,18 @@ from skyinfra.errors import DeclarationError
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
 
-# Completion of a shell. Each imports what it reads when it is asked.
 
-
-def complete_stacks() -> list[str]:
-    """Returns the names of the stacks."""
-    from skyinfra.terminal import names
-
-    return names.stacks()
-
-
-def complete_fleets() -> list[str]:
-    """Returns the fleets, ``STACK/POOL``."""
-    from skyinfra.terminal import names
-
-    return names.fleets()
-
-
-def complete_accelerators() -> list[str]:
-    """Returns the names of the accelerators."""
-    from skyinfra.terminal import names
-
-    return names.accelerators()
-
-
-def of_fleet(kind: Literal["nodes", "profiles", "jobs"]) -> Callable[[typer.Context], list[str]]:
-    """Returns what completes the names of that *kind* in the fleet that was given before."""
+def names_of(kind: str, given: str | None = None) -> Callable[[typer.Context], list[str]]:
+    """Returns what completes names of that *kind* (see `terminal.names`) in a shell; *given*: of what that argument
+    names."""
 
     def complete(ctx: typer.Context) -> list[str]:
-        from skyinfra.terminal import names
+        from skyinfra.terminal import names  # only for a shell that asks
 
-        found: list[str] = getattr(names, kind)(ctx.params.get("fleet") or "")
+        found: list[str] = getattr(names, kind)(*([ctx.params.get(given) or ""] if given else []))
         return found
 
     return complete
-
-
-def complete_layout(ctx: typer.Context) -> list[str]:
-    """Returns the profiles of the accelerator that was given before."""
-    from skyinfra.terminal import names
-
-    return names.layouts(ctx.params.get("accelerator") or "")
 
 
 def _widen(wide: bool) -> bool:
@@ -68,27 +39,31 @@ def _widen(wide: bool) -> bool:
 
 
 # typer reads these annotations at run time.
-Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.", autocompletion=complete_fleets)]
+Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.", autocompletion=names_of("fleets"))]
 StackName = Annotated[
     str | None,
-    typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=complete_stacks),
+    typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=names_of("stacks")),
 ]
 NodeName = Annotated[
-    str | None, typer.Argument(metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes"))
+    str | None, typer.Argument(metavar="NODE", help="Only this node.", autocompletion=names_of("nodes", "fleet"))
 ]
 JobName = Annotated[
     str,
-    typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=of_fleet("jobs")),
+    typer.Argument(
+        metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=names_of("jobs", "fleet")
+    ),
 ]
 OnlyNode = Annotated[
-    str | None, typer.Option("--node", metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes"))
+    str | None,
+    typer.Option("--node", metavar="NODE", help="Only this node.", autocompletion=names_of("nodes", "fleet")),
 ]
 OnNode = Annotated[
-    str | None, typer.Option("--node", metavar="NODE", help="On a slot of this node.", autocompletion=of_fleet("nodes"))
+    str | None,
+    typer.Option("--node", metavar="NODE", help="On a slot of this node.", autocompletion=names_of("nodes", "fleet")),
 ]
 OnProfile = Annotated[
     str | None,
-    typer.Option(metavar="PROFILE", help="On a slot with this profile.", autocompletion=of_fleet("profiles")),
+    typer.Option(metavar="PROFILE", help="On a slot with this profile.", autocompletion=names_of("profiles", "fleet")),
 ]
 Secrets = Annotated[
     list[str] | None,

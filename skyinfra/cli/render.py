@@ -12,7 +12,7 @@ from rich.markup import escape
 from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, steps
 from skyinfra.bootstrap import sizes as sizes_of
 from skyinfra.cli.options import Json, Wide
-from skyinfra.errors import InvalidField, NotSupported, ProjectError, at
+from skyinfra.errors import InvalidField, NotSupported, ProjectError, at, written
 from skyinfra.providers import read
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import synthesized
@@ -213,8 +213,6 @@ def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[s
 
 
 def _write(file: Path, content: bytes) -> None:
-    try:
+    with written(ProjectError, str(file)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    except OSError as error:
-        raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None

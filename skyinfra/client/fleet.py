@@ -21,7 +21,7 @@ from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
 from skyinfra.engine.forwarding import Forward, join
 from skyinfra.engine.loop import LoopThread
-from skyinfra.errors import FleetError, FleetUnreachable
+from skyinfra.errors import FleetError, FleetUnreachable, InvalidField, did_you_mean
 from skyinfra.protocol import questions
 from skyinfra.protocol.calls import BESIDE, ENDED
 from skyinfra.protocol.manifest import Manifest
@@ -81,6 +81,14 @@ class AskedFleet:
         told = now.state.slots if now.state is not None else {}
         known = [node.name for node in self.manifest.nodes]
         return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
+
+    def named(self, node: str | None, field: str = "node") -> list[str]:
+        """The node of that name, or for None all. Raises `InvalidField`, for the option *field*."""
+        nodes = self.node_names()
+        if node is None or node in nodes:
+            return nodes if node is None else [node]
+        hint = did_you_mean(node, nodes) or f"Nodes: {', '.join(nodes)}."
+        raise InvalidField(f"{self.manifest.fleet} has no node of that name", field=field, given=node, hint=hint)
 
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""

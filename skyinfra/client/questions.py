@@ -40,6 +40,10 @@ class Questions:
         """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
         return self._fleet.node_names()
 
+    def named(self, node: str | None, field: str = "node") -> list[str]:
+        """Returns *node*, or for None the names of all nodes. Raises `InvalidField` for an unknown one."""
+        return self._fleet.named(node, field)
+
     def running(self) -> dict[str, list[RunningTask]]:
         """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
         found = self._fleet.from_head(self._fleet.connection.running())

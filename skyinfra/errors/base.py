@@ -64,6 +64,15 @@ def at(field: str, kind: type[SkyinfraError] = SkyinfraError) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def written(error: type[SkyinfraError], field: str, given: object = None) -> Iterator[None]:
+    """Raises *error* for *field* in place of OSError, where what the block writes cannot be written."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot be written: {reason.strerror}", field=field, given=given) from None
+
+
 def counted(number: int, noun: str) -> str:
     """Returns the number with its noun: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

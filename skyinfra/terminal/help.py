@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deploy": ("stacks", "Create or change what is declared, and wait for the nodes"),
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
     "destroy": ("stacks", "Remove everything a stack created, after keeping its jobs' logs"),
-    "completion": ("completion", "Print the completion of a shell"),
+    "completion": ("init", "Print the completion of a shell"),
     "run": ("run", "Run a Python script on one slot"),
     "put": ("execute", "Copy a file or a folder to the nodes, below sky.files() of tasks"),
     "get": (
@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "layouts",
         "Recommend a fixed layout, from the tasks that ran on a fleet: what they used, how long they waited",
     ),
-    "mig pack": ("pack", "Find the cheapest machines that hold so many partitions"),
+    "mig pack": ("offers", "Find the cheapest machines that hold so many partitions"),
     "mig profiles": ("layouts", "List the profiles of a GPU"),
     "mig layouts": ("layouts", "List the layouts of a GPU beside which nothing more fits"),
     "mig gallery": ("layouts", "Write a page for each GPU model"),

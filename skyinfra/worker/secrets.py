@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from skyinfra.protocol.secrets import SHORTEST
-from skyinfra.worker import output
+from skyinfra.worker import output, surroundings
 
 if TYPE_CHECKING:
     from skyinfra.protocol.failures import Failure
@@ -51,18 +51,8 @@ def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[
     if not values:
         yield 2
         return
-    wanted = {**values, VARIABLE: ",".join(values)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        with _masked(masker, key) as target:
-            yield target
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with surroundings.variables({**values, VARIABLE: ",".join(values)}), _masked(masker, key) as target:
+        yield target
 
 
 @contextlib.contextmanager

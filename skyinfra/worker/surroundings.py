@@ -50,14 +50,21 @@ def surrounded(env: Mapping[str, str] | None, workdir: str | None) -> Iterator[N
 
     In the folder stands what is at *workdir* in the tree. What the task writes there is removed with it.
     """
-    before = {name: os.environ.get(name) for name in env or ()}
-    try:
-        path = _path(os.environ[NODE_DIRECTORY])
-        with _folder(path):
-            if workdir is not None:
-                _link(workdir, Path(path))
-            os.environ.update(env or {})
+    path = _path(os.environ[NODE_DIRECTORY])
+    with _folder(path):
+        if workdir is not None:
+            _link(workdir, Path(path))
+        with variables(env or {}):
             yield
+
+
+@contextlib.contextmanager
+def variables(env: Mapping[str, str]) -> Iterator[None]:
+    """Sets the variables *env* of this process in the body."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
     finally:
         for name, value in before.items():
             if value is None:

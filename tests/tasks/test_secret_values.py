@@ -11,7 +11,8 @@ import cloudpickle
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.run import ScriptOptions, named_secret
+from skyinfra.cli.notify import named_secret
+from skyinfra.cli.run import ScriptOptions
 from skyinfra.compiler import compile_pool, revision
 from skyinfra.tasks import Task
 from skyinfra.tasks.pickling import Shipment
