@@ -29,7 +29,7 @@ from skyinfra.protocol.calls import ATTEMPTS, FETCH, Outcome
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task
 from skyinfra.worker.ranks import run as run_rank
@@ -222,7 +222,7 @@ class _Start:
         )
         target = Target(slot=place.slots[place.rank])
         outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)
-        return cast(RankEnd, pickling.result(outcome, title))
+        return cast(RankEnd, outcomes.result(outcome, title))
 
     async def _until_over(
         self, tasks: Sequence[asyncio.Task[RankEnd]], working: Sequence[asyncio.Task[RankEnd]]

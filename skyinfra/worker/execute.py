@@ -110,7 +110,7 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
 
     def again(death: Death | None) -> None:
         folder = Path(os.environ[instance.NODE_DIRECTORY])
-        secrets.recover(task.key, masker, output.path_of(task.key, folder))
+        secrets.recover(task.key, masker, Path(output.file_of(task.key, folder)))
         streaming.tell_rest(task.key, folder, say, death)
 
     late, masker = False, Masker(())

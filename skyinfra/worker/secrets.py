@@ -58,20 +58,14 @@ def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[
 @contextlib.contextmanager
 def _masked(masker: Masker, key: str) -> Iterator[int]:
     """Masks what goes to the standard streams, which are one file, in the body."""
-    output.flush()
-    before = os.dup(1), os.dup(2)
-    funnel = Funnel(masker, before[0], key)
+    target = os.dup(1)
+    funnel = Funnel(masker, target, key)
     try:
-        for number in (1, 2):
-            os.dup2(funnel.handle, number)
-        yield before[1]
+        with output.redirected(funnel.handle):
+            yield target
     finally:
-        output.flush()
-        for number, old in zip((1, 2), before, strict=True):
-            os.dup2(old, number)
         funnel.close()
-        for old in before:
-            os.close(old)
+        os.close(target)
 
 
 def without(environ: Mapping[str, str]) -> dict[str, str]:

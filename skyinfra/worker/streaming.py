@@ -163,7 +163,7 @@ def tell_rest(key: str, folder: Path, send: Send | None, death: Death | None) ->
 
     *death*: says how much the client had; None where nobody knows: it gets all of it again then.
     """
-    file = str(output.path_of(key, folder))
+    file = output.file_of(key, folder)
     if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
         return
     _begins[file] = death.shown
