@@ -125,17 +125,8 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
     """The offers as a table, with a mark at the *chosen* one."""
     first, second = ("SPOT PER HOUR", "ON DEMAND PER HOUR") if query.spot else ("ON DEMAND PER HOUR", "SPOT PER HOUR")
     made = tables.table(
-        "",
-        "PROVIDER",
-        "MACHINE",
-        "ACCELERATOR",
-        "MEMORY",
-        "PARTITIONED BY",
-        "VCPUS",
-        "RAM",
-        first,
-        second,
-        "DEPLOYABLE",
+        *("", "PROVIDER", "MACHINE", "ACCELERATOR", "MEMORY", "PARTITIONED BY", "VCPUS", "RAM"),
+        *(first, second, "DEPLOYABLE"),
         leave_out=("PARTITIONED BY", "RAM", "VCPUS", "DEPLOYABLE", second, "MEMORY"),
         sentences=("ACCELERATOR",),
     )
