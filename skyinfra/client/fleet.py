@@ -19,7 +19,7 @@ from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import forked
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
-from skyinfra.engine.forwarding import Forward, join
+from skyinfra.engine.forwarding import Forward, Listener, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable, InvalidField, did_you_mean
 from skyinfra.protocol import questions
@@ -61,7 +61,7 @@ class AskedFleet:
         self.loop = LoopThread()
         self._process = os.getpid()
         self._ended = threading.Event()
-        self._listening: list[Dashboard | Forward] = []
+        self._listening: list[Listener] = []
         try:
             self.loop.run(self._open(limits))
         except BaseException:
@@ -97,7 +97,7 @@ class AskedFleet:
     def dashboard(self, port: int, *, browser: bool, own: Own) -> str:
         """See `Pool.dashboard`; *own* answers for the fleet page."""
         dashboard = Dashboard(self.connection, own)
-        self.in_loop(dashboard.start(port))
+        self.in_loop(dashboard.start(port, field="--port"))
         self._listening.append(dashboard)
         if browser:
             dashboard.show()
@@ -106,7 +106,7 @@ class AskedFleet:
     def forward(self, node: str, port: int, local: int, on_failure: Callable[[Exception], object]) -> Forward:
         """See `Questions.forward`."""
         forward = Forward(lambda: self._way_to(node, port), on_failure)
-        self.in_loop(forward.start(local))
+        self.in_loop(forward.start(local, field="PORT", hint="Another one of this machine: LOCAL:PORT."))
         self._listening.append(forward)
         return forward
 
