@@ -49,7 +49,6 @@ app = typer.Typer()
 @app.command("list")
 def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
-
     kept: dict[str, object] | None = None
     try:
         with asked(fleet) as pool:

@@ -63,7 +63,6 @@ def _findings(answer: object) -> list[Finding]:
 
 
 def _show_findings(found: dict[str, list[Finding]]) -> None:
-
     out = tables.console()
     made = tables.table(
         "NODE", "WHAT", "RESULT", "FOUND", "WANTED", leave_out=("WANTED",), sentences=("WHAT", "FOUND", "WANTED")
@@ -91,7 +90,6 @@ def top(
     wide: Wide = False,
 ) -> None:
     """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
-
     out = tables.console()
     with asked(fleet) as pool:
         names = pool.named(node, "NODE")
@@ -134,7 +132,6 @@ def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
 
 
 def _usage_table(answers: Answers, tasks: Tasks) -> Table:
-
     readings = [each for answer in answers.values() if not isinstance(answer, NodeError) for each in answer]
     # A simulation has no such figures, or some of them.
     made_up = bool(readings) and all(each.slot.simulated for each in readings)
