@@ -43,23 +43,21 @@ def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Se
     return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
 
 
-def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, node: str | None = None) -> str:
+def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, nodes: Sequence[str]) -> str:
     """See `Pool.put`."""
     path = Path(path).expanduser().absolute()
     if not path.exists():
         raise InvalidInclude("is not there", field="path", given=str(path))
     name = sync.remote_path(remote if remote is not None else path.name)
-    nodes = fleet.named(node)
     tree = fleet.from_head(sync.send_files(fleet.connection.head, path, name, fleet.manifest.secret))
     with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as workers:
         list(workers.map(lambda node: _ask_until_done(fleet, node, questions.PUT, tree=tree), nodes))
     return name
 
 
-def get(fleet: AskedFleet, remote: str | Path, path: str | Path, node: str | None) -> Path:
+def get(fleet: AskedFleet, remote: str | Path, path: str | Path, nodes: Sequence[str]) -> Path:
     """See `Pool.get`."""
     name = sync.remote_path(remote)
-    nodes = fleet.named(node)
     if len(nodes) > 1:
         raise InvalidField("several nodes have files", field="node", hint=f"Name one of: {', '.join(nodes)}.")
     tree = _ask_until_done(fleet, nodes[0], questions.GET, path=name)
