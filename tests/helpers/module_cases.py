@@ -12,7 +12,7 @@ from typing import Any
 import marketplaces
 from mock_provider.schema import Schema
 from mock_provider.world import World
-from support import ROOT
+from support import ROOT, module_source
 
 Inputs = dict[str, Any]
 
@@ -29,7 +29,6 @@ class ModuleCase:
     ``inputs`` make two nodes, ``layout`` are those that a changed layout changes. ``nodes`` matches the addresses of
     machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines. The
     machines of ``over_ssh`` are set up by ssh, whose far end is then the stand-in of `far_end`.
-    machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines.
     ``layouts`` is false where nobody partitions: then other user data of the same revision change nothing. ``api`` is
     the server that its programs ask, with the variables by which they find it.
     """
@@ -52,6 +51,10 @@ class ModuleCase:
         return ROOT / "modules" / self.name
 
     @property
+    def source(self) -> str:
+        return module_source(self.name)
+
+    @property
     def examples(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("examples/*/main.tf"))
 
@@ -62,7 +65,7 @@ def root(case: ModuleCase, **inputs: Any) -> str:
     content: dict[str, Any] = {
         "terraform": {"required_providers": {name: {"source": source} for name, source in sources.items()}},
         "provider": case.providers,
-        "module": {"train": {"source": str(case.folder), "name": "train", **case.inputs, **inputs}},
+        "module": {"train": {"source": case.source, "name": "train", **case.inputs, **inputs}},
         "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
     }
     return json.dumps(
@@ -149,7 +152,7 @@ GCP = ModuleCase(
         "layout": "a",
     },
     layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
-    nodes=r"google_compute_instance\.",
+    nodes=r"module\.google\.google_compute_instance\.",
     answers=gcp_answers,
 )
 
@@ -212,7 +215,7 @@ def over_ssh(
         layout=_script("b"),
         nodes=r"(?!terraform_data)\w+\.node\[",
         # What sets a machine up, or hands a layout on, is none.
-        carriers=r"terraform_data\.(layout|worker_layout)\b",
+        carriers=r"module\.hosts\.terraform_data\.(layout|worker_layout)\b",
         answers=answers,
         providers=providers or {},
         over_ssh=True,

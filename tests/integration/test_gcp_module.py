@@ -39,7 +39,7 @@ def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
     root = {
         "terraform": {"required_providers": {"google": {"source": "registry.terraform.io/hashicorp/google"}}},
         "provider": GCP.providers,
-        "module": {"train": {"source": str(GCP.folder), "name": "train", **GCP.inputs, **inputs}},
+        "module": {"train": {"source": GCP.source, "name": "train", **GCP.inputs, **inputs}},
         "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
     }
     bed.write(json.dumps(root), "main.tf.json")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mock_provider.bed import Bed, served
 from module_cases import gcp_answers
-from support import ROOT
+from support import ROOT, module_source
 
 from skyinfra.offers import load
 from skyinfra.protocol.manifest import Manifest
@@ -48,7 +48,7 @@ def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
         "provider": {name: {"alias": "there", **place} for name in PROVIDERS},
         "module": {
             "train": {
-                "source": str(ROOT / "modules" / "gcptpu"),
+                "source": module_source("gcptpu"),
                 "providers": {name: f"{name}.there" for name in PROVIDERS},
                 **INPUTS,
                 **inputs,
@@ -149,7 +149,7 @@ def test_what_its_readme_shows_is_valid(bed: Bed) -> None:
     [shown] = [each.partition("```")[0] for each in text.split("```hcl\n")[1:]]
     for name in ("head.sh", "worker.sh"):
         bed.write("#!/bin/sh\n", name)
-    bed.write(shown.replace("./modules/gcptpu", str(ROOT / "modules" / "gcptpu")))
+    bed.write(shown.replace("./modules/gcptpu", module_source("gcptpu")))
     bed.run("init", "-no-color")
     bed.run("validate", "-no-color")
     bed.run("fmt", "-check", "-recursive", str(ROOT / "modules" / "gcptpu"))

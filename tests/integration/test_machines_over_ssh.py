@@ -43,7 +43,7 @@ def clouds(*cases: ModuleCase) -> pytest.MarkDecorator:
 
 
 def declare(bed: Bed, case: ModuleCase = DIGITALOCEAN, **inputs: Any) -> None:
-    module = {"source": str(case.folder), "name": "train", "node_count": 2, **case.inputs, **inputs}
+    module = {"source": case.source, "name": "train", "node_count": 2, **case.inputs, **inputs}
     fleet = {"fleet": {"value": "${module.train.fleet}", "sensitive": True}}
     root = {"provider": case.providers, "module": {"train": module}, "output": fleet}
     bed.write(json.dumps({key: value for key, value in root.items() if value}), "main.tf.json")

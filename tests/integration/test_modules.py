@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fleet import SCRIPTS, environment, processes, until
-from support import ROOT
+from support import ROOT, module_source
 
 import skyinfra as sky
 from skyinfra.client import open_pool
@@ -109,7 +109,7 @@ def _refused(folder: Path, *given: tuple[str, str]) -> str:
     """What a plan of modules with these lines says, in one line."""
     common = 'name = "x"\n user_data_head = "{}"'
     calls = [
-        f'module "x{number}" {{\n source = "{ROOT}/modules/{module}"\n {common}\n {line}\n}}\n'
+        f'module "x{number}" {{\n source = "{module_source(module)}"\n {common}\n {line}\n}}\n'
         for number, (module, line) in enumerate(given)
     ]
     (folder / "main.tf").write_text("".join(calls))
@@ -141,7 +141,7 @@ def test_inputs_of_containers_that_do_not_go_together_are_refused(line: str, wor
 def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
     example = re.search(r"```hcl\n(.*?)```", (ROOT / "modules" / "container" / "README.md").read_text(), re.DOTALL)
     assert example
-    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", f"{ROOT}/modules/container"))
+    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", module_source("container")))
     for name in re.findall(r'"([\w.-]+\.(?:sh|whl))"', example.group(1)):
         (tmp_path / name).write_text("#!/bin/sh\n")
     assert terraform(tmp_path, "init").returncode == 0
@@ -171,7 +171,7 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
 def test_inputs_that_hosts_cannot_have_are_refused(line: str, words: str, tmp_path: Path) -> None:
     hosts = "" if "hosts =" in line else '\n hosts = [{ address = "a" }]'
     (tmp_path / "main.tf").write_text(
-        f'module "x" {{\n source = "{ROOT}/modules/ssh"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
+        f'module "x" {{\n source = "{module_source('ssh')}"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
     )
     assert terraform(tmp_path, "init").returncode == 0
     result = terraform(tmp_path, "plan", "-no-color")
