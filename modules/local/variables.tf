@@ -110,14 +110,8 @@ variable "labels" {
 
 variable "slots" {
   description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, host, cpu), accelerator, profile, gpu."
-  type = list(object({
-    index       = number
-    kind        = string
-    accelerator = optional(string)
-    profile     = optional(string)
-    gpu         = optional(number)
-  }))
-  default = []
+  type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+  default     = []
 }
 
 variable "simulate" {

@@ -26,7 +26,7 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"
-_CONFIGURATION = re.compile(r'module\.[^.]+\.terraform_data\.(?:head|worker\["[^"]+"\])')
+_CONFIGURATION = re.compile(r'module\.[^.]+\.(?:module\.hosts\.)?terraform_data\.(?:head|worker\["[^"]+"\])')
 
 
 @contextlib.contextmanager
@@ -111,15 +111,18 @@ def carry_out(
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
-    An empty plan is returned without asking. planning: is entered while Terraform plans. before: is called with an
-    approved plan, before anything is changed. on_event: gets the events of the apply. line: shows them in
-    place of lines of their own. Takes and raises what `planned` does.
+    An empty plan is returned without asking; names that its resources get in the state are written. planning: is
+    entered while Terraform plans. before: is called with an approved plan, before anything is changed. on_event: gets
+    the events of the apply. line: shows them in place of lines of their own. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
     with contextlib.ExitStack() as inside:
         with planning or contextlib.nullcontext():
             terraform, plan = inside.enter_context(planned(stack, destroy=destroy, replace=replace, target=target))
         if plan.empty:
+            if plan.moves and not destroy:
+                # A module of another version has other names for what stands. Only the state is written.
+                terraform.apply_plan(plan, lambda event: None)
             return plan
         if not approve(plan):
             return None

@@ -348,7 +348,12 @@ def _lose(bed: Bed, name: str) -> None:
 
 
 def test_nothing_of_a_module_is_said_twice() -> None:
-    """The files that set machines up are copies, and nothing in them is of one provider."""
-    for name in ("hosts.tf", "machines.tf", "keys.tf", "host.sh", "node.sh"):
-        text = (ROOT / "modules" / name).read_text().lower()
-        assert not [each for each in ("digitalocean", "verda", "lambda", "azure") if each in text], name
+    """What sets machines up stands once, and nothing in it is of one provider."""
+    files = [path for path in (ROOT / "modules" / "hosts").iterdir() if path.suffix in (".tf", ".sh")]
+    assert {"main.tf", "host.sh", "node.sh"} <= {path.name for path in files}
+    for path in files:
+        text = path.read_text().lower()
+        assert not [each for each in ("digitalocean", "verda", "lambda", "azure") if each in text], path.name
+    for case in (each for each in CASES if each.over_ssh):
+        module = "".join(path.read_text() for path in case.folder.glob("*.tf"))
+        assert 'source = "../hosts"' in module and "provisioner" not in module, case.name

@@ -14,13 +14,16 @@ from fleet import SCRIPTS, environment, processes, until
 from support import ROOT, module_source
 
 import skyinfra as sky
+from skyinfra.bootstrap import bundled
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.providers import Data
 from skyinfra.terraform.program import Terraform, find_program
-from tools import core, new_provider
+from tools import new_provider
 
-MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
+# Those that people call have a README; the others are called by them.
+MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/README.md"))
+SIBLINGS = sorted({*(path for path in (ROOT / "modules").iterdir() if path.is_dir())} - {*MODULES})
 CORE = {
     "name",
     "node_count",
@@ -35,6 +38,9 @@ CORE = {
     "labels",
 }
 
+# What the others give ../core, or what it is made from.
+OF_ALL = {"stack", "slots", "runner_file", "versions", "user_data_revision", "scheduler_port"}
+
 
 def variables(module: Path) -> dict[str, str]:
     """The bodies of the variables of *module*."""
@@ -47,17 +53,22 @@ def type_of(body: str) -> str:
     return "".join(found[1].split()) if found else ""
 
 
-def test_the_core_of_the_modules_has_one_source() -> None:
-    assert [folder.name for folder in core.folders()] == [m.name for m in MODULES if m.name not in core.APART]
-    for source, copy in core.copies():
-        assert copy.read_bytes() == source.read_bytes(), f"{copy}: run python -m tools.core"
+def test_what_modules_share_stands_once() -> None:
+    assert [path.name for path in SIBLINGS] == ["core", "google", "hosts", "market"]
+    for module in MODULES:
+        called = {path.name for path in bundled.modules([module.name], ROOT / "modules")} - {module.name}
+        # Nodes of local are processes, whose configuration is complete only once the head listens.
+        assert ("core" in called) is (module.name != "local")
+    files = [path for path in (ROOT / "modules").rglob("*") if path.suffix in (".sh", ".py", ".tf")]
+    texts = [path.read_bytes() for path in files if "examples" not in path.parts and path.name != "moved.tf" and path.stat().st_size > 1000]
+    assert len(texts) == len(set(texts)) > 40
 
 
 def test_the_core_inputs_have_the_same_types_everywhere() -> None:
     of_aws = variables(ROOT / "modules" / "aws")
     for module in MODULES:
         for name, body in variables(module).items():
-            if name in CORE or f'variable "{name}"' in (ROOT / "modules" / "core.tf").read_text():
+            if name in CORE or name in OF_ALL:
                 assert type_of(body) == type_of(of_aws[name]) != "", f"{module.name}: {name}"
 
 
@@ -81,6 +92,17 @@ def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
         assert re.search(rf"`{name}`", (module / "README.md").read_text()), f"{name} is not in the README"
     outputs = (module / "outputs.tf").read_text()
     assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
+
+
+@pytest.mark.parametrize("module", SIBLINGS, ids=lambda path: path.name)
+def test_a_module_that_others_call_is_whole(module: Path) -> None:
+    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    text = "".join(path.read_text() for path in module.glob("*.tf"))
+    for kind in ("variable", "output"):
+        for name, body in re.findall(rf'^{kind} "(\w+)" \{{\n(.*?)^\}}', text, re.MULTILINE | re.DOTALL):
+            assert re.search(r"^  description = ", body, re.MULTILINE), f"{name} has no description"
+            assert kind == "output" or "any" not in re.findall(r"\b\w+\b", type_of(body)), f"{name} has no type"
+            assert kind == "output" or re.search(rf"\bvar\.{name}\b", text), f"{name} is not used"
 
 
 # Inputs that make no sense at a module, and what is said of them.
@@ -171,7 +193,7 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
 def test_inputs_that_hosts_cannot_have_are_refused(line: str, words: str, tmp_path: Path) -> None:
     hosts = "" if "hosts =" in line else '\n hosts = [{ address = "a" }]'
     (tmp_path / "main.tf").write_text(
-        f'module "x" {{\n source = "{module_source('ssh')}"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
+        f'module "x" {{\n source = "{module_source("ssh")}"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
     )
     assert terraform(tmp_path, "init").returncode == 0
     result = terraform(tmp_path, "plan", "-no-color")
