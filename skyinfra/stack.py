@@ -247,12 +247,12 @@ def _different(needed: Sequence[TerraformProvider]) -> list[TerraformProvider]:
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
     """The inputs of the pool's module: the core ones of every provider, then the provider's own."""
     pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
-    return {
+    inputs = {
         "name": pool.name,
         "stack": deployment.stack,
         "node_count": pool.nodes,
         "machine_types": list(selection.machine_types),
-        "image": selection.image,
+        **({"image": selection.image} if selection.image else {}),
         "disk_gb": pool.disk_gb or 0,
         "spot": pool.spot,
         "user_data_head": data.head,
@@ -264,6 +264,8 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         **({"versions": data.versions} if data.versions else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
+    # What a place has none of, its module does not ask for.
+    return {name: value for name, value in inputs.items() if pool.provider.data.takes(name)}
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:

@@ -16,8 +16,7 @@ locals {
   tags   = merge(var.labels, { "skyinfra:stack" = var.stack, "skyinfra:pool" = var.name })
 }
 
-# The fleet secret: in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat
-# as sensitive and prints in the plan of a destroy.
+# The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 

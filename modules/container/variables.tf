@@ -85,54 +85,6 @@ variable "image" {
   }
 }
 
-variable "disk_gb" {
-  description = "Disk of a node in GB. A container uses its host's disk; 0, the default, says so."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: a container uses its host's disk; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. A container is not bought, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: a container is not bought; leave it false."
-  }
-}
-
-variable "ssh_public_key" {
-  description = "Key to log in with. A container has no SSH server, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: a container has no SSH server; leave it empty. `docker exec -it` opens a shell."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. An engine publishes a port to all or to its own machine, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: an engine lets in everybody or its own machine (see host); leave it empty."
-  }
-}
-
 variable "labels" {
   description = "Labels of the containers. Others reach the containers that are made from then on."
   type        = map(string)

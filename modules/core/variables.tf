@@ -37,7 +37,7 @@ variable "pool" {
 }
 
 variable "secret" {
-  description = "The resource with the fleet secret. It stands in the module of the provider, where `-replace` names it."
+  description = "The resource with the fleet secret. It stands in the module of the provider, where `-replace` names it; in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat as sensitive and prints in the plan of a destroy."
   type        = object({ triggers_replace = string })
 }
 

@@ -6,8 +6,7 @@ locals {
   tags = concat([local.tag], [for key, value in var.labels : "${key}:${value}"])
 }
 
-# The fleet secret: in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat
-# as sensitive and prints in the plan of a destroy.
+# The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 

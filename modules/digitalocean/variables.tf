@@ -118,30 +118,6 @@ variable "wait_seconds" {
   nullable    = false
 }
 
-variable "disk_gb" {
-  description = "Disk of a node in GB. That of a droplet comes with its size; 0, the default, says so."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: the disk of a droplet comes with its size; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. DigitalOcean has none, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: DigitalOcean has no interruptible capacity; leave it false."
-  }
-}
-
 variable "ssh_key_id" {
   description = "Id or fingerprint of ssh_public_key where the account has it already, for DigitalOcean takes a key once; null registers it."
   type        = string

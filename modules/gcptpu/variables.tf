@@ -144,18 +144,6 @@ variable "image" {
   nullable    = false
 }
 
-variable "disk_gb" {
-  description = "Boot disk of a node in GB. That of a slice is as large as it is, so only 0 is allowed."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: the boot disk of a TPU is as large as it is; leave it 0."
-  }
-}
-
 variable "spot" {
   description = "Whether the slices are spot capacity. The head is on-demand all the same."
   type        = bool

@@ -8,8 +8,7 @@ locals {
   ]
 }
 
-# The fleet secret: in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat
-# as sensitive and prints in the plan of a destroy.
+# The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
@@ -95,11 +94,6 @@ resource "lambdalabs_instance" "node" {
     precondition {
       condition     = var.image == "lambda-stack"
       error_message = "image: the provider launches Lambda Stack alone; give lambda-stack."
-    }
-
-    precondition {
-      condition     = length(var.allow_cidrs) == 0
-      error_message = "allow_cidrs: the firewall is that of the account, which the provider does not change; leave it empty, and open port ${var.scheduler_port} there."
     }
 
     precondition {

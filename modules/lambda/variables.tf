@@ -97,13 +97,6 @@ variable "key_file" {
   nullable    = false
 }
 
-variable "allow_cidrs" {
-  description = "Networks that may reach port 22 of the nodes and the scheduler's port of the head; the machine that applies stands in one of them."
-  type        = list(string)
-  default     = []
-  nullable    = false
-}
-
 variable "labels" {
   description = "Labels, on everything of the module that the cloud labels."
   type        = map(string)
@@ -116,30 +109,6 @@ variable "wait_seconds" {
   type        = number
   default     = 1800
   nullable    = false
-}
-
-variable "disk_gb" {
-  description = "Disk of a node in GB. That of a machine comes with its type; 0, the default, says so."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: the disk of a machine comes with its type; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. Lambda has none, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: Lambda has no interruptible capacity; leave it false."
-  }
 }
 
 variable "known_hosts" {

@@ -11,12 +11,13 @@ variable "pool" {
     node_count       = number
     user_data_head   = string
     user_data_worker = string
-    runner_file      = string
-    scheduler_port   = number
-    machine_types    = list(string)
-    versions         = object({ python = string, requirements = list(string) })
-    slots            = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
-    wait_seconds     = number
+    # Nothing brings one.
+    runner_file    = optional(string, "")
+    scheduler_port = number
+    machine_types  = list(string)
+    versions       = object({ python = string, requirements = list(string) })
+    slots          = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+    wait_seconds   = number
   })
 
   validation {

@@ -18,8 +18,7 @@ locals {
   }
 }
 
-# The fleet secret: in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat
-# as sensitive and prints in the plan of a destroy.
+# The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
@@ -42,7 +41,6 @@ module "market" {
     machine_types    = var.machine_types
     user_data_head   = var.user_data_head
     user_data_worker = var.user_data_worker
-    runner_file      = var.runner_file
     versions         = var.versions
     slots            = var.slots
     scheduler_port   = var.scheduler_port

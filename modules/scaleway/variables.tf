@@ -129,15 +129,3 @@ variable "disk_gb" {
     error_message = "disk_gb: at least 50, or 0 for 125."
   }
 }
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. Scaleway has none, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: Scaleway has no interruptible capacity; leave it false."
-  }
-}

@@ -80,66 +80,6 @@ variable "machine_types" {
   nullable    = false
 }
 
-variable "image" {
-  description = "Machine image. A machine that stands already has its own, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.image == ""
-    error_message = "image: a machine that stands already has its own; leave it empty."
-  }
-}
-
-variable "disk_gb" {
-  description = "Disk of a node in GB. A machine that stands already has its own; 0, the default, says so."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: a machine that stands already has its own disk; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. A machine that stands already is not bought, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: a machine that stands already is not bought; leave it false."
-  }
-}
-
-variable "ssh_public_key" {
-  description = "Key to log in with. Whoever sets up a machine that stands already logs in already, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: a machine that stands already has the keys it has; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. The network of a machine that stands already is not the module's, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: the firewall of a machine that stands already is yours; leave it empty, and open scheduler_port of the head."
-  }
-}
-
 variable "labels" {
   description = "Labels, recorded in the state with every host."
   type        = map(string)

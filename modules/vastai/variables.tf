@@ -46,13 +46,6 @@ variable "slots" {
   nullable    = false
 }
 
-variable "runner_file" {
-  description = "A file that the nodes install at their first boot: the runner as a wheel. The first one is kept: another changes nothing. Empty where the user data need none."
-  type        = string
-  default     = ""
-  nullable    = false
-}
-
 variable "versions" {
   description = "The versions that the nodes install, for `versions.json`: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
   type        = object({ python = string, requirements = list(string) })
@@ -64,42 +57,6 @@ variable "scheduler_port" {
   type        = number
   default     = 8786
   nullable    = false
-}
-
-variable "ssh_public_key" {
-  description = "Key to log in with. What a marketplace rents has the keys of the account, or no SSH server, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: what a marketplace rents has the keys of the account, or none; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. A marketplace has no firewall, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: the port of the head is open to all, and every connection mutual TLS; leave it empty."
-  }
-}
-
-variable "labels" {
-  description = "Labels. What a marketplace rents has none, so only the empty map is allowed."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-
-  validation {
-    condition     = length(var.labels) == 0
-    error_message = "labels: what a marketplace rents has none; leave it empty."
-  }
 }
 
 variable "min_cuda" {

@@ -97,13 +97,6 @@ variable "key_file" {
   nullable    = false
 }
 
-variable "allow_cidrs" {
-  description = "Networks that may reach port 22 of the nodes and the scheduler's port of the head; the machine that applies stands in one of them."
-  type        = list(string)
-  default     = []
-  nullable    = false
-}
-
 variable "labels" {
   description = "Labels, on everything of the module that the cloud labels."
   type        = map(string)

@@ -150,8 +150,6 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
         ({"allow_cidrs": []}, "allow_cidrs: the nodes are set up over SSH"),
         ({"allow_cidrs": ["203.0.113.7/24"]}, "allow_cidrs: the first address of a network"),
         ({"ssh_public_key": ""}, "ssh_public_key: one line such as"),
-        ({"spot": True}, "spot: DigitalOcean has no interruptible capacity"),
-        ({"disk_gb": 10}, "disk_gb: the disk of a droplet comes with its size"),
         ({"gpu_partition_mode": "CPX"}, "PARTITION_MODE_DPX_NPS2"),
         ({"user_data_worker": ""}, "user_data_worker: needed"),
         ({"versions": None, "user_data_head": "@SKYINFRA_BUCKET@/versions.json"}, "versions: the user data ask"),

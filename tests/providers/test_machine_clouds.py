@@ -35,7 +35,7 @@ CARRIED = {"vultr": "L40S", "crusoe": "L40S"}
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
     """The cloud with what it must be given."""
-    firewall = providers.read(cloud.kind).traits.firewall
+    firewall = providers.read(cloud.kind).takes("allow_cidrs")
     needed = {name: value for name, value in ACCESS.items() if firewall or name != "allow_cidrs"}
     return cloud(**{**needed, **OWN.get(cloud.kind, {}), **fields})
 
@@ -53,7 +53,7 @@ def test_who_sets_machines_up_needs_a_key_and_a_way(cloud: type[MachineCloud]) -
     with pytest.raises(InvalidField, match="ssh_public_key") as caught:
         access(cloud, ssh_public_key=None)
     assert "ssh-keygen -t ed25519" in str(caught.value)
-    if providers.read(cloud.kind).traits.firewall:
+    if providers.read(cloud.kind).takes("allow_cidrs"):
         with pytest.raises(InvalidField, match="allow_cidrs: is needed"):
             access(cloud, allow_cidrs=[])
     else:
