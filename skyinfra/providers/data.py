@@ -148,7 +148,7 @@ class Data(Declaration):
     """
 
     kind: str
-    exports: str
+    exports: str = ""
     about: About
     boot: Boot
     traits: Traits

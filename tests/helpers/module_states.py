@@ -29,7 +29,10 @@ _HOST = {"host_key": module_cases.PUBLIC_KEY}
 _PLACE = {"project": "p", "region": "us-central1"}
 SSH = dataclasses.replace(
     module_cases.over_ssh(
-        "ssh", hosts=[{**_HOST, "address": "192.0.2.1"}, {**_HOST, "address": "192.0.2.2", "user": "lab", "port": 2022}]
+        "ssh",
+        inputs={
+            "hosts": [{**_HOST, "address": "192.0.2.1"}, {**_HOST, "address": "192.0.2.2", "user": "lab", "port": 2022}]
+        },
     ),
     nodes=r"module\.hosts\.terraform_data\.node\[",
 )
@@ -78,6 +81,8 @@ def place(case: ModuleCase, folder: Path) -> Iterator[Bed]:
 def declare(bed: Bed, case: ModuleCase, source: str, **inputs: object) -> None:
     declared = json.loads(root(case, **{**INPUTS, **MORE.get(case.name, {}), **inputs}))
     declared["module"]["train"]["source"] = source
+    if case.api is not None:  # nothing brings a runner to containers of a marketplace
+        del declared["module"]["train"]["runner_file"]
     bed.write(json.dumps(declared), "main.tf.json")
 
 

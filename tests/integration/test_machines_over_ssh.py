@@ -12,7 +12,7 @@ import pytest
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
-from module_cases import AZURE, CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
+from module_cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
 from skyinfra.providers import read
@@ -169,71 +169,6 @@ def test_a_machine_that_is_gone_hinders_no_destroy(bed: Bed, machines: Path) -> 
     assert bed.world.standing() == {} and not (machines / "calls").exists()
 
 
-# What makes a machine anew, one at a time: by module.
-REPLACING: dict[str, list[dict[str, Any]]] = {
-    "digitalocean": [
-        {"image": "gpu-h100x8-base"},
-        {"machine_types": ["gpu-h200x1-141gb"]},
-        {"region": "tor1"},
-        {"vpc_id": "mine"},
-        {"gpu_partition_mode": "PARTITION_MODE_DPX_NPS2"},
-    ],
-    "verda": [
-        {"image": "ubuntu-24.04"},
-        {"machine_types": ["1A100.22V"]},
-        {"region": "FIN-03"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "oci": [
-        {"image": "ocid1.image.oc1.phx.bbbb"},
-        {"machine_types": ["VM.GPU.A10.2"]},
-        {"availability_domain": "Uocm:PHX-AD-2"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "azure": [
-        {"image": "Canonical:ubuntu-24_04-lts:server:latest"},
-        {"machine_types": ["Standard_NC80adis_H100_v5"]},
-        {"machine_types": ["Standard_ND96isr_H100_v5"], "infiniband": True},
-        {"region": "westeurope"},
-        {"zone": "2"},
-        {"resource_group": "mine"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "vultr": [
-        {"image": "1743"},
-        {"machine_types": ["vcg-a16-6c-64g-16vram"]},
-        {"region": "fra"},
-    ],
-    "crusoe": [
-        {"image": "ubuntu22.04:latest"},
-        {"machine_types": ["l40s-48gb.1x"]},
-        {"region": "eu-iceland1-a"},
-    ],
-    "scaleway": [
-        {"image": "ubuntu_noble"},
-        {"machine_types": ["L4-1-24G"]},
-        {"region": "pl-waw-2"},
-        {"disk_gb": 200},
-    ],
-    "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
-    "nebius": [
-        {"image": "ubuntu24.04-driverless"},
-        {"machine_types": ["gpu-h200-sxm/1gpu-16vcpu-200gb"]},
-        {"project_id": "project-e00def"},
-        {"subnet_id": "vpcsubnet-e00def"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-}
-
-
-def test_it_is_known_of_every_cloud_what_makes_a_machine_anew() -> None:
-    assert set(REPLACING) == {case.name for case in CASES if case.over_ssh}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bed", "case"), [pytest.param(each, each, id=each.name) for each in CASES if each.over_ssh], indirect=["bed"]
@@ -245,7 +180,7 @@ def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase)
         [kind] = read(case.name).terraform["machines"]
         return {action for address, action in bed.changes().items() if address.startswith(f"module.train.{kind}.node[")}
 
-    for inputs in REPLACING[case.name]:
+    for inputs in CLOUDS[case.name]["replacing"]:
         declare(bed, case, **inputs)
         assert machines() == {"replace"}, inputs
     for kept in (

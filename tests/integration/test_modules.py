@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,8 @@ import skyinfra as sky
 from skyinfra.bootstrap import bundled
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.providers import Data, read
+from skyinfra.providers import read
 from skyinfra.terraform.program import Terraform, find_program
-from tools import new_provider
 
 # Those that people call have a README; the others are called by them.
 MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/README.md"))
@@ -80,7 +77,7 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
 def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
-    for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
+    for name in ("main.tf", "variables.tf", "README.md"):
         assert (module / name).is_file()
     assert terraform(module, "fmt", "-check", "-diff", "-recursive").stdout == ""
     blocks, data = variables(module), read(module.name)
@@ -93,8 +90,9 @@ def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
         kind = re.search(r"^  type += (.*)", body, re.MULTILINE)
         assert kind and kind.group(1) != "any", f"{name} has no type"
         assert re.search(rf"`{name}`", (module / "README.md").read_text()), f"{name} is not in the README"
-    outputs = (module / "outputs.tf").read_text()
-    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
+    text = "".join(path.read_text() for path in module.glob("*.tf"))
+    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', text, re.DOTALL)
+    assert len(re.findall(r"^  required_version = ", text, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize("module", SIBLINGS, ids=lambda path: path.name)
@@ -237,19 +235,3 @@ def test_a_missing_runner_is_named(tmp_path: Path) -> None:
     assert "no-such-runner was not found" in result.stderr and "SKYINFRA_RUNNER" in result.stderr
     assert not (tmp_path / "n").exists()
     assert (SCRIPTS / "skyinfra-runner").exists()
-
-
-def test_the_skeleton_of_a_provider_is_valid(tmp_path: Path) -> None:
-    made = new_provider.make(tmp_path, "somewhere", "Somewhere")
-    module = tmp_path / "modules" / "somewhere"
-    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
-    assert terraform(module, "init").returncode == 0
-    done = terraform(module, "validate", "-no-color")
-    assert done.returncode == 0, done.stderr
-    tables = tomllib.loads((tmp_path / "skyinfra" / "providers" / "somewhere.toml").read_text())
-    assert Data(kind="somewhere", **tables).boot.form == "cloud-config"
-    (code,) = (path for path in made if path.suffix == ".py")
-    subprocess.run([sys.executable, "-m", "ruff", "check", "--config", ROOT / "pyproject.toml", code], check=True)
-    exec(compile(code.read_text(), code, "exec"), {"__name__": "somewhere"})
-    with pytest.raises(SystemExit, match="is there already"):
-        new_provider.make(tmp_path, "somewhere", "Somewhere")
