@@ -1,9 +1,9 @@
 """Asks a marketplace where a container is reached: `address.py find`, `address.py forget`.
 
 In the environment: FILE, to which "ADDRESS PORT" is written, or which is removed. CONTAINER: its id. PORT: of the
-container, which the marketplace maps. WAIT: for how many seconds. ANSWERS: the folder of answers.py. The variables of answers.py, which is the part of
-one marketplace: its NAME, the variables KEY_VARIABLE and ADDRESS_VARIABLE of its API with its ADDRESS, the `path` of a
-container, and `read`: its status, whether that is an end, and where a port of it is reached.
+container, which the marketplace maps. WAIT: for how many seconds. ANSWERS: the folder of answers.py, which is the part
+of one marketplace: its NAME, the variables KEY_VARIABLE and ADDRESS_VARIABLE of its API with its ADDRESS, the `path` of
+a container, and `read`: its status, whether that is an end, and where a port of it is reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.environ["ANSWERS"])
-import answers  # noqa: E402
+import answers
 
 PAUSE_S = float(os.environ.get("SKYINFRA_PAUSE", "5"))
 

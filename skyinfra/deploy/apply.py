@@ -26,6 +26,8 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"
+# The modules that those of the providers call.
+_CALLED = ("hosts", "google", "market")
 _CONFIGURATION = re.compile(r'module\.[^.]+\.(?:module\.hosts\.)?terraform_data\.(?:head|worker\["[^"]+"\])')
 
 
@@ -43,7 +45,7 @@ def planned(
         stack.keep_private()
         try:
             terraform = stack.prepared(anew=True)
-            again = [*replace, *([] if destroy or target else lost_nodes(stack))]
+            again = [*_wherever(replace), *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             error.hint = hint_for(stack, error, "Nothing was changed.")
@@ -51,6 +53,15 @@ def planned(
         _check_place(stack, plan)
         refuse_smaller(stack, plan)
         yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
+
+
+def _wherever(addresses: Sequence[str]) -> Iterator[str]:
+    """*addresses*, each also in the modules that the pool's calls. Terraform passes over those that there are not, and
+    one is given by who does not know in which module of its pool a resource stands."""
+    for address in addresses:
+        yield address
+        if found := re.fullmatch(r"(module\.[^.]+\.)(?!module\.)(.+)", address):
+            yield from (f"{found[1]}module.{name}.{found[2]}" for name in _CALLED)
 
 
 def _meant(change: tuple[str, str]) -> tuple[str, str]:

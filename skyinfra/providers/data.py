@@ -134,10 +134,12 @@ class About(Declaration):
 
 class Data(Declaration):
     """The data file of a provider. exports: its module and the public names there. images: by vendor ("cpu" for none;
-    "nvidia:8" where eight have one of their own) and architecture. errors: of its API. terraform: name, source and version of the provider, config, the arguments of
-    its block, inputs, the fields of the class that its module takes as they are, and machines: by resource, the
-    attributes that say the type, region and purchase of a machine. lacks: why the place has not what a field asks for,
-    by the field of the pool, or of the class as `provider.FIELD`; the module has no such input.
+    "nvidia:8" where eight have one of their own) and architecture. errors: of its API. terraform: name, source and
+    version of the provider, config, the arguments of its block, inputs, the fields of the class that its module takes
+    as they are, and machines: by resource, the attributes that say the type, region and purchase of a machine.
+
+    lacks: why the place has not what a field asks for, by the field of the pool, or of the class as `provider.FIELD`;
+    the module has no such input.
 
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, `disk_gb`, the smallest and largest disk (0: any),
     `images`, of one's own by patterns of types, and patterns of types: `arm`, and `deployed`, where the offers have
